@@ -1,0 +1,256 @@
+package layout
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+)
+
+// FileID is the number of an inode in a volume. It is never used twice and is what stat(2) shows as st_ino.
+type FileID uint64
+
+// RootID is the inode of the volume's root directory.
+const RootID FileID = 1
+
+// DeviceID names a device: one data server, whatever its addresses (RFC 8881 section 3.3.14).
+type DeviceID [16]byte
+
+func (id DeviceID) String() string { return hex.EncodeToString(id[:]) }
+
+// Stateid is the NFSv4 stateid a layout carries for each data server; all zero for NFSv3 ones.
+type Stateid [16]byte
+
+// IOMode is what a layout may be used for (RFC 8881 section 3.3.20).
+type IOMode uint32
+
+const (
+	IOModeRead IOMode = 1
+	IOModeRW   IOMode = 2
+	IOModeAny  IOMode = 3 // in returns and recalls only
+)
+
+func (m IOMode) String() string {
+	switch m {
+	case IOModeRead:
+		return "read"
+	case IOModeRW:
+		return "rw"
+	case IOModeAny:
+		return "any"
+	}
+	return fmt.Sprintf("iomode(%d)", uint32(m))
+}
+
+// Flags are the layout-wide flags of RFC 8435 section 5.1.
+type Flags uint32
+
+const (
+	FlagNoLayoutCommit Flags = 1 << iota
+	FlagNoIOThruMDS
+	FlagNoReadIO
+	FlagWriteOneMirror
+)
+
+// ToEOF as the length of a range means: to the end of the file, wherever that is.
+const ToEOF int64 = math.MaxInt64
+
+// Range is the bytes [Off, Off+Len) of a file; Len may be ToEOF.
+type Range struct {
+	Off, Len int64
+}
+
+// End is the first byte after the range, at most math.MaxInt64.
+func (r Range) End() int64 {
+	if r.Len > math.MaxInt64-r.Off {
+		return math.MaxInt64
+	}
+	return r.Off + r.Len
+}
+
+// Contains reports whether the n bytes at off lie in the range.
+func (r Range) Contains(off, n int64) bool {
+	return off >= r.Off && n <= r.End()-off
+}
+
+// Overlaps reports whether the ranges share a byte.
+func (r Range) Overlaps(o Range) bool {
+	return r.Len > 0 && o.Len > 0 && r.Off < o.End() && o.Off < r.End()
+}
+
+func (r Range) String() string {
+	if r.Len == ToEOF {
+		return fmt.Sprintf("[%d, end)", r.Off)
+	}
+	return fmt.Sprintf("[%d, %d)", r.Off, r.End())
+}
+
+// Credential is an AUTH_SYS identity without supplementary groups: what a data server is shown (RFC 8435 section 2.2).
+type Credential struct {
+	UID, GID uint32
+}
+
+// DataFile is one stripe column of one mirror: a file on a data server.
+type DataFile struct {
+	Device     DeviceID
+	Efficiency uint32 // higher is better (RFC 8435 section 5.1)
+	Stateid    Stateid
+	// Handles holds one file handle per protocol version the device offers (Device.Versions), in the same order.
+	Handles [][]byte
+	// Cred is the synthetic identity to use. A READ layout's owns nothing and has only the data file's group.
+	Cred Credential
+}
+
+// Mirror is one copy of the segment's data; server i holds the units u with u mod len(Servers) == i.
+type Mirror struct {
+	Servers []DataFile
+}
+
+// Efficiency of a mirror is the sum over its servers (RFC 8435 section 5.1).
+func (m *Mirror) Efficiency() uint64 {
+	var sum uint64
+	for i := range m.Servers {
+		sum += uint64(m.Servers[i].Efficiency)
+	}
+	return sum
+}
+
+// Segment is a layout for one range of one file.
+type Segment struct {
+	Range
+	IOMode     IOMode
+	StripeUnit int64 // bytes; unimportant when there is one server per mirror
+	Mirrors    []Mirror
+	Flags      Flags
+	StatsHint  uint32 // seconds between layoutstats, 0 = the client's choice
+}
+
+// Limits that Validate holds segments and devices to; they bound what a decoder may allocate.
+const (
+	MaxMirrors    = 4096
+	MaxServers    = 4096
+	MaxVersions   = 16
+	MaxAddresses  = 64
+	MaxHandle     = 128 // NFS4_FHSIZE; an NFSv3 handle has at most 64
+	MinStripeUnit = 4 << 10
+	MaxStripeUnit = 1 << 30
+)
+
+// ErrBeyondSegment tells that a range leaves the segment it was to be split by.
+var ErrBeyondSegment = errors.New("range leaves the layout segment")
+
+// Width is the number of data servers per mirror.
+func (s *Segment) Width() int { return len(s.Mirrors[0].Servers) }
+
+// ServerAt is the index, in every mirror, of the data server that holds byte off of the file (RFC 8435 section 6).
+func (s *Segment) ServerAt(off int64) int {
+	w := int64(s.Width())
+	if w == 1 || s.StripeUnit == 0 {
+		return 0
+	}
+	return int(off / s.StripeUnit % w)
+}
+
+// Validate checks what RFC 8435 demands of a segment, so that later code can trust it.
+func (s *Segment) Validate() error {
+	switch {
+	case s.Off < 0 || s.Len <= 0:
+		return fmt.Errorf("layout segment: bad range: offset %d, length %d", s.Off, s.Len)
+	case s.IOMode != IOModeRead && s.IOMode != IOModeRW:
+		return fmt.Errorf("layout segment: bad iomode %d", s.IOMode)
+	case len(s.Mirrors) == 0 || len(s.Mirrors) > MaxMirrors:
+		return fmt.Errorf("layout segment: %d mirrors, want 1 to %d", len(s.Mirrors), MaxMirrors)
+	}
+	w := len(s.Mirrors[0].Servers)
+	if w == 0 || w > MaxServers {
+		return fmt.Errorf("layout segment: %d data servers in a mirror, want 1 to %d", w, MaxServers)
+	}
+	if s.StripeUnit < 0 || w > 1 && s.StripeUnit == 0 {
+		return fmt.Errorf("layout segment: stripe unit %d with %d data servers", s.StripeUnit, w)
+	}
+	for i := range s.Mirrors {
+		if n := len(s.Mirrors[i].Servers); n != w {
+			return fmt.Errorf("layout segment: mirror %d has %d data servers, mirror 0 has %d", i, n, w)
+		}
+		for j := range s.Mirrors[i].Servers {
+			if err := s.Mirrors[i].Servers[j].validate(); err != nil {
+				return fmt.Errorf("layout segment: mirror %d, server %d: %w", i, j, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (f *DataFile) validate() error {
+	if len(f.Handles) == 0 || len(f.Handles) > MaxVersions {
+		return fmt.Errorf("%d file handles, want 1 to %d", len(f.Handles), MaxVersions)
+	}
+	for _, h := range f.Handles {
+		if len(h) == 0 || len(h) > MaxHandle {
+			return fmt.Errorf("file handle of %d bytes, want 1 to %d", len(h), MaxHandle)
+		}
+	}
+	return nil
+}
+
+// Layout is what a client holds of one file: segments in no particular order, possibly overlapping.
+type Layout struct {
+	Segments []Segment
+}
+
+// Find returns a segment that may be used for m and holds the byte at off, and how many of the n bytes there it
+// covers; nil and 0 if the layout has none. Of several it returns the one that covers most.
+func (l *Layout) Find(m IOMode, off, n int64) (*Segment, int64) {
+	var best *Segment
+	var most int64
+	for i := range l.Segments {
+		s := &l.Segments[i]
+		if m == IOModeRW && s.IOMode != IOModeRW || m == IOModeRead && s.IOMode == IOModeRW && s.Flags&FlagNoReadIO != 0 {
+			continue
+		}
+		if !s.Contains(off, 1) {
+			continue
+		}
+		if c := min(n, s.End()-off); c > most {
+			best, most = s, c
+		}
+	}
+	return best, most
+}
+
+// Version is a protocol a device speaks (RFC 8435 section 4.1).
+type Version struct {
+	Version, Minor uint32
+	RSize, WSize   uint32 // largest READ and WRITE payload, bytes
+	TightlyCoupled bool
+}
+
+// NetAddr is one address of a device.
+type NetAddr struct {
+	NetID string // "tcp", "tcp6", "rdma", "rdma6"
+	Addr  netip.AddrPort
+}
+
+// Device is a data server: where it is and what it speaks.
+type Device struct {
+	ID       DeviceID
+	Addrs    []NetAddr
+	Versions []Version
+}
+
+// Validate checks that a device can be used at all.
+func (d *Device) Validate() error {
+	if len(d.Addrs) == 0 || len(d.Addrs) > MaxAddresses {
+		return fmt.Errorf("device %s: %d addresses, want 1 to %d", d.ID, len(d.Addrs), MaxAddresses)
+	}
+	if len(d.Versions) == 0 || len(d.Versions) > MaxVersions {
+		return fmt.Errorf("device %s: %d protocol versions, want 1 to %d", d.ID, len(d.Versions), MaxVersions)
+	}
+	for _, a := range d.Addrs {
+		if !a.Addr.IsValid() || a.Addr.Port() == 0 {
+			return fmt.Errorf("device %s: bad address %q", d.ID, a.Addr)
+		}
+	}
+	return nil
+}
