@@ -1,0 +1,309 @@
+package metarpc
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"syscall"
+
+	"github.com/weftfs/weft/layout"
+)
+
+// checker is implemented by what has bounds beyond its types. op matters where calls share a structure.
+type checker interface{ check(op Op) error }
+
+func check(op Op, v any) error {
+	if c, ok := v.(checker); ok {
+		return c.check(op)
+	}
+	return nil
+}
+
+// badValue is a refusal with a better status than StatusBadArgs.
+type badValue struct {
+	status Status
+	text   string
+}
+
+func (e *badValue) Error() string { return e.text }
+
+func refuse(errno syscall.Errno, format string, args ...any) error {
+	return &badValue{Status(errno), fmt.Sprintf(format, args...)}
+}
+
+func checkName(name string) error {
+	switch {
+	case len(name) > MaxName:
+		return refuse(syscall.ENAMETOOLONG, "name of %d bytes, want at most %d", len(name), MaxName)
+	case name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00"):
+		return fmt.Errorf("%q is no name", name)
+	}
+	return nil
+}
+
+func checkID(id layout.FileID) error {
+	if id == 0 {
+		return fmt.Errorf("inode 0")
+	}
+	return nil
+}
+
+func checkIDs(ids []layout.FileID) error {
+	if len(ids) > MaxBatch {
+		return fmt.Errorf("%d inodes in one call, want at most %d", len(ids), MaxBatch)
+	}
+	for _, id := range ids {
+		if id == 0 {
+			return checkID(id)
+		}
+	}
+	return nil
+}
+
+// checkOwner refuses the number that means "leave it" to chown(2) and is nobody's.
+func checkOwner(id uint32) error {
+	if id == math.MaxUint32 {
+		return fmt.Errorf("%d is no user or group", id)
+	}
+	return nil
+}
+
+func checkPerm(mode uint32) error {
+	if mode&^0o7777 != 0 {
+		return fmt.Errorf("mode %#o is more than permission bits", mode)
+	}
+	return nil
+}
+
+func checkRange(off, n int64) error {
+	if off < 0 || off == math.MaxInt64 || n <= 0 {
+		return fmt.Errorf("range of %d bytes at %d", n, off)
+	}
+	return nil
+}
+
+func checkText(what, s string, limit int) error {
+	if len(s) > limit {
+		return fmt.Errorf("%s of %d bytes, want at most %d", what, len(s), limit)
+	}
+	return nil
+}
+
+func (c *ClientInfo) check(Op) error {
+	if c.PID < 0 {
+		return fmt.Errorf("process %d", c.PID)
+	}
+	return first(checkText("host name", c.Host, MaxText), checkText("program", c.Program, MaxText),
+		checkText("mount point", c.Mount, MaxText))
+}
+
+func (c Cred) check(Op) error { return first(checkOwner(c.UID), checkOwner(c.GID)) }
+
+func (a *IDArgs) check(Op) error { return checkID(a.ID) }
+
+func (a *NameArgs) check(Op) error { return first(checkID(a.Parent), checkName(a.Name)) }
+
+func (a *SetAttrArgs) check(Op) error {
+	err := checkID(a.ID)
+	if a.Mask&^setAll != 0 {
+		err = first(err, fmt.Errorf("attribute mask %#x", uint32(a.Mask)))
+	}
+	if a.Mask&SetMode != 0 {
+		err = first(err, checkPerm(a.Mode))
+	}
+	if a.Mask&SetUID != 0 {
+		err = first(err, checkOwner(a.UID))
+	}
+	if a.Mask&SetGID != 0 {
+		err = first(err, checkOwner(a.GID))
+	}
+	if a.Mask&SetSize != 0 && a.Size < 0 {
+		err = first(err, fmt.Errorf("size %d", a.Size))
+	}
+	return err
+}
+
+func (a *CreateArgs) check(Op) error {
+	return first(checkID(a.Parent), checkName(a.Name), checkPerm(a.Mode))
+}
+
+func (a *MakeNodeArgs) check(Op) error {
+	err := first(checkID(a.Parent), checkName(a.Name), checkPerm(a.Mode&^syscall.S_IFMT))
+	link := false
+	switch a.Mode & syscall.S_IFMT {
+	case syscall.S_IFLNK:
+		link = true
+	case syscall.S_IFREG, syscall.S_IFDIR, syscall.S_IFIFO, syscall.S_IFSOCK, syscall.S_IFCHR, syscall.S_IFBLK:
+	default:
+		err = first(err, fmt.Errorf("mode %#o has no type of inode", a.Mode))
+	}
+	switch {
+	case len(a.Target) > MaxSymlink:
+		err = first(err, refuse(syscall.ENAMETOOLONG, "target of %d bytes, want at most %d", len(a.Target), MaxSymlink))
+	case link == (a.Target == "") || strings.Contains(a.Target, "\x00"):
+		err = first(err, fmt.Errorf("target %q for mode %#o", a.Target, a.Mode))
+	}
+	return err
+}
+
+func (a *LinkArgs) check(Op) error {
+	return first(checkID(a.ID), checkID(a.Parent), checkName(a.Name))
+}
+
+func (a *RemoveArgs) check(Op) error { return first(checkID(a.Parent), checkName(a.Name)) }
+
+func (a *RenameArgs) check(Op) error {
+	err := first(checkID(a.OldParent), checkName(a.OldName), checkID(a.NewParent), checkName(a.NewName))
+	if a.Flags > RenameExchange {
+		err = first(err, fmt.Errorf("rename flags %#x", a.Flags))
+	}
+	return err
+}
+
+func (a *ReadDirArgs) check(Op) error {
+	err := checkID(a.ID)
+	if a.Cookie > math.MaxInt64 {
+		err = first(err, fmt.Errorf("directory cookie %d", a.Cookie))
+	}
+	if a.Limit < 1 || a.Limit > MaxPage {
+		err = first(err, fmt.Errorf("page of %d entries, want 1 to %d", a.Limit, MaxPage))
+	}
+	return err
+}
+
+func (a *XattrArgs) check(op Op) error {
+	switch {
+	case a.Name == "" || len(a.Name) > MaxXattrKey:
+		return refuse(syscall.ERANGE, "attribute name of %d bytes, want 1 to %d", len(a.Name), MaxXattrKey)
+	case strings.Contains(a.Name, "\x00"):
+		return fmt.Errorf("attribute name %q", a.Name)
+	case len(a.Value) > MaxXattr:
+		return refuse(syscall.E2BIG, "attribute value of %d bytes, want at most %d", len(a.Value), MaxXattr)
+	case a.Flags&^(XattrCreate|XattrReplace) != 0:
+		return fmt.Errorf("attribute flags %#x", a.Flags)
+	case op != OpSetXattr && (len(a.Value) != 0 || a.Flags != 0):
+		return fmt.Errorf("value or flags where only a name belongs")
+	}
+	return checkID(a.ID)
+}
+
+func (a *CloseArgs) check(Op) error { return checkIDs(a.IDs) }
+
+func (a *LayoutGetArgs) check(Op) error {
+	err := first(checkID(a.ID), checkRange(a.Off, a.Len))
+	if a.IOMode != layout.IOModeRead && a.IOMode != layout.IOModeRW {
+		err = first(err, fmt.Errorf("iomode %v", a.IOMode))
+	}
+	return err
+}
+
+func (a *LayoutReturnArgs) check(Op) error { return checkIDs(a.IDs) }
+
+func (a *LayoutCommitArgs) check(Op) error {
+	if len(a.Reports) > MaxBatch {
+		return fmt.Errorf("%d reports in one call, want at most %d", len(a.Reports), MaxBatch)
+	}
+	for i := range a.Reports {
+		if r := &a.Reports[i]; r.ID == 0 || r.End < 0 {
+			return fmt.Errorf("report of inode %d ending at %d", r.ID, r.End)
+		}
+	}
+	return nil
+}
+
+func (a *AddDeviceArgs) check(Op) error { return checkText("URL", a.URL, MaxText) }
+
+func (a *LayoutRecallArgs) check(Op) error { return first(checkID(a.ID), checkRange(a.Off, a.Len)) }
+
+// Results come from the service, which a client does not trust with its memory or its loops.
+
+func (a *Attr) check(Op) error {
+	if a.ID == 0 || a.Size < 0 {
+		return fmt.Errorf("attributes of inode %d with size %d", a.ID, a.Size)
+	}
+	return nil
+}
+
+func (r *AttrResult) check(op Op) error { return r.Attr.check(op) }
+
+func (r *CreateResult) check(op Op) error { return r.Attr.check(op) }
+
+func (r *ReadDirResult) check(op Op) error {
+	if len(r.Entries) > MaxPage || len(r.Entries) == 0 && !r.EOF {
+		return fmt.Errorf("directory page of %d entries, end %t", len(r.Entries), r.EOF)
+	}
+	last := uint64(FirstCookie)
+	for i := range r.Entries {
+		e := &r.Entries[i]
+		if e.Cookie < last || e.Cookie > math.MaxInt64 {
+			return fmt.Errorf("directory cookie %d after %d", e.Cookie, last)
+		}
+		last = e.Cookie
+		if err := first(checkName(e.Name), e.Attr.check(op)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *BytesResult) check(op Op) error {
+	limit := MaxXattr
+	if op == OpReadLink {
+		limit = MaxSymlink
+	}
+	if len(r.Value) > limit {
+		return fmt.Errorf("value of %d bytes, want at most %d", len(r.Value), limit)
+	}
+	return nil
+}
+
+func (r *NamesResult) check(Op) error {
+	for _, name := range r.Names {
+		if name == "" || len(name) > MaxXattrKey || strings.Contains(name, "\x00") {
+			return fmt.Errorf("attribute name %q", name)
+		}
+	}
+	return nil
+}
+
+func (r *LayoutResult) check(Op) error {
+	for i := range r.Segments {
+		if _, err := r.Segments[i].Layout(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *LayoutCommitResult) check(Op) error {
+	if len(r.Attrs) > MaxBatch {
+		return fmt.Errorf("%d attribute records, want at most %d", len(r.Attrs), MaxBatch)
+	}
+	for i := range r.Attrs {
+		if a := &r.Attrs[i]; a.Size < 0 {
+			return a.check(0)
+		}
+	}
+	return nil
+}
+
+func (r *DevicesResult) check(Op) error {
+	for i := range r.Devices {
+		if _, err := r.Devices[i].Device.Layout(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *AddDeviceResult) check(Op) error {
+	_, err := r.Info.Device.Layout()
+	return err
+}
+
+func (r *StatFSResult) check(Op) error {
+	if r.Total < 0 || r.Free < 0 || r.Avail < 0 || r.Files < 0 {
+		return fmt.Errorf("negative space: %d total, %d free, %d available, %d files", r.Total, r.Free, r.Avail, r.Files)
+	}
+	return nil
+}

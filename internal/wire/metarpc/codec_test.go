@@ -1,0 +1,755 @@
+package metarpc
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/weftfs/weft/layout"
+)
+
+// random returns a generator whose seed is in the log of a failed test.
+func random(t *testing.T) *rand.Rand {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// fill sets every exported field below v to something that is not zero.
+func fill(r *rand.Rand, v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int, reflect.Int64:
+		v.SetInt(1 + r.Int64N(math.MaxInt64-1)>>r.IntN(63))
+	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		bits := v.Type().Bits()
+		v.SetUint(1 + r.Uint64N(1<<(bits-1)-1)>>r.IntN(bits-1))
+	case reflect.String:
+		b := make([]byte, 1+r.IntN(MaxName))
+		for i := range b {
+			if b[i] = byte(r.IntN(256)); b[i] == 0 || b[i] == '/' {
+				b[i] = 0xff
+			}
+		}
+		v.SetString(string(b))
+	case reflect.Slice:
+		n := 1 + r.IntN(20)
+		v.Set(reflect.MakeSlice(v.Type(), n, n))
+		for i := range n {
+			fill(r, v.Index(i))
+		}
+	case reflect.Array:
+		for i := range v.Len() {
+			fill(r, v.Index(i))
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				fill(r, v.Field(i))
+			}
+		}
+	default:
+		panic(v.Kind())
+	}
+}
+
+// tame brings random values into the protocol's bounds, leaving as much of them as it can.
+func tame(v any) any {
+	switch v := v.(type) {
+	case *SetAttrArgs:
+		v.Mask &= setAll
+		v.Mode &= 0o7777
+	case *CreateArgs:
+		v.Mode &= 0o7777
+	case *MakeNodeArgs:
+		v.Mode = v.Mode&0o7777 | syscall.S_IFLNK
+	case *RenameArgs:
+		v.Flags = RenameExchange
+	case *ReadDirArgs:
+		v.Limit = MaxPage
+	case *XattrArgs:
+		v.Flags = XattrReplace
+	case *LayoutGetArgs:
+		v.IOMode = layout.IOModeRW
+	case *ReadDirResult:
+		for i := range v.Entries {
+			v.Entries[i].Cookie = math.MaxInt64 - uint64(len(v.Entries)) + uint64(i)
+		}
+	case *LayoutResult:
+		for i := range v.Segments {
+			tame(&v.Segments[i])
+		}
+	case *Segment:
+		v.IOMode = layout.IOModeRead
+		for i := range v.Mirrors {
+			v.Mirrors[i] = append([]DataFile(nil), v.Mirrors[0]...)
+		}
+	case *DevicesResult:
+		for i := range v.Devices {
+			tame(&v.Devices[i].Device)
+		}
+	case *AddDeviceResult:
+		tame(&v.Info.Device)
+	case *Device:
+		for i := range v.Addrs {
+			v.Addrs[i] = []string{"192.0.2.7:2049", "[2001:db8::1]:20049"}[i%2]
+		}
+	}
+	return v
+}
+
+func filled(r *rand.Rand, v any) any {
+	fill(r, reflect.ValueOf(v).Elem())
+	return tame(v)
+}
+
+// body checks a frame's length and takes it off.
+func body(t *testing.T, frame []byte, err error) []byte {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := ReadFrame(bytes.NewReader(frame), nil, MaxFrame)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(b) != len(frame)-prefixLen {
+		t.Fatalf("frame of %d bytes has a length of %d", len(frame), len(b))
+	}
+	return b
+}
+
+func same(t *testing.T, what any, got, want any) {
+	t.Helper()
+	if !reflect.DeepEqual(got, want) {
+		t.Fatalf("%v:\n got %+v\nwant %+v", what, got, want)
+	}
+}
+
+func TestRoundTrip(t *testing.T) {
+	r := random(t)
+	for range 20 {
+		hello := filled(r, new(Hello)).(*Hello)
+		hello.Magic, hello.Lowest = Magic, Version
+		b, err := AppendHello(nil, hello)
+		gotHello, err := ParseHello(body(t, b, err))
+		if err != nil {
+			t.Fatal(err)
+		}
+		same(t, "hello", gotHello, hello)
+
+		welcome := filled(r, new(Welcome)).(*Welcome)
+		welcome.Magic, welcome.Version, welcome.Status = Magic, Version, StatusOK
+		welcome.Slots, welcome.Lease = MinSlots+r.IntN(MaxSlots-MinSlots), int64(MinLease)+r.Int64N(int64(MaxLease-MinLease))
+		b, err = AppendWelcome(nil, welcome)
+		gotWelcome, err := ParseWelcome(body(t, b, err))
+		if err != nil {
+			t.Fatal(err)
+		}
+		same(t, "welcome", gotWelcome, welcome)
+
+		for op := Op(1); op < opEnd; op++ {
+			call := CallHeader{Slot: r.IntN(MaxSlots), Sequence: 1 + r.Uint64()>>1, Op: op, Cred: Cred{UID: r.Uint32() >> 1, GID: r.Uint32() >> 1}}
+			args := filled(r, op.NewArgs())
+			if a, ok := args.(*XattrArgs); ok && op != OpSetXattr {
+				a.Value, a.Flags = nil, 0
+			}
+			b, err := AppendCall([]byte("before"), call, args)
+			gotCall, gotArgs, err := ParseCall(body(t, b[len("before"):], err))
+			if err != nil {
+				t.Fatalf("%v: %v", op, err)
+			}
+			same(t, op, gotCall, call)
+			same(t, op, gotArgs, args)
+
+			reply := ReplyHeader{Slot: call.Slot, Sequence: call.Sequence}
+			want := filled(r, op.NewResult())
+			b, err = AppendReply(nil, reply, want)
+			gotReply, raw, err := ParseReplyHeader(body(t, b, err))
+			if err != nil {
+				t.Fatalf("%v: %v", op, err)
+			}
+			same(t, op, gotReply, reply)
+			result := op.NewResult()
+			if err := DecodeResult(op, raw, result); err != nil {
+				t.Fatalf("%v: %v", op, err)
+			}
+			same(t, op, result, want)
+		}
+
+		reply := ReplyHeader{Slot: 3, Sequence: 1 + r.Uint64()>>1, Status: Status(r.Uint32()), Message: "why \xff"}
+		b, err = AppendReply(nil, reply, nil)
+		gotReply, _, err := ParseReplyHeader(body(t, b, err))
+		if err != nil {
+			t.Fatal(err)
+		}
+		same(t, "reply", gotReply, reply)
+
+		for op := BackOp(1); op < backOpEnd; op++ {
+			back := BackHeader{Number: r.Uint64(), Op: op}
+			args := filled(r, op.NewArgs())
+			b, err := AppendCallBack(nil, back, args)
+			gotBack, gotArgs, err := ParseCallBack(body(t, b, err))
+			if err != nil {
+				t.Fatal(err)
+			}
+			same(t, op, gotBack, back)
+			same(t, op, gotArgs, args)
+		}
+
+		answer := BackReply{Number: r.Uint64(), Status: Status(r.Uint32())}
+		b, err = AppendBackReply(nil, answer)
+		gotAnswer, err := ParseBackReply(body(t, b, err))
+		if err != nil {
+			t.Fatal(err)
+		}
+		same(t, "backreply", gotAnswer, answer)
+	}
+}
+
+// Each case is a whole frame, as a person would write it down from the package comment.
+func TestGolden(t *testing.T) {
+	id := [16]byte{0: 1, 15: 0xfe}
+	cases := []struct {
+		name string
+		make func() ([]byte, error)
+		want string
+	}{
+		{"hello", func() ([]byte, error) {
+			return AppendHello(nil, &Hello{Magic: Magic, Lowest: 1, Highest: 1, Client: ClientInfo{ID: id, Host: "n1", PID: 300, Program: "weft", Mount: "/w"}})
+		}, "0000003c" + "96 00 a477656674 01 01" + "95 c410 010000000000000000000000000000fe a26e31 cd012c a477656674 a22f77" +
+			"c410 00000000000000000000000000000000"},
+		{"call", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLookup, Cred: Cred{UID: 1000, GID: 100}}, &NameArgs{Parent: layout.RootID, Name: "a\xff"})
+		}, "0000000f" + "96 02 02 07 05 92cd03e864 92 01 a261ff"},
+		{"refusal", func() ([]byte, error) {
+			return AppendReply(nil, ReplyHeader{Slot: 2, Sequence: 7, Status: Status(syscall.ENOENT), Message: "no"}, nil)
+		}, "00000009" + "96 03 02 07 02 a26e6f c0"},
+		{"reply", func() ([]byte, error) {
+			return AppendReply(nil, ReplyHeader{Slot: 255, Sequence: 1}, &AttrResult{Attr: Attr{
+				ID: 3, Mode: 0o100644, Nlink: 1, UID: 1, GID: 2, Size: 1 << 32, Atime: -1, Mtime: 1 << 40, Ctime: 128, Btime: 65536}})
+		}, "0000002b" + "96 03 ccff 01 00 a0 91" + "9b 03 cd81a4 01 01 02 00 cf0000000100000000 ff cf0000010000000000 cc80 ce00010000"},
+		{"callback", func() ([]byte, error) {
+			return AppendCallBack(nil, BackHeader{Number: 9, Op: BackLayoutRecall}, &LayoutRecallArgs{ID: 5, Off: 4096, Len: layout.ToEOF})
+		}, "00000012" + "94 04 09 01 93 05 cd1000 cf7fffffffffffffff"},
+		{"backreply", func() ([]byte, error) { return AppendBackReply(nil, BackReply{Number: 9, Status: StatusInternal}) },
+			"00000006" + "93 05 09 cd03f0"},
+		{"segments", func() ([]byte, error) {
+			return AppendReply(nil, ReplyHeader{Slot: 0, Sequence: 1}, &LayoutResult{Segments: []Segment{{
+				Off: 0, Len: 1 << 20, IOMode: layout.IOModeRW, StripeUnit: 1 << 20,
+				Mirrors: [][]DataFile{{{Device: id, Efficiency: 1, Handle: []byte{0xaa, 0xbb}, UID: 7, GID: 8}}}}}})
+		}, "00000033" + "96 03 00 01 00 a0 91 91 97 00 ce00100000 02 ce00100000 91 91 95" +
+			"c410 010000000000000000000000000000fe 01 c402aabb 07 08 00 00"},
+	}
+	for _, c := range cases {
+		got, err := c.make()
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		want, err := hex.DecodeString(strings.ReplaceAll(c.want, " ", ""))
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s:\n got %x\nwant %x", c.name, got, want)
+		}
+	}
+}
+
+// Any bytes that are a name on Linux come back as they went.
+func TestNamesAreBytes(t *testing.T) {
+	for _, name := range []string{"a", "\xff\xfe\x80", "\x01\n\r", "...", " ", strings.Repeat("\xf0", 255), "\u202e", "-"} {
+		b, err := AppendCall(nil, CallHeader{Sequence: 1, Op: OpLookup}, &NameArgs{Parent: 1, Name: name})
+		_, args, err := ParseCall(body(t, b, err))
+		if err != nil {
+			t.Errorf("%q: %v", name, err)
+		} else if got := args.(*NameArgs).Name; got != name {
+			t.Errorf("%q came back as %q", name, got)
+		}
+	}
+}
+
+func TestRefusedArguments(t *testing.T) {
+	const (
+		tooLong  = Status(syscall.ENAMETOOLONG)
+		outRange = Status(syscall.ERANGE)
+		tooBig   = Status(syscall.E2BIG)
+		bad      = StatusBadArgs
+		fine     = StatusOK
+	)
+	long := strings.Repeat("x", MaxName+1)
+	ids := make([]layout.FileID, MaxBatch+1)
+	for i := range ids {
+		ids[i] = 1
+	}
+	cases := []struct {
+		op   Op
+		args any
+		want Status
+	}{
+		{OpLookup, &NameArgs{Parent: 1, Name: long[1:]}, fine},
+		{OpLookup, &NameArgs{Parent: 1, Name: long}, tooLong},
+		{OpLookup, &NameArgs{Parent: 1, Name: ""}, bad},
+		{OpLookup, &NameArgs{Parent: 1, Name: "."}, bad},
+		{OpLookup, &NameArgs{Parent: 1, Name: ".."}, bad},
+		{OpLookup, &NameArgs{Parent: 1, Name: "a/b"}, bad},
+		{OpLookup, &NameArgs{Parent: 1, Name: "a\x00"}, bad},
+		{OpLookup, &NameArgs{Parent: 0, Name: "a"}, bad},
+		{OpGetAttr, &IDArgs{}, bad},
+		{OpGetAttr, &NameArgs{Parent: 1, Name: "a"}, bad}, // another call's arguments
+		{OpGetAttr, nil, bad},
+		{opEnd, &Empty{}, bad},
+		{OpRenew, &Empty{}, fine},
+		{OpCreate, &CreateArgs{Parent: 1, Name: "a", Mode: 0o7777}, fine},
+		{OpCreate, &CreateArgs{Parent: 1, Name: "a", Mode: 0o100644}, bad},
+		{OpCreate, &CreateArgs{Parent: 1, Name: long}, tooLong},
+		{OpLink, &LinkArgs{ID: 2, Parent: 1, Name: long}, tooLong},
+		{OpRemove, &RemoveArgs{Parent: 1, Name: long}, tooLong},
+		{OpRemove, &RemoveArgs{Parent: 1, Name: ".", Dir: true}, bad},
+		{OpRename, &RenameArgs{OldParent: 1, OldName: "a", NewParent: 1, NewName: long}, tooLong},
+		{OpRename, &RenameArgs{OldParent: 1, OldName: "a", NewParent: 1, NewName: "b", Flags: 3}, bad},
+		{OpRename, &RenameArgs{OldParent: 1, OldName: "a", NewParent: 1, NewName: "b", Flags: 1}, fine},
+		{OpMakeNode, &MakeNodeArgs{Parent: 1, Name: "a", Mode: syscall.S_IFDIR | 0o755}, fine},
+		{OpMakeNode, &MakeNodeArgs{Parent: 1, Name: "a", Mode: 0o755}, bad},
+		{OpMakeNode, &MakeNodeArgs{Parent: 1, Name: "a", Mode: syscall.S_IFMT}, bad},
+		{OpMakeNode, &MakeNodeArgs{Parent: 1, Name: "a", Mode: syscall.S_IFDIR | 1<<20}, bad},
+		{OpMakeNode, &MakeNodeArgs{Parent: 1, Name: "a", Mode: syscall.S_IFDIR, Target: "b"}, bad},
+		{OpMakeNode, &MakeNodeArgs{Parent: 1, Name: "a", Mode: syscall.S_IFLNK}, bad},
+		{OpMakeNode, &MakeNodeArgs{Parent: 1, Name: "a", Mode: syscall.S_IFLNK, Target: "/\xff/" + strings.Repeat("t", MaxSymlink-3)}, fine},
+		{OpMakeNode, &MakeNodeArgs{Parent: 1, Name: "a", Mode: syscall.S_IFLNK, Target: strings.Repeat("t", MaxSymlink+1)}, tooLong},
+		{OpMakeNode, &MakeNodeArgs{Parent: 1, Name: "a", Mode: syscall.S_IFLNK, Target: "a\x00b"}, bad},
+		{OpSetAttr, &SetAttrArgs{ID: 1, Mask: SetAtime | SetAtimeNow, Atime: -5}, fine},
+		{OpSetAttr, &SetAttrArgs{ID: 1, Mask: setAll + 1}, bad},
+		{OpSetAttr, &SetAttrArgs{ID: 1, Mask: SetSize, Size: -1}, bad},
+		{OpSetAttr, &SetAttrArgs{ID: 1, Mask: SetMode, Mode: 0o10000}, bad},
+		{OpSetAttr, &SetAttrArgs{ID: 1, Mask: SetUID, UID: math.MaxUint32}, bad},
+		{OpSetAttr, &SetAttrArgs{ID: 1, Mask: SetGID, GID: math.MaxUint32}, bad},
+		{OpSetAttr, &SetAttrArgs{ID: 1, UID: math.MaxUint32, Size: -1}, fine}, // not asked for
+		{OpReadDir, &ReadDirArgs{ID: 1, Limit: 1, Cookie: math.MaxInt64}, fine},
+		{OpReadDir, &ReadDirArgs{ID: 1, Limit: 1, Cookie: math.MaxInt64 + 1}, bad},
+		{OpReadDir, &ReadDirArgs{ID: 1}, bad},
+		{OpReadDir, &ReadDirArgs{ID: 1, Limit: MaxPage + 1}, bad},
+		{OpSetXattr, &XattrArgs{ID: 1, Name: "user.a", Value: make([]byte, MaxXattr)}, fine},
+		{OpSetXattr, &XattrArgs{ID: 1, Name: "user.a", Value: make([]byte, MaxXattr+1)}, tooBig},
+		{OpSetXattr, &XattrArgs{ID: 1, Name: "user.a", Flags: 4}, bad},
+		{OpSetXattr, &XattrArgs{ID: 1, Name: ""}, outRange},
+		{OpSetXattr, &XattrArgs{ID: 1, Name: long}, outRange},
+		{OpSetXattr, &XattrArgs{ID: 1, Name: "user.\x00"}, bad},
+		{OpGetXattr, &XattrArgs{ID: 1, Name: "user.a", Value: []byte{1}}, bad},
+		{OpRemoveXattr, &XattrArgs{ID: 1, Name: "user.a", Flags: 1}, bad},
+		{OpClose, &CloseArgs{}, fine},
+		{OpClose, &CloseArgs{IDs: ids[1:]}, fine},
+		{OpClose, &CloseArgs{IDs: ids}, bad},
+		{OpClose, &CloseArgs{IDs: []layout.FileID{1, 0}}, bad},
+		{OpLayoutReturn, &LayoutReturnArgs{IDs: ids}, bad},
+		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRead, Off: 0, Len: layout.ToEOF}, fine},
+		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeAny, Off: 0, Len: 1}, bad},
+		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRead, Off: -1, Len: 1}, bad},
+		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRead, Off: 0, Len: 0}, bad},
+		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRead, Off: math.MaxInt64, Len: 1}, bad},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, End: -1}}}, bad},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 0, End: 1}}}, bad},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: make([]SizeReport, MaxBatch+1)}, bad},
+		{OpAddDevice, &AddDeviceArgs{URL: strings.Repeat("u", MaxText+1)}, bad},
+	}
+	for _, c := range cases {
+		call := CallHeader{Slot: 1, Sequence: 2, Op: c.op, Cred: Cred{UID: 3, GID: 4}}
+		b, err := AppendCall(nil, call, c.args)
+		h, args, err := ParseCall(body(t, b, err))
+		var refusal *Error
+		switch {
+		case c.want == StatusOK && err != nil:
+			t.Errorf("%v %.80v: %v", c.op, c.args, err)
+		case c.want == StatusOK:
+		case !errors.As(err, &refusal) || refusal.Status != c.want || args != nil || refusal.Op != c.op:
+			t.Errorf("%v %.80v: got %v and arguments %v, want status %v", c.op, c.args, err, args, c.want)
+		}
+		if h != call {
+			t.Errorf("%v: header %+v, want %+v", c.op, h, call)
+		}
+	}
+
+	b, err := AppendCall(nil, CallHeader{Sequence: 1, Op: OpRenew, Cred: Cred{UID: math.MaxUint32}}, &Empty{})
+	if _, _, err = ParseCall(body(t, b, err)); err == nil || errors.Is(err, ErrMalformed) {
+		t.Errorf("credential of nobody: %v", err)
+	}
+}
+
+func TestRefusedResults(t *testing.T) {
+	attr := Attr{ID: 1}
+	entry := func(cookie uint64) DirEntry { return DirEntry{Name: "a", Cookie: cookie, Attr: attr} }
+	cases := []struct {
+		op     Op
+		result any
+		fine   bool
+	}{
+		{OpGetAttr, &AttrResult{Attr: Attr{ID: 1, Size: -1}}, false},
+		{OpGetAttr, &AttrResult{}, false},
+		{OpGetAttr, &Empty{}, false},
+		{OpGetAttr, nil, false},
+		{OpCreate, &CreateResult{}, false},
+		{OpReadDir, &ReadDirResult{EOF: true}, true},
+		{OpReadDir, &ReadDirResult{}, false},
+		{OpReadDir, &ReadDirResult{Entries: []DirEntry{entry(16), entry(16), entry(math.MaxInt64)}}, true},
+		{OpReadDir, &ReadDirResult{Entries: []DirEntry{entry(18), entry(17)}}, false},
+		{OpReadDir, &ReadDirResult{Entries: []DirEntry{entry(FirstCookie - 1)}}, false},
+		{OpReadDir, &ReadDirResult{Entries: []DirEntry{entry(math.MaxInt64 + 1)}}, false},
+		{OpReadDir, &ReadDirResult{Entries: []DirEntry{{Name: "a/b", Cookie: 17, Attr: attr}}}, false},
+		{OpReadDir, &ReadDirResult{Entries: []DirEntry{{Name: "a", Cookie: 17}}}, false},
+		{OpReadLink, &BytesResult{Value: make([]byte, MaxSymlink+1)}, false},
+		{OpGetXattr, &BytesResult{Value: make([]byte, MaxXattr)}, true},
+		{OpGetXattr, &BytesResult{Value: make([]byte, MaxXattr+1)}, false},
+		{OpListXattr, &NamesResult{Names: []string{"user.a", ""}}, false},
+		{OpListXattr, &NamesResult{Names: make([]string, maxElements+1)}, false},
+		{OpLayoutGet, &LayoutResult{}, true},
+		{OpLayoutGet, &LayoutResult{Segments: []Segment{{Len: 1, IOMode: layout.IOModeRead}}}, false},
+		{OpLayoutGet, &LayoutResult{Segments: []Segment{{Len: 1, IOMode: layout.IOModeRead, Mirrors: [][]DataFile{{{Handle: make([]byte, 65)}}}}}}, false},
+		{OpLayoutCommit, &LayoutCommitResult{Attrs: []Attr{{}, attr}}, true},
+		{OpLayoutCommit, &LayoutCommitResult{Attrs: []Attr{{Size: -1}}}, false},
+		{OpDevices, &DevicesResult{Devices: []DeviceInfo{{Device: Device{Addrs: []string{"server.example:2049"}}}}}, false},
+		{OpDevices, &DevicesResult{Devices: []DeviceInfo{{}}}, false},
+		{OpAddDevice, &AddDeviceResult{}, false},
+		{OpStatFS, &StatFSResult{Free: -1}, false},
+	}
+	for _, c := range cases {
+		b, err := AppendReply(nil, ReplyHeader{Sequence: 1}, c.result)
+		_, raw, err := ParseReplyHeader(body(t, b, err))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = DecodeResult(c.op, raw, c.op.NewResult())
+		if c.fine && err != nil || !c.fine && !errors.Is(err, ErrMalformed) {
+			t.Errorf("%v %.80v: %v", c.op, c.result, err)
+		}
+	}
+}
+
+// Frames that break the connection: bytes that no encoder of ours makes.
+func TestMalformed(t *testing.T) {
+	callOf := func(args string) string { return "96 02 00 01 05 920000" + args }
+	cases := []struct{ name, frame string }{
+		{"empty array", "90"},
+		{"no array", "c0"},
+		{"map", "86 02 00"},
+		{"array32 of 4 billion", "dd ffffffff 02"},
+		{"wrong count", "95 02 00 01 05 920000"},
+		{"wrong kind", "96 03 00 01 05 920000 9101"},
+		{"slot too high", "96 02 cd0100 01 05 920000 9101"},
+		{"slot negative", "96 02 ff 01 05 920000 9101"},
+		{"sequence 0", "96 02 00 00 05 920000 9101"},
+		{"op beyond 16 bits", "96 02 00 01 ce00010005 920000 9101"},
+		{"credential as map", "96 02 00 01 05 820000 9101"},
+		{"credential nil", "96 02 00 01 05 c0 9101"},
+		{"uid beyond 32 bits", "96 02 00 01 05 92 cf0000000100000000 00 9101"},
+		{"float", "96 02 00 01 05 92 ca00000000 00 9101"},
+		{"cut", "96 02 00 01 05 92"},
+	}
+	for _, c := range cases {
+		if _, _, err := ParseCall(unhex(t, c.frame)); !errors.Is(err, ErrMalformed) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	refused := []struct{ name, args string }{
+		{"nil", "c0"},
+		{"empty array", "90"},
+		{"empty map", "80"},
+		{"map", "82 a6506172656e74 01 a44e616d65 a161"},
+		{"short", "91 01"},
+		{"long", "93 01 a161 00"},
+		{"trailing", "92 01 a161 00"},
+		{"name as bin", "92 01 c40161"},
+		{"name nil", "92 01 c0"},
+		{"name of 4 GiB", "92 01 db ffffffff 61"},
+		{"id negative", "92 ff a161"},
+		{"deep", "92" + strings.Repeat("91", 1<<16)},
+	}
+	for _, c := range refused {
+		_, args, err := ParseCall(unhex(t, callOf(c.args)))
+		var refusal *Error
+		if !errors.As(err, &refusal) || refusal.Status != StatusBadArgs || args != nil {
+			t.Errorf("%s: %v, %v", c.name, args, err)
+		}
+	}
+	if _, _, err := ParseCallBack(unhex(t, "94 04 01 02 93 05 00 01")); !errors.Is(err, ErrMalformed) {
+		t.Errorf("unknown callback: %v", err)
+	}
+	if _, _, err := ParseCallBack(unhex(t, "94 04 01 01 93 00 00 01")); !errors.Is(err, ErrMalformed) {
+		t.Errorf("callback for inode 0: %v", err)
+	}
+	if _, _, err := ParseReplyHeader(unhex(t, "96 03 00 01 02 db00001001"+strings.Repeat("61", MaxMessage+1)+"c0")); !errors.Is(err, ErrMalformed) {
+		t.Errorf("long message: %v", err)
+	}
+	if k, err := FrameKind([]byte{0x93, 6, 0, 0}); !errors.Is(err, ErrMalformed) {
+		t.Errorf("kind %v: %v", k, err)
+	}
+}
+
+func unhex(t testing.TB, s string) []byte {
+	t.Helper()
+	b, err := hex.DecodeString(strings.ReplaceAll(s, " ", ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestIntegers(t *testing.T) {
+	for _, c := range []struct {
+		hex  string
+		bits int
+		want int64
+		ok   bool
+	}{
+		{"00", 64, 0, true}, {"ff", 64, -1, true}, {"e0", 64, -32, true}, {"7f", 64, 127, true}, {"d080", 64, -128, true},
+		{"d1ffff", 64, -1, true}, {"d2ffffffff", 64, -1, true}, {"d38000000000000000", 64, math.MinInt64, true},
+		{"cf7fffffffffffffff", 64, math.MaxInt64, true}, {"cf8000000000000000", 64, 0, false},
+		{"cfffffffffffffffff", 64, 0, false}, {"c0", 64, 0, false}, {"c3", 64, 0, false}, {"d3ff", 64, 0, false},
+	} {
+		cur := cursor{b: unhex(t, c.hex)}
+		got := cur.int(c.bits)
+		if err := cur.end(); got != c.want || (err == nil) != c.ok {
+			t.Errorf("%s: %d, %v", c.hex, got, err)
+		}
+	}
+	for _, c := range []struct {
+		hex  string
+		bits int
+		want uint64
+		ok   bool
+	}{
+		{"ccff", 8, 255, true}, {"cd0100", 8, 0, false}, {"ff", 64, 0, false}, {"d07f", 8, 127, true}, {"d3ffffffffffffffff", 64, 0, false},
+		{"cfffffffffffffffff", 64, math.MaxUint64, true}, {"ceffffffff", 32, math.MaxUint32, true}, {"cf0000000100000000", 32, 0, false},
+	} {
+		cur := cursor{b: unhex(t, c.hex)}
+		got := cur.uint(c.bits)
+		if err := cur.end(); got != c.want || (err == nil) != c.ok {
+			t.Errorf("%s: %d, %v", c.hex, got, err)
+		}
+	}
+}
+
+func TestHellos(t *testing.T) {
+	for _, garbage := range []string{"", "90", "c0", "9100", "96 00 a4", "96 00 a46e667321 01 01", "4745 5420", "96 01 a477656674 01 01 90 90"} {
+		if h, err := ParseHello(unhex(t, garbage)); !errors.Is(err, ErrMagic) || !errors.Is(err, ErrMalformed) {
+			t.Errorf("hello %q: %+v, %v", garbage, h, err)
+		}
+	}
+	// A later version may go on in any way.
+	h, err := ParseHello(unhex(t, "9a 00 a477656674 02 05 c0 c0 c0 c0 c0 c0"))
+	if err != nil || h.Lowest != 2 || h.Highest != 5 {
+		t.Errorf("later hello: %+v, %v", h, err)
+	}
+	if h, err := ParseHello(unhex(t, "96 00 a477656674 02 01 c0 c0")); err == nil || errors.Is(err, ErrMagic) || h != nil {
+		t.Errorf("hello with versions 2 to 1: %+v, %v", h, err)
+	}
+	w, err := ParseWelcome(unhex(t, "98 01 a477656674 07 cd03e9 a3776879 c0 c0 c0"))
+	if err != nil || w.Version != 7 || w.Status != StatusVersion || w.Message != "why" {
+		t.Errorf("later welcome: %+v, %v", w, err)
+	}
+	good := Welcome{Magic: Magic, Version: Version, Session: SessionID{1}, Slots: MinSlots, Lease: int64(MinLease)}
+	for name, change := range map[string]func(*Welcome){
+		"no session":     func(w *Welcome) { w.Session = SessionID{} },
+		"few slots":      func(w *Welcome) { w.Slots = MinSlots - 1 },
+		"negative slots": func(w *Welcome) { w.Slots = -1 },
+		"many slots":     func(w *Welcome) { w.Slots = MaxSlots + 1 },
+		"no lease":       func(w *Welcome) { w.Lease = 0 },
+		"long lease":     func(w *Welcome) { w.Lease = math.MaxInt64 },
+		"fine":           func(*Welcome) {},
+	} {
+		w := good
+		change(&w)
+		b, err := AppendWelcome(nil, &w)
+		if _, err = ParseWelcome(body(t, b, err)); (err == nil) != (name == "fine") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	hello := &Hello{Magic: Magic, Lowest: 1, Highest: 1, Client: ClientInfo{Host: strings.Repeat("h", MaxText+1)}}
+	b, err := AppendHello(nil, hello)
+	if _, err = ParseHello(body(t, b, err)); !errors.Is(err, ErrMalformed) {
+		t.Errorf("long host name: %v", err)
+	}
+	hello.Client = ClientInfo{PID: -1}
+	b, err = AppendHello(nil, hello)
+	if _, err = ParseHello(body(t, b, err)); !errors.Is(err, ErrMalformed) {
+		t.Errorf("negative process: %v", err)
+	}
+}
+
+func TestReadFrame(t *testing.T) {
+	frame := func(n int) []byte {
+		b := binary.BigEndian.AppendUint32(nil, uint32(n))
+		for i := range n {
+			b = append(b, byte(i*7))
+		}
+		return b
+	}
+	for _, n := range []int{1, 2, firstRead - 1, firstRead, firstRead + 1, 5 * firstRead, MaxFrame} {
+		b := frame(n)
+		got, err := ReadFrame(iotest.HalfReader(bytes.NewReader(b)), nil, MaxFrame)
+		if err != nil || !bytes.Equal(got, b[4:]) {
+			t.Errorf("%d bytes: %d, %v", n, len(got), err)
+		}
+		if _, err := ReadFrame(bytes.NewReader(b), nil, n-1); !errors.Is(err, ErrMalformed) {
+			t.Errorf("%d bytes with room for %d: %v", n, n-1, err)
+		}
+		if _, err := ReadFrame(bytes.NewReader(b[:n+3]), nil, MaxFrame); err != io.ErrUnexpectedEOF {
+			t.Errorf("%d bytes, cut: %v", n, err)
+		}
+	}
+	if _, err := ReadFrame(bytes.NewReader(nil), nil, MaxFrame); err != io.EOF {
+		t.Errorf("end: %v", err)
+	}
+	if _, err := ReadFrame(bytes.NewReader([]byte{0, 0}), nil, MaxFrame); err != io.ErrUnexpectedEOF {
+		t.Errorf("end in length: %v", err)
+	}
+	if _, err := ReadFrame(bytes.NewReader(make([]byte, 8)), nil, MaxFrame); !errors.Is(err, ErrMalformed) {
+		t.Errorf("length 0: %v", err)
+	}
+	// A promise of MaxFrame bytes is not worth MaxFrame bytes.
+	promise := append(binary.BigEndian.AppendUint32(nil, MaxFrame), 1, 2, 3)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if _, err := ReadFrame(bytes.NewReader(promise), nil, MaxFrame); err != io.ErrUnexpectedEOF {
+		t.Error(err)
+	}
+	runtime.ReadMemStats(&after)
+	if got := after.TotalAlloc - before.TotalAlloc; got > 4*firstRead {
+		t.Errorf("%d bytes allocated for a frame of which 3 came", got)
+	}
+}
+
+func TestFrameSize(t *testing.T) {
+	names := make([]string, maxElements)
+	for i := range names {
+		names[i] = strings.Repeat("n", MaxXattrKey)
+	}
+	b, err := AppendReply([]byte{9}, ReplyHeader{Sequence: 1}, &NamesResult{Names: names})
+	if !errors.Is(err, ErrFrameSize) || !bytes.Equal(b, []byte{9}) {
+		t.Errorf("%d bytes, %v", len(b), err)
+	}
+	b, err = AppendReply(nil, ReplyHeader{Sequence: 1, Status: StatusInternal, Message: strings.Repeat("m", 2*MaxMessage)}, nil)
+	h, _, err := ParseReplyHeader(body(t, b, err))
+	if err != nil || len(h.Message) != MaxMessage {
+		t.Errorf("long message: %d bytes, %v", len(h.Message), err)
+	}
+}
+
+func TestConversions(t *testing.T) {
+	s := &layout.Segment{
+		Range: layout.Range{Off: 0, Len: layout.ToEOF}, IOMode: layout.IOModeRW, StripeUnit: 1 << 20, Flags: layout.FlagNoReadIO, StatsHint: 5,
+		Mirrors: []layout.Mirror{{Servers: []layout.DataFile{
+			{Device: layout.DeviceID{1}, Efficiency: 2, Handles: [][]byte{{1, 2}}, Cred: layout.Credential{UID: 3, GID: 4}},
+			{Device: layout.DeviceID{2}, Efficiency: 3, Handles: [][]byte{{3}}, Cred: layout.Credential{UID: 5, GID: 6}},
+		}}},
+	}
+	w := SegmentOf(s)
+	got, err := w.Layout()
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, "segment", got, s)
+
+	d := layout.Device{ID: layout.DeviceID{7}, Versions: []layout.Version{{Version: 3, RSize: 1 << 20, WSize: 1 << 19}}, Addrs: []layout.NetAddr{
+		{NetID: "tcp", Addr: netip.MustParseAddrPort("192.0.2.1:2049")}, {NetID: "tcp6", Addr: netip.MustParseAddrPort("[2001:db8::2]:20049")}}}
+	wd := DeviceOf(&d)
+	gotDevice, err := wd.Layout()
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, "device", gotDevice, d)
+
+	for name, addrs := range map[string][]string{"none": nil, "name": {"host:1"}, "port 0": {"192.0.2.1:0"}, "many": make([]string, layout.MaxAddresses+1)} {
+		if _, err := (&Device{Addrs: addrs}).Layout(); err == nil {
+			t.Errorf("device with addresses %s is taken", name)
+		}
+	}
+	mapped, err := (&Device{Addrs: []string{"[::ffff:192.0.2.1]:9"}}).Layout()
+	if err != nil || mapped.Addrs[0].NetID != "tcp" || mapped.Addrs[0].Addr.String() != "192.0.2.1:9" {
+		t.Errorf("mapped address: %+v, %v", mapped, err)
+	}
+}
+
+func TestStatuses(t *testing.T) {
+	last := StatusVersion - 1
+	for _, row := range statuses {
+		if row.status != last+1 {
+			t.Errorf("%v is out of order", row.status)
+		}
+		last = row.status
+		if row.status.String() != row.name || row.status.Errno() != row.errno || row.errno == 0 {
+			t.Errorf("%d: %v, %v", row.status, row.status, row.status.Errno())
+		}
+	}
+	if last != StatusInternal {
+		t.Errorf("the table ends at %v", last)
+	}
+	if s := Status(syscall.ENOENT); s.Errno() != syscall.ENOENT || s.String() != "no such file or directory" {
+		t.Errorf("ENOENT: %v, %v", s, s.Errno())
+	}
+	if s := Status(5000); s.Errno() != syscall.EIO || s.String() != "status(5000)" {
+		t.Errorf("unknown: %v, %v", s, s.Errno())
+	}
+	if err := error(&Error{Op: OpRename, Status: StatusInternal, Message: "m"}); err.Error() != "metadata service: RENAME: INTERNAL: m" {
+		t.Error(err)
+	}
+}
+
+// Every op has a whole row, and the calls that make, remove or rename survive a crash of the service.
+func TestOps(t *testing.T) {
+	for op := Op(1); op < opEnd; op++ {
+		if !op.Valid() || op.String() == "" || op.NewArgs() == nil || op.NewResult() == nil {
+			t.Errorf("op %d has no whole row", op)
+		}
+	}
+	for _, op := range []Op{0, opEnd} {
+		if op.Valid() || op.Once() || op.String() != fmt.Sprintf("op(%d)", op) {
+			t.Errorf("%v is an op", op)
+		}
+	}
+	for _, op := range []Op{OpSetAttr, OpCreate, OpMakeNode, OpLink, OpRemove, OpRename, OpSetXattr, OpRemoveXattr} {
+		if !op.Once() {
+			t.Errorf("%v may be executed twice", op)
+		}
+	}
+	for op := BackOp(1); op < backOpEnd; op++ {
+		if !op.Valid() || strings.HasPrefix(op.String(), "callback(") || op.NewArgs() == nil {
+			t.Errorf("callback %d has no whole row", op)
+		}
+	}
+}
+
+func BenchmarkCall(b *testing.B) {
+	args := &NameArgs{Parent: 12345, Name: "checkpoint-000123.safetensors"}
+	reply := &AttrResult{Attr: Attr{ID: 99, Mode: 0o100644, Nlink: 1, Size: 1 << 40, Mtime: 1 << 60, Ctime: 1 << 60, Atime: 1 << 60, Btime: 1 << 60}}
+	var buf, out []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		buf, _ = AppendCall(buf[:0], CallHeader{Slot: 1, Sequence: 2, Op: OpLookup}, args)
+		if _, _, err := ParseCall(buf[4:]); err != nil {
+			b.Fatal(err)
+		}
+		out, _ = AppendReply(out[:0], ReplyHeader{Slot: 1, Sequence: 2}, reply)
+		_, raw, err := ParseReplyHeader(out[4:])
+		if err != nil {
+			b.Fatal(err)
+		}
+		var res AttrResult
+		if err := DecodeResult(OpLookup, raw, &res); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

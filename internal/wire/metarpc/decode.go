@@ -1,0 +1,207 @@
+package metarpc
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// start begins a frame of the given kind and number of elements; 0 leaves the number to the caller.
+func start(frame []byte, kind Kind, elements int) cursor {
+	c := cursor{b: frame}
+	n := c.array()
+	k := Kind(c.uint(8))
+	switch {
+	case c.err != nil:
+	case k != kind:
+		c.fail("frame of kind %d, want %d", k, kind)
+	case elements != 0 && n != elements:
+		c.fail("frame of kind %d with %d elements, want %d", k, n, elements)
+	}
+	return c
+}
+
+// ParseHello reads a Hello frame. Magic and version range come first in every version of the protocol; of a hello
+// whose range does not hold Version nothing else is looked at or set. ErrMagic tells that it is no hello at all.
+func ParseHello(frame []byte) (*Hello, error) {
+	c := start(frame, KindHello, 0)
+	h := &Hello{Magic: string(c.str())}
+	if c.err != nil || h.Magic != Magic {
+		return nil, ErrMagic
+	}
+	h.Lowest, h.Highest = uint32(c.uint(32)), uint32(c.uint(32))
+	if c.err == nil && h.Lowest > h.Highest {
+		c.fail("versions %d to %d", h.Lowest, h.Highest)
+	}
+	if c.err != nil {
+		return nil, c.err
+	}
+	if h.Lowest > Version || h.Highest < Version {
+		return h, nil
+	}
+	c.decode(&h.Client)
+	h.Session = c.bin16()
+	if err := c.end(); err != nil {
+		return nil, err
+	}
+	if err := h.Client.check(0); err != nil {
+		return nil, malformed("hello: %v", err)
+	}
+	return h, nil
+}
+
+// ParseWelcome reads a Welcome frame. Magic, version, status and message come first in every version of the protocol;
+// if the version is another one or the status not StatusOK nothing else is looked at or set. ErrMagic tells that it is
+// no welcome at all.
+func ParseWelcome(frame []byte) (*Welcome, error) {
+	c := start(frame, KindWelcome, 0)
+	w := &Welcome{Magic: string(c.str())}
+	if c.err != nil || w.Magic != Magic {
+		return nil, ErrMagic
+	}
+	w.Version = uint32(c.uint(32))
+	w.Status = Status(c.uint(32))
+	w.Message = c.message()
+	if c.err != nil {
+		return nil, c.err
+	}
+	if w.Version != Version || w.Status != StatusOK {
+		return w, nil
+	}
+	w.Session, w.Volume, w.Instance = c.bin16(), c.bin16(), c.bin16()
+	slots, lease := c.int(64), c.int(64)
+	if err := c.end(); err != nil {
+		return nil, err
+	}
+	switch {
+	case w.Session == SessionID{}:
+		return nil, malformed("welcome without a session")
+	case slots < MinSlots || slots > MaxSlots:
+		return nil, malformed("welcome with %d slots, want %d to %d", slots, MinSlots, MaxSlots)
+	case lease < int64(MinLease) || lease > int64(MaxLease):
+		return nil, malformed("welcome with a lease of %v, want %v to %v", time.Duration(lease), MinLease, MaxLease)
+	}
+	w.Slots, w.Lease = int(slots), lease
+	return w, nil
+}
+
+// ParseCall reads a Call frame; args is a new pointer to the arguments of h.Op and aliases nothing.
+//
+// An *Error means that the frame is a call whose arguments are refused: h is set, args is nil, and the call is to be
+// answered with that error, every time it comes. Its status is StatusBadArgs, or the errno that the same mistake has
+// on a local file system (ENAMETOOLONG, ERANGE and E2BIG for extended attributes). Any other error is an ErrMalformed.
+func ParseCall(frame []byte) (h CallHeader, args any, err error) {
+	c := start(frame, KindCall, 6)
+	h.Slot = c.slot()
+	h.Sequence = c.sequence()
+	h.Op = Op(c.uint(16))
+	c.exactly(2)
+	h.Cred.UID, h.Cred.GID = uint32(c.uint(32)), uint32(c.uint(32))
+	if c.err != nil {
+		return CallHeader{}, nil, c.err
+	}
+	if !h.Op.Valid() {
+		return h, nil, &Error{Op: h.Op, Status: StatusBadArgs, Message: "there is no such call"}
+	}
+	args = h.Op.NewArgs()
+	c.decode(args)
+	err = c.end()
+	if err == nil {
+		err = first(h.Cred.check(h.Op), check(h.Op, args))
+	}
+	if err == nil {
+		return h, args, nil
+	}
+	refusal := &Error{Op: h.Op, Status: StatusBadArgs, Message: err.Error()}
+	if bad := (*badValue)(nil); errors.As(err, &bad) {
+		refusal.Status = bad.status
+	}
+	return h, nil, refusal
+}
+
+// ParseReplyHeader reads a Reply frame up to its result, which is for DecodeResult and aliases frame.
+func ParseReplyHeader(frame []byte) (h ReplyHeader, result []byte, err error) {
+	c := start(frame, KindReply, 6)
+	h.Slot = c.slot()
+	h.Sequence = c.sequence()
+	h.Status = Status(c.uint(32))
+	h.Message = c.message()
+	if c.err != nil {
+		return ReplyHeader{}, nil, c.err
+	}
+	return h, c.b, nil
+}
+
+// DecodeResult reads the result of a reply with StatusOK into result, a pointer to a zero value of op's result.
+func DecodeResult(op Op, b []byte, result any) error {
+	c := cursor{b: b}
+	c.decode(result)
+	err := c.end()
+	if err == nil {
+		if bad := check(op, result); bad != nil {
+			err = malformed("%v", bad)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("result of %v: %w", op, err)
+	}
+	return nil
+}
+
+// ParseCallBack reads a CallBack frame; args is a new pointer to the arguments of h.Op and aliases nothing.
+func ParseCallBack(frame []byte) (h BackHeader, args any, err error) {
+	c := start(frame, KindCallBack, 4)
+	h.Number = c.uint(64)
+	h.Op = BackOp(c.uint(16))
+	if c.err == nil && !h.Op.Valid() {
+		c.fail("callback %d", h.Op)
+	}
+	if c.err != nil {
+		return BackHeader{}, nil, c.err
+	}
+	args = h.Op.NewArgs()
+	c.decode(args)
+	if err := c.end(); err != nil {
+		return BackHeader{}, nil, err
+	}
+	if err := check(0, args); err != nil {
+		return BackHeader{}, nil, malformed("callback %v: %v", h.Op, err)
+	}
+	return h, args, nil
+}
+
+// ParseBackReply reads a BackReply frame.
+func ParseBackReply(frame []byte) (BackReply, error) {
+	c := start(frame, KindBackReply, 3)
+	r := BackReply{Number: c.uint(64), Status: Status(c.uint(32))}
+	if err := c.end(); err != nil {
+		return BackReply{}, err
+	}
+	return r, nil
+}
+
+func (c *cursor) slot() int {
+	n := c.int(64)
+	if n < 0 || n >= MaxSlots {
+		c.fail("slot %d, want 0 to %d", n, MaxSlots-1)
+		return 0
+	}
+	return int(n)
+}
+
+func (c *cursor) sequence() uint64 {
+	n := c.uint(64)
+	if n == 0 {
+		c.fail("sequence number 0")
+	}
+	return n
+}
+
+func (c *cursor) message() string {
+	p := c.str()
+	if len(p) > MaxMessage {
+		c.fail("message of %d bytes, want at most %d", len(p), MaxMessage)
+		return ""
+	}
+	return string(p)
+}

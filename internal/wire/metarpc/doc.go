@@ -1,0 +1,79 @@
+// Package metarpc is the metadata protocol between weft's clients and its metadata service: frames, messages and their
+// msgpack form. It holds codecs only; package metaclient and package server/meta hold the connections.
+//
+// # Frames
+//
+// A connection is TCP. Each side sends frames: a big-endian uint32 length L (1 to [MaxFrame]) and L bytes, one msgpack
+// array whose first element is the frame kind. Structures are msgpack arrays with their fields in the order of the Go
+// type; both sides speak the one version agreed in the hello, so the number of fields is fixed. Names, texts and link
+// targets are msgpack str whatever their bytes are, []byte and [16]byte are bin, numbers take any msgpack integer that
+// fits, and only a list or a []byte may be nil. A frame that does not decode, or is of a kind not allowed there, ends the
+// connection. A Call whose header decodes but whose arguments do not, or are out of bounds, is answered with
+// StatusBadArgs, or with ENAMETOOLONG, ERANGE or E2BIG where a user can make the mistake ([ParseCall]).
+//
+//	kind          sender   fields after the kind
+//	0 Hello       client   magic, lowest and highest version, client, session
+//	1 Welcome     service  magic, version, status, message, session, volume, instance, slots, lease
+//	2 Call        client   slot, sequence, op, credential, arguments
+//	3 Reply       service  slot, sequence, status, message, result
+//	4 CallBack    service  number, op, arguments
+//	5 BackReply   client   number, status
+//
+// # Hello
+//
+// The client's first frame is Hello, with the magic string "weft", the versions it speaks, who it is ([ClientInfo]) and
+// the session it wants to go on with, or a zero session for a new one. Welcome answers it. A status other than OK
+// (StatusVersion, StatusBadSession, ...) comes with a message for people and ends the connection. Whoever receives
+// something else than the expected hello is not talking to a weft peer. Before the hello is done a frame has at most
+// [MaxHello] bytes.
+//
+// In every version Hello starts with the magic and the range of versions, and Welcome with the magic, the version (with
+// StatusVersion the one the service would speak), status and message, so that either side can name what does not fit.
+//
+// # Sessions, slots, exactly once
+//
+// A session outlives connections and restarts of the service: it is a catalog record. It is bound to one connection at
+// a time, the newest. It lives as long as a frame of the client arrives at least every lease interval (Renew is the
+// call that does nothing else); then the service ends it, makes what it knows of the client's sizes durable, and frees
+// what it held open. A client that learns of StatusBadSession starts a new session and reclaims by Open and LayoutCommit.
+//
+// Each call uses a slot, numbered from 0 to Welcome.Slots-1, on which no other call is outstanding, and the slot's next
+// sequence number, starting at 1. The number of slots is that of the session's first Welcome. After a lost connection
+// the client sends each unanswered call again, unchanged, on the next connection of the same session. The service
+// answers a sequence number it has answered before with the first answer; one it is executing with that execution's
+// answer; a lower one with StatusBadSequence. For a call that changes the catalog the answer is part of the same catalog
+// batch as the change, so this holds across a crash of the service. Other calls may be executed twice, which nobody can
+// tell. A restarted service has only the sequence numbers of calls that changed the catalog, so it takes any greater one
+// as the slot's next.
+//
+// StatusShutdown and StatusBadSession as replies to a call say that it was not executed because of this frame; they are
+// never recorded as its answer.
+//
+// Replies come in any order. A reply other than StatusOK carries a message and no result.
+//
+// # Callbacks
+//
+// The service calls the client on the same connection: CallBack carries a number unique on that connection, BackReply
+// answers it. A client answers within the lease; the service ends the session of one that does not. A callback that
+// a lost connection leaves unanswered is sent again, under a new number, on the session's next connection.
+//
+// # Layouts and sizes
+//
+// LayoutGet answers segments that cover the asked range (package layout). Writers report with LayoutCommit: End is the
+// first byte after the last one written, Mtime the time of the last write. A provisional report is kept in the
+// service's memory: it makes size and time visible to others when a file is closed. A durable one is recorded before
+// the reply; the client sends it when the data is stable on the data servers. The service's size of a file is the
+// largest End reported since the last truncation. After a restart of the service clients send their provisional
+// reports again.
+//
+// LayoutRecall makes the client finish its writes in the range, make them stable, and forget its layouts and retained
+// data there before it answers. The service does this before it truncates a file that others may write. The reply that
+// grants a layout is sent before a recall of it.
+//
+// # Directories
+//
+// ReadDir pages through a directory in the order of entry cookies, which are a hash of the name: an entry keeps its
+// cookie as long as it exists, whatever comes and goes beside it. A page holds the entries whose cookie is greater than
+// the asked one; entries of equal cookie are never split between pages. Cookies are at least [FirstCookie], so that a
+// client can number "." and ".." itself.
+package metarpc

@@ -1,0 +1,212 @@
+package metarpc
+
+import (
+	"bytes"
+	"errors"
+	"reflect"
+	"testing"
+
+	"github.com/weftfs/weft/layout"
+)
+
+// again encodes what a Parse function returned, parses that, and wants the same: so nothing is taken that cannot be said.
+func again[T any](t *testing.T, v T, frame []byte, err error, parse func([]byte) (T, error)) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%+v does not encode: %v", v, err)
+	}
+	got, err := parse(frame[prefixLen:])
+	if err != nil {
+		t.Fatalf("%+v does not parse again: %v", v, err)
+	}
+	if !reflect.DeepEqual(got, v) {
+		t.Fatalf("got %+v, want %+v", got, v)
+	}
+}
+
+// typed fails unless err says that the peer is at fault.
+func typed(t *testing.T, err error) {
+	t.Helper()
+	if !errors.Is(err, ErrMalformed) {
+		t.Fatalf("error of another kind: %v", err)
+	}
+}
+
+func seed(f *testing.F, frame []byte, err error) {
+	f.Helper()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(frame[prefixLen:])
+}
+
+func FuzzParseHello(f *testing.F) {
+	b, err := AppendHello(nil, &Hello{Magic: Magic, Lowest: 1, Highest: 1, Client: ClientInfo{ID: [16]byte{1}, Host: "h", PID: 3, Program: "weft", Mount: "/m"}})
+	seed(f, b, err)
+	f.Fuzz(func(t *testing.T, frame []byte) {
+		h, err := ParseHello(frame)
+		if err != nil {
+			typed(t, err)
+			return
+		}
+		b, err := AppendHello(nil, h)
+		again(t, h, b, err, ParseHello)
+	})
+}
+
+func FuzzParseWelcome(f *testing.F) {
+	b, err := AppendWelcome(nil, &Welcome{Magic: Magic, Version: 1, Session: SessionID{1}, Slots: 64, Lease: 30e9})
+	seed(f, b, err)
+	b, err = AppendWelcome(nil, &Welcome{Magic: Magic, Version: 1, Status: StatusBadSession, Message: "m"})
+	seed(f, b, err)
+	f.Fuzz(func(t *testing.T, frame []byte) {
+		w, err := ParseWelcome(frame)
+		if err != nil {
+			typed(t, err)
+			return
+		}
+		b, err := AppendWelcome(nil, w)
+		again(t, w, b, err, ParseWelcome)
+	})
+}
+
+type call struct {
+	h    CallHeader
+	args any
+}
+
+func parseCall(frame []byte) (call, error) {
+	h, args, err := ParseCall(frame)
+	return call{h, args}, err
+}
+
+func FuzzParseCall(f *testing.F) {
+	for _, c := range []call{
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpRename}, &RenameArgs{OldParent: 1, OldName: "a", NewParent: 1, NewName: "b"}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpSetXattr}, &XattrArgs{ID: 1, Name: "user.a", Value: []byte("v")}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutCommit}, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, End: 2, Mtime: 3}, {ID: 4}}}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpClose}, &CloseArgs{IDs: []layout.FileID{1, 2}}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpSetAttr}, &SetAttrArgs{ID: 1, Mask: SetSize, Size: 7}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpMakeNode}, &MakeNodeArgs{Parent: 1, Name: "l", Mode: 0o120777, Target: "t"}},
+	} {
+		b, err := AppendCall(nil, c.h, c.args)
+		seed(f, b, err)
+	}
+	f.Fuzz(func(t *testing.T, frame []byte) {
+		c, err := parseCall(frame)
+		if refusal := (*Error)(nil); errors.As(err, &refusal) {
+			if refusal.Status == StatusOK || c.args != nil || c.h.Sequence == 0 {
+				t.Fatalf("refused %+v with %v", c, refusal)
+			}
+			return
+		}
+		if err != nil {
+			typed(t, err)
+			return
+		}
+		b, err := AppendCall(nil, c.h, c.args)
+		again(t, c, b, err, parseCall)
+	})
+}
+
+func FuzzParseReply(f *testing.F) {
+	attr := Attr{ID: 1, Mode: 0o100644, Size: 5}
+	for op, result := range map[Op]any{
+		OpGetAttr:        &AttrResult{Attr: attr},
+		OpReadDir:        &ReadDirResult{Entries: []DirEntry{{Name: "a", Cookie: 17, Attr: attr}}, EOF: true},
+		OpLayoutGet:      &LayoutResult{Segments: []Segment{{Len: 1, IOMode: 1, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}},
+		OpDevices:        &DevicesResult{Devices: []DeviceInfo{{Device: Device{Addrs: []string{"192.0.2.1:1"}}, URL: "nfs://h/e"}}},
+		OpListXattr:      &NamesResult{Names: []string{"user.a"}},
+		OpDescribeLayout: &Described{Mirrors: [][]DescribedServer{{{Address: "a", DataFile: "f"}}}},
+		OpStatus:         &StatusResult{Sessions: []SessionInfo{{Address: "a"}}},
+	} {
+		b, err := AppendReply(nil, ReplyHeader{Slot: 1, Sequence: 2}, result)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(uint16(op), b[prefixLen:])
+	}
+	f.Fuzz(func(t *testing.T, number uint16, frame []byte) {
+		h, raw, err := ParseReplyHeader(frame)
+		if err != nil {
+			typed(t, err)
+			return
+		}
+		op := Op(number)
+		if !op.Valid() {
+			return
+		}
+		result := op.NewResult()
+		if err := DecodeResult(op, raw, result); err != nil {
+			typed(t, err)
+			return
+		}
+		b, err := AppendReply(nil, h, result)
+		again(t, result, b, err, func(frame []byte) (any, error) {
+			_, raw, err := ParseReplyHeader(frame)
+			if err != nil {
+				return nil, err
+			}
+			v := op.NewResult()
+			return v, DecodeResult(op, raw, v)
+		})
+	})
+}
+
+type callBack struct {
+	h    BackHeader
+	args any
+}
+
+func parseCallBack(frame []byte) (callBack, error) {
+	h, args, err := ParseCallBack(frame)
+	return callBack{h, args}, err
+}
+
+func FuzzParseCallBack(f *testing.F) {
+	b, err := AppendCallBack(nil, BackHeader{Number: 1, Op: BackLayoutRecall}, &LayoutRecallArgs{ID: 1, Off: 0, Len: layout.ToEOF})
+	seed(f, b, err)
+	f.Fuzz(func(t *testing.T, frame []byte) {
+		c, err := parseCallBack(frame)
+		if err != nil {
+			typed(t, err)
+			return
+		}
+		b, err := AppendCallBack(nil, c.h, c.args)
+		again(t, c, b, err, parseCallBack)
+	})
+}
+
+func FuzzParseBackReply(f *testing.F) {
+	b, err := AppendBackReply(nil, BackReply{Number: 1, Status: StatusInternal})
+	seed(f, b, err)
+	f.Fuzz(func(t *testing.T, frame []byte) {
+		r, err := ParseBackReply(frame)
+		if err != nil {
+			typed(t, err)
+			return
+		}
+		b, err := AppendBackReply(nil, r)
+		again(t, r, b, err, ParseBackReply)
+	})
+}
+
+func FuzzReadFrame(f *testing.F) {
+	f.Add([]byte{0, 0, 0, 1, 0x90})
+	f.Add([]byte{0, 0x40, 0, 0, 0x90})
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		r := bytes.NewReader(stream)
+		for {
+			frame, err := ReadFrame(r, nil, MaxFrame)
+			if err != nil {
+				return
+			}
+			if len(frame) == 0 {
+				t.Fatal("empty frame")
+			}
+			if _, err := FrameKind(frame); err != nil {
+				typed(t, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,217 @@
+package metaclient
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+)
+
+// cacheFiles is of how many files layouts are kept, those used last. Forgetting one for lack of room gives nothing
+// back: there may be writes in flight, and the service may still recall it.
+const cacheFiles = 100_000
+
+// fileSegments bounds the cached segments of one file. Files of ours have two.
+const fileSegments = 64
+
+// cache holds the layouts that the service has granted and not recalled.
+type cache struct {
+	limit int
+
+	mu    sync.Mutex
+	files map[layout.FileID]*list.Element
+	order list.List // of *cached, the last used first
+}
+
+type cached struct {
+	id layout.FileID
+	// layout is replaced, never changed: callers have pointers into it.
+	layout layout.Layout
+}
+
+func (k *cache) len() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.files)
+}
+
+// find returns a segment for the byte at off, of those that cover part of the n bytes there the one that covers most.
+func (k *cache) find(id layout.FileID, mode layout.IOMode, off, n int64) *layout.Segment {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	e := k.files[id]
+	if e == nil {
+		return nil
+	}
+	k.order.MoveToFront(e)
+	s, _ := e.Value.(*cached).layout.Find(mode, off, n)
+	return s
+}
+
+// add takes granted segments in, in place of those that they make useless.
+func (k *cache) add(id layout.FileID, granted []layout.Segment) {
+	if len(granted) == 0 {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	e := k.files[id]
+	if e == nil {
+		if k.files == nil {
+			k.files = make(map[layout.FileID]*list.Element)
+		}
+		e = k.order.PushFront(&cached{id: id})
+		k.files[id] = e
+		if len(k.files) > k.limit {
+			k.remove(k.order.Back())
+		}
+	}
+	k.order.MoveToFront(e)
+	f := e.Value.(*cached)
+	segments := slices.Clone(granted)
+	for _, old := range f.layout.Segments {
+		if !slices.ContainsFunc(granted, func(s layout.Segment) bool { return replaces(&s, &old) }) {
+			segments = append(segments, old)
+		}
+	}
+	f.layout.Segments = segments[:min(len(segments), fileSegments)]
+}
+
+// replaces reports whether s can do whatever old can.
+func replaces(s, old *layout.Segment) bool {
+	if s.Off > old.Off || s.End() < old.End() {
+		return false
+	}
+	return s.IOMode == old.IOMode || s.IOMode == layout.IOModeRW && s.Flags&layout.FlagNoReadIO == 0
+}
+
+// recall forgets the segments that share a byte with r.
+func (k *cache) recall(id layout.FileID, r layout.Range) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	e := k.files[id]
+	if e == nil {
+		return
+	}
+	f := e.Value.(*cached)
+	var kept []layout.Segment
+	for _, s := range f.layout.Segments {
+		if !s.Overlaps(r) {
+			kept = append(kept, s)
+		}
+	}
+	if f.layout.Segments = kept; kept == nil {
+		k.remove(e)
+	}
+}
+
+// remove forgets a file; k.mu is held.
+func (k *cache) remove(e *list.Element) {
+	delete(k.files, k.order.Remove(e).(*cached).id)
+}
+
+func (k *cache) clear() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.files = nil
+	k.order.Init()
+}
+
+// CachedLayout returns a segment that may be used for mode and holds off; of the n bytes there it may cover only the
+// first. nil means that Layout must be asked. It does no I/O and allocates nothing. The segment is shared: read only.
+func (c *Client) CachedLayout(id layout.FileID, mode layout.IOMode, off, n int64) *layout.Segment {
+	return c.cache.find(id, mode, off, n)
+}
+
+// Layout is CachedLayout that asks the service for what is not known, and waits while no data server can take the
+// file. nil without an error is a hole, which only a read can meet. Holes are not remembered: somebody may fill them.
+func (c *Client) Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64) (*layout.Segment, error) {
+	var retry backoff
+	for {
+		if s := c.cache.find(id, mode, off, n); s != nil {
+			return s, nil
+		}
+		found, err := c.layoutGet(ctx, id, mode, off, n)
+		var status *metarpc.Error
+		switch {
+		case err == nil && found: // look again: it may have been recalled since
+		case err == nil && mode == layout.IOModeRead:
+			return nil, nil
+		case err == nil:
+			return nil, fmt.Errorf("%w: no layout for writing inode %d at %d among those granted", metarpc.ErrMalformed, id, off)
+		case errors.As(err, &status) && status.Status == metarpc.StatusLayoutUnavailable:
+			if !retry.wait(ctx) {
+				return nil, fmt.Errorf("inode %d: %w (%w)", id, ctx.Err(), err)
+			}
+		default:
+			return nil, fmt.Errorf("layout of inode %d at %d: %w", id, off, err)
+		}
+	}
+}
+
+// layoutGet asks the service once, and reports whether what it granted holds off.
+func (c *Client) layoutGet(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64) (bool, error) {
+	if err := c.grants.take(ctx, id); err != nil {
+		return false, c.wrap(metarpc.OpLayoutGet, err)
+	}
+	if mode == layout.IOModeRead {
+		n = layout.ToEOF // asking makes nothing, so have it all; asking to write does
+	}
+	args := &metarpc.LayoutGetArgs{ID: id, IOMode: mode, Off: off, Len: n}
+	var found bool
+	var bad error
+	err := c.do(ctx, metarpc.OpLayoutGet, metarpc.Cred{}, args, nil, func(o *outcome) {
+		switch {
+		case o.err != nil || o.status != metarpc.StatusOK:
+			c.grants.end(id, false)
+		case o.abandoned: // nobody knows whether the file is still used
+			c.grants.stray(id)
+			c.grants.end(id, false)
+		default:
+			var granted []layout.Segment
+			granted, bad = decodeLayout(o.raw)
+			c.cache.add(id, granted)
+			c.grants.end(id, len(granted) > 0)
+			l := layout.Layout{Segments: granted}
+			s, _ := l.Find(mode, off, 1)
+			found = s != nil
+		}
+	})
+	if err != nil {
+		return false, err
+	}
+	return found, bad
+}
+
+func decodeLayout(raw []byte) ([]layout.Segment, error) {
+	var r metarpc.LayoutResult
+	if err := metarpc.DecodeResult(metarpc.OpLayoutGet, raw, &r); err != nil {
+		return nil, err
+	}
+	var granted []layout.Segment
+	for i := range r.Segments {
+		s, err := r.Segments[i].Layout()
+		if err != nil {
+			return nil, err
+		}
+		granted = append(granted, *s)
+	}
+	return granted, nil
+}
+
+// DropLayout forgets the cached segments of a file that reach past off, so that the service is asked again. Nothing is
+// given back.
+func (c *Client) DropLayout(id layout.FileID, off int64) {
+	c.cache.recall(id, layout.Range{Off: off, Len: layout.ToEOF})
+}
+
+// Forget forgets a file's layouts and gives them back, soon. Nothing of the file may be being written.
+func (c *Client) Forget(id layout.FileID) {
+	c.cache.recall(id, layout.Range{Len: layout.ToEOF})
+	c.grants.letGo(id)
+}

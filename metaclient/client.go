@@ -1,0 +1,408 @@
+package metaclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+)
+
+// maxRecalls bounds the recalls that are being answered; a service that sends more without waiting for answers loses
+// the connection.
+const maxRecalls = 1024
+
+// Config says which service to use and as whom.
+type Config struct {
+	Addrs  []string // HOST:PORT, tried in turn
+	Client metarpc.ClientInfo
+	Log    *slog.Logger // nil = slog.Default()
+
+	// OnRecall finishes writes in [off, off+n) of a file, makes them stable and forgets what is kept of that range;
+	// n may be layout.ToEOF. The recall is answered when it returns. It is called in a goroutine of its own, several at
+	// once. Its calls must be made with ctx, which gives them slots when all others are taken. nil = there is never
+	// anything to do.
+	OnRecall func(ctx context.Context, id layout.FileID, off, n int64) error
+	// OnReset is called, in a goroutine of its own, after a new session had to be begun or the service was restarted:
+	// provisional sizes must be reported again. Files that are open have been opened again before. Cached layouts are gone.
+	// Its calls must be made with ctx, which ends when the client is closed or the next reset comes. nil = nothing to do.
+	OnReset func(ctx context.Context)
+}
+
+// Client is a session with the metadata service. Its methods may be called by many goroutines.
+type Client struct {
+	cfg  Config
+	log  *slog.Logger
+	dial func(ctx context.Context, addr string) (net.Conn, error)
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup
+
+	opens   ledger // Open and Close
+	grants  ledger // LayoutGet and LayoutReturn
+	cache   cache
+	devices deviceTable
+	chores  chan struct{} // wakes the janitor
+
+	mu          sync.Mutex
+	session     *session      // nil between sessions
+	conn        *conn         // nil while there is none
+	begun       chan struct{} // closed when there is a session again
+	addr        int           // index of the address to try first
+	volume      [16]byte
+	instance    [16]byte
+	since       time.Time // when the connection was made or lost
+	problem     error     // why there is no connection
+	reconnects  int
+	recalls     int // being answered
+	cancelReset context.CancelFunc
+	resetDone   chan struct{} // of the last reset
+}
+
+// State is how the client is, for people.
+type State struct {
+	Addr       string // of the service it is connected to, or was last
+	Connected  bool
+	Since      time.Time // when the connection was made or lost
+	Problem    error     // why there is no connection
+	Reconnects int
+	Session    metarpc.SessionID
+	Volume     [16]byte
+	Instance   [16]byte
+	Lease      time.Duration
+	Slots      int // of the session
+	Busy       int // slots with a call that is not answered
+	Layouts    int // files with cached layouts
+}
+
+// Dial connects and begins a session. Every address is tried once; the error says for each of them what is wrong. ctx
+// bounds Dial only.
+func Dial(ctx context.Context, cfg Config) (*Client, error) {
+	d := net.Dialer{
+		Timeout: helloTimeout,
+		// The tick of the writer finds a dead peer while there are calls; this one finds it soon, and lets a NAT know that the
+		// connection is in use.
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3},
+	}
+	return start(ctx, cfg, func(ctx context.Context, addr string) (net.Conn, error) {
+		return d.DialContext(ctx, "tcp", addr)
+	})
+}
+
+func start(ctx context.Context, cfg Config, dial func(context.Context, string) (net.Conn, error)) (*Client, error) {
+	if len(cfg.Addrs) == 0 {
+		return nil, errors.New("no address of a metadata service is given")
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	c := &Client{
+		cfg: cfg, log: cfg.Log, dial: dial,
+		chores: make(chan struct{}, 1), begun: make(chan struct{}),
+		cache: cache{limit: cacheFiles},
+	}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.opens.wake, c.grants.wake = c.wakeJanitor, c.wakeJanitor
+	cn, err := c.connect(ctx, metarpc.SessionID{})
+	if err != nil {
+		c.cancel()
+		return nil, err
+	}
+	c.install(cn)
+	c.tasks.Go(func() { c.manage(cn) }) // owns the connection of the moment; ends with c.ctx
+	c.tasks.Go(c.janitor)               // sends Close and LayoutReturn; ends with c.ctx
+	return c, nil
+}
+
+// Close ends the session and stops everything. Calls that are not answered end with ErrClosed. ctx bounds the wait for
+// the service, not the stopping.
+func (c *Client) Close(ctx context.Context) error {
+	err := c.do(prior(ctx), metarpc.OpEndSession, metarpc.Cred{}, &metarpc.Empty{}, nil, func(o *outcome) {
+		if o.err == nil && o.status == metarpc.StatusOK {
+			c.cancel() // before the reader sees the service hang up, so that nobody connects again
+		}
+	})
+	c.cancel()
+	c.tasks.Wait()
+	if errors.Is(err, ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// Instance is the service's, which changes with each of its starts.
+func (c *Client) Instance() [16]byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.instance
+}
+
+// Volume identifies the file system; it never changes.
+func (c *Client) Volume() [16]byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.volume
+}
+
+// State tells how the client is.
+func (c *Client) State() State {
+	layouts := c.cache.len()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	st := State{
+		Addr: c.cfg.Addrs[c.addr], Connected: c.conn != nil, Since: c.since, Problem: c.problem, Reconnects: c.reconnects,
+		Volume: c.volume, Instance: c.instance, Layouts: layouts,
+	}
+	if s := c.session; s != nil {
+		st.Session, st.Lease, st.Slots = s.id, s.lease, len(s.slots)
+		for _, sl := range s.slots {
+			if sl.outstanding {
+				st.Busy++
+			}
+		}
+	}
+	return st
+}
+
+// manage keeps the client connected: it reads cn until it fails, connects again, and so on until c.ctx ends.
+func (c *Client) manage(cn *conn) {
+	retry := backoff{}
+	for {
+		err := c.serve(cn)
+		if c.ctx.Err() != nil {
+			c.endSession(ErrClosed)
+			return
+		}
+		c.log.Warn("metadata service: connection lost", "addr", cn.addr, "err", err)
+		if cn.useful {
+			retry = backoff{}
+		}
+		for cn = nil; cn == nil; {
+			if errors.Is(err, errSessionGone) {
+				c.log.Warn("metadata service: session lost, beginning a new one")
+				c.endSession(err)
+			}
+			if !retry.wait(c.ctx) {
+				c.endSession(ErrClosed)
+				return
+			}
+			cn, err = c.connect(c.ctx, c.sessionID())
+			if err != nil && c.ctx.Err() == nil {
+				c.failed(err)
+			}
+		}
+		c.install(cn)
+		c.log.Info("metadata service: connected again", "addr", cn.addr)
+	}
+}
+
+func (c *Client) sessionID() metarpc.SessionID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.session == nil {
+		return metarpc.SessionID{}
+	}
+	return c.session.id
+}
+
+// failed records why there is no connection, and logs it if it is another reason than before.
+func (c *Client) failed(err error) {
+	c.mu.Lock()
+	before := c.problem
+	c.problem = err
+	c.mu.Unlock()
+	if before == nil || before.Error() != err.Error() {
+		c.log.Warn("metadata service: no connection, trying on", "err", err)
+	}
+}
+
+// install makes cn the session's connection, beginning a session if there is none, and sends what is not answered.
+// Only the manager calls it, and Dial before there is a manager.
+func (c *Client) install(cn *conn) {
+	w := cn.welcome
+	first := c.since.IsZero() // only this goroutine changes what is read here without the lock
+	fresh := c.session == nil
+	reset := !first && (fresh || c.instance != w.Instance)
+	if reset {
+		c.cache.clear() // before any reply is read: the service may not know of what it granted before
+	}
+	c.devices.expire()
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.volume, c.instance = w.Volume, w.Instance
+	if fresh {
+		c.session = newSession(w)
+		close(c.begun)
+	}
+	if !first {
+		c.reconnects++
+	}
+	for _, sl := range c.session.slots {
+		if sl.outstanding {
+			cn.queue(sl)
+		}
+	}
+	c.conn, c.since, c.problem = cn, time.Now(), nil
+	if reset {
+		c.startReset()
+	}
+}
+
+// startReset begins the work after a reset, once that of an earlier reset has ended; c.mu is held.
+func (c *Client) startReset() {
+	if c.cancelReset != nil {
+		c.cancelReset()
+	}
+	ctx, cancel := context.WithCancel(prior(c.ctx))
+	before, done := c.resetDone, make(chan struct{})
+	c.cancelReset, c.resetDone = cancel, done
+	// Owns the reclaiming after this reset; ends with it, with the next reset, or with c.ctx.
+	c.tasks.Go(func() {
+		defer close(done)
+		defer cancel()
+		if before != nil {
+			<-before
+		}
+		c.reclaim(ctx)
+		if c.cfg.OnReset != nil && ctx.Err() == nil {
+			c.cfg.OnReset(ctx)
+		}
+	})
+}
+
+// endSession gives up the session, if there is one. Calls that wait learn what has become of theirs.
+func (c *Client) endSession(cause error) {
+	c.mu.Lock()
+	s := c.session
+	if s == nil {
+		c.mu.Unlock()
+		return
+	}
+	c.session, c.begun = nil, make(chan struct{})
+	var lost []*slot
+	for _, sl := range s.slots {
+		if sl.outstanding {
+			sl.outstanding = false
+			lost = append(lost, sl)
+		}
+	}
+	c.mu.Unlock()
+	close(s.ended)
+	for _, sl := range lost {
+		sl.lost(cause)
+	}
+}
+
+// wakeJanitor tells the janitor that there is something to give back.
+func (c *Client) wakeJanitor() {
+	select {
+	case c.chores <- struct{}{}:
+	default:
+	}
+}
+
+// gather is how long the janitor lets things to be given back add up, so that it needs few calls.
+const gather = 20 * time.Millisecond
+
+func (c *Client) janitor() {
+	for {
+		select {
+		case <-c.ctx.Done():
+			return
+		case <-c.chores:
+		}
+		if !sleep(c.ctx, gather) {
+			return
+		}
+		c.giveBack(&c.opens, metarpc.OpClose, func(ids []layout.FileID) any { return &metarpc.CloseArgs{IDs: ids} })
+		c.giveBack(&c.grants, metarpc.OpLayoutReturn, func(ids []layout.FileID) any { return &metarpc.LayoutReturnArgs{IDs: ids} })
+	}
+}
+
+func (c *Client) giveBack(l *ledger, op metarpc.Op, args func([]layout.FileID) any) {
+	for {
+		ids := l.batch(metarpc.MaxBatch)
+		if len(ids) == 0 {
+			return
+		}
+		err := c.Call(c.ctx, op, 0, 0, args(ids), nil)
+		if err != nil && c.ctx.Err() == nil {
+			c.log.Error("metadata service: giving back", "op", op, "files", len(ids), "err", err)
+		}
+		l.given(ids)
+	}
+}
+
+// reclaim opens again what is open, after the service may have forgotten it.
+func (c *Client) reclaim(ctx context.Context) {
+	files := make(chan layout.FileID)
+	var workers sync.WaitGroup
+	for range 8 {
+		workers.Go(func() { // reclaims files until there are no more
+			for id := range files {
+				if err := c.reopen(ctx, id); err != nil && ctx.Err() == nil {
+					c.log.Error("metadata service: a file that is open cannot be opened again", "inode", id, "err", err)
+				}
+			}
+		})
+	}
+	for _, id := range c.opens.all() {
+		files <- id
+	}
+	close(files)
+	workers.Wait()
+}
+
+func (c *Client) reopen(ctx context.Context, id layout.FileID) error {
+	if err := c.opens.take(ctx, id); err != nil {
+		return err
+	}
+	if !c.opens.holds(id) { // released meanwhile
+		c.opens.end(id, false)
+		return nil
+	}
+	return c.do(ctx, metarpc.OpOpen, metarpc.Cred{}, &metarpc.IDArgs{ID: id}, nil, func(o *outcome) { c.opens.end(id, false) })
+}
+
+// backoff is the delay between attempts to connect.
+type backoff struct{ last time.Duration }
+
+const (
+	backoffMin = 100 * time.Millisecond
+	backoffMax = 5 * time.Second
+)
+
+// wait sleeps for the next delay and reports whether ctx still lives.
+func (b *backoff) wait(ctx context.Context) bool {
+	b.last = min(max(2*b.last, backoffMin), backoffMax)
+	return sleep(ctx, jitter(b.last))
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// wrap adds to the end of a caller's context what the call was and, if that is why, that there is no connection.
+func (c *Client) wrap(op metarpc.Op, err error) error {
+	c.mu.Lock()
+	problem := c.problem
+	c.mu.Unlock()
+	if problem != nil {
+		return fmt.Errorf("metadata service: %v: %w (no connection: %v)", op, err, problem)
+	}
+	return fmt.Errorf("metadata service: %v: %w", op, err)
+}

@@ -1,0 +1,67 @@
+package metaclient
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+)
+
+// deviceTable is what the service last said of its devices.
+type deviceTable struct {
+	mu      sync.Mutex
+	known   map[layout.DeviceID]layout.Device
+	current int // counts connections
+	asked   int // current when known was asked for
+}
+
+// expire makes the next look-up ask the service.
+func (t *deviceTable) expire() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.current++
+}
+
+// get looks a device up. current is for put.
+func (t *deviceTable) get(id layout.DeviceID) (d layout.Device, ok bool, current int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	d, ok = t.known[id]
+	return d, ok && t.asked == t.current, t.current
+}
+
+func (t *deviceTable) put(known map[layout.DeviceID]layout.Device, current int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if current >= t.asked {
+		t.known, t.asked = known, current
+	}
+}
+
+// Device says where a device is. The service is asked if the device is not known, or not since the last reconnect.
+func (c *Client) Device(ctx context.Context, id layout.DeviceID) (layout.Device, error) {
+	d, ok, current := c.devices.get(id)
+	if ok {
+		return d, nil
+	}
+	infos, err := c.Devices(ctx)
+	if err != nil {
+		return layout.Device{}, fmt.Errorf("device %v: %w", id, err)
+	}
+	known := make(map[layout.DeviceID]layout.Device, len(infos))
+	for i := range infos {
+		d, err := infos[i].Device.Layout()
+		if err != nil {
+			return layout.Device{}, fmt.Errorf("%w: %w", metarpc.ErrMalformed, err)
+		}
+		known[d.ID] = d
+	}
+	c.devices.put(known, current)
+	d, ok = known[id]
+	if !ok {
+		return layout.Device{}, fmt.Errorf("device %v: the metadata service does not know it", id)
+	}
+	return d, nil
+}

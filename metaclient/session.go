@@ -1,0 +1,246 @@
+package metaclient
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+)
+
+// session is one session with the service: its slots, and the calls in them. Client.mu guards what is said to be.
+type session struct {
+	id    metarpc.SessionID
+	lease time.Duration
+	slots []*slot
+
+	free  chan *slot    // for ordinary calls
+	prior chan *slot    // for calls of OnRecall, OnReset and Close only
+	renew chan *slot    // for Renew only
+	ended chan struct{} // closed when the session is over
+}
+
+// slot holds one call. Whoever took it from a channel owns it until submit; from then until the call is answered or lost
+// it is outstanding, and afterwards it belongs to the caller again or, if that has left, to who found out.
+type slot struct {
+	number   int
+	pool     chan *slot // where it returns to
+	sequence uint64
+	frame    []byte // the call, from submit on unchanged
+
+	op   metarpc.Op
+	hook func(*outcome)
+
+	outstanding bool // these three are guarded by Client.mu
+	abandoned   bool // the caller has left
+	sends       int  // connections on which the call was sent and may have been executed
+
+	done   chan struct{} // has a token when result is set and the caller has not left
+	result outcome
+}
+
+// outcome is what became of a call.
+type outcome struct {
+	err       error // no answer: an *OutcomeError, ErrClosed, errAgain, or the reason why it was never sent
+	status    metarpc.Status
+	message   string
+	raw       []byte // the result's bytes, valid until the slot is used again
+	abandoned bool   // nobody else looks at this outcome
+}
+
+func newSession(w *metarpc.Welcome) *session {
+	s := &session{
+		id: w.Session, lease: time.Duration(w.Lease),
+		free: make(chan *slot, w.Slots), prior: make(chan *slot, w.Slots), renew: make(chan *slot, 1),
+		ended: make(chan struct{}),
+	}
+	kept := max(1, w.Slots/8)
+	for i := range w.Slots {
+		sl := &slot{number: i, done: make(chan struct{}, 1)}
+		s.slots = append(s.slots, sl)
+		switch {
+		case i == 0:
+			sl.pool = s.renew
+		case i <= kept:
+			sl.pool = s.prior
+		default:
+			sl.pool = s.free
+		}
+		sl.pool <- sl
+	}
+	return s
+}
+
+// bigBuffer is the capacity above which a slot's buffer is not kept for the next call.
+const bigBuffer = 16 << 10
+
+// release makes a slot that is not outstanding ready for the next call.
+func (sl *slot) release() {
+	sl.result, sl.hook = outcome{raw: sl.result.raw[:0]}, nil
+	if cap(sl.frame) > bigBuffer {
+		sl.frame = nil
+	}
+	if cap(sl.result.raw) > bigBuffer {
+		sl.result.raw = nil
+	}
+	sl.pool <- sl
+}
+
+// finish tells whoever is concerned that the slot's result is set; the slot is no longer outstanding.
+func (sl *slot) finish() {
+	if sl.hook != nil && sl.result.err != errAgain {
+		sl.hook(&sl.result)
+	}
+	if sl.result.abandoned {
+		sl.release()
+	} else {
+		sl.done <- struct{}{}
+	}
+}
+
+// lost ends a call whose session is over. One that may have been executed and must not be twice is an OutcomeError;
+// others go on in the next session, if anybody still waits for them.
+func (sl *slot) lost(cause error) {
+	switch {
+	case cause == ErrClosed:
+		sl.result.err = ErrClosed
+	case sl.op.Once() && sl.sends > 0, sl.abandoned:
+		sl.result.err = &OutcomeError{Op: sl.op, Cause: cause}
+	default:
+		sl.result.err = errAgain
+	}
+	sl.result.abandoned = sl.abandoned
+	sl.finish()
+}
+
+// errAgain ends a call that goes on in the next session.
+var errAgain = errors.New("to be called again")
+
+type priorKey struct{}
+
+// prior marks the context of calls that others may wait for, so that they get slots of their own.
+func prior(ctx context.Context) context.Context { return context.WithValue(ctx, priorKey{}, true) }
+
+// acquire waits for a session and a slot of it.
+func (c *Client) acquire(ctx context.Context) (*session, *slot, error) {
+	for {
+		if c.ctx.Err() != nil {
+			return nil, nil, ErrClosed
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, nil, err
+		}
+		c.mu.Lock()
+		s, begun := c.session, c.begun
+		c.mu.Unlock()
+		if s == nil {
+			select {
+			case <-begun:
+			case <-ctx.Done():
+			case <-c.ctx.Done():
+			}
+			continue
+		}
+		select {
+		case sl := <-s.free:
+			return s, sl, nil
+		default:
+		}
+		var reserve chan *slot
+		if ctx.Value(priorKey{}) != nil {
+			reserve = s.prior
+		}
+		select {
+		case sl := <-s.free:
+			return s, sl, nil
+		case sl := <-reserve:
+			return s, sl, nil
+		case <-s.ended:
+		case <-ctx.Done():
+		case <-c.ctx.Done():
+		}
+	}
+}
+
+// submit makes a slot with a frame outstanding and queues it; abandoned says that nobody will wait. It reports false if
+// the session is over.
+func (c *Client) submit(s *session, sl *slot, op metarpc.Op, hook func(*outcome), abandoned bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.session != s {
+		return false
+	}
+	sl.op, sl.hook = op, hook
+	sl.outstanding, sl.abandoned, sl.sends = true, abandoned, 0
+	if c.conn != nil {
+		c.conn.queue(sl)
+	}
+	return true
+}
+
+// abandon leaves an outstanding call to itself. It reports false if its outcome is already there or about to be.
+func (c *Client) abandon(sl *slot) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if sl.outstanding {
+		sl.abandoned = true
+	}
+	return sl.outstanding
+}
+
+// Call makes a call and waits for its answer, through lost connections, until ctx ends. args points to the arguments of
+// op, result to a zero value of its result or is nil. A status other than StatusOK is a *metarpc.Error; an
+// *OutcomeError tells that nobody knows whether the call was executed. After the end of ctx the call may still be
+// executed, once.
+func (c *Client) Call(ctx context.Context, op metarpc.Op, uid, gid uint32, args, result any) error {
+	return c.do(ctx, op, metarpc.Cred{UID: uid, GID: gid}, args, result, nil)
+}
+
+// do is Call with a hook, which learns the call's outcome exactly once, also when the caller has left before. The hook
+// runs in the goroutine that reads the connection when there is an answer, before anything that the service sent later
+// is looked at. It must be short.
+func (c *Client) do(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args, result any, hook func(*outcome)) error {
+	never := func(err error) error { // the end of a call that is in no slot
+		if hook != nil {
+			hook(&outcome{err: err})
+		}
+		return err
+	}
+	for {
+		s, sl, err := c.acquire(ctx)
+		if err != nil {
+			return never(c.wrap(op, err))
+		}
+		h := metarpc.CallHeader{Slot: sl.number, Sequence: sl.sequence + 1, Op: op, Cred: cred}
+		sl.frame, err = metarpc.AppendCall(sl.frame[:0], h, args)
+		if err != nil {
+			sl.release()
+			return never(c.wrap(op, err))
+		}
+		sl.sequence++
+		if !c.submit(s, sl, op, hook, false) {
+			continue
+		}
+		select {
+		case <-sl.done:
+		case <-ctx.Done():
+			if c.abandon(sl) {
+				return c.wrap(op, ctx.Err())
+			}
+			<-sl.done
+		}
+		o := &sl.result
+		err = o.err
+		switch {
+		case err == errAgain:
+			continue
+		case err != nil:
+		case o.status != metarpc.StatusOK:
+			err = &metarpc.Error{Op: op, Status: o.status, Message: o.message}
+		case result != nil:
+			err = metarpc.DecodeResult(op, o.raw, result)
+		}
+		sl.release()
+		return err
+	}
+}
