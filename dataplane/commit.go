@@ -1,0 +1,324 @@
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/weftfs/weft/layout"
+)
+
+const (
+	// commitRounds bounds how often one settle sends data again because the server has lost it.
+	commitRounds = 8
+	// syncRounds is the first round in which data is sent again as DATA_SYNC, which needs no verifier to believe.
+	syncRounds = 3
+	// resendWidth bounds the extents of one data file that are sent again at the same time.
+	resendWidth = 16
+	// releaseBatch is how many extents are looked at under one hold of dataFile.mu: giving a full pool back takes
+	// milliseconds, and completions of other writes wait for the lock.
+	releaseBatch = 1024
+)
+
+// Commit makes stable, at every mirror, all writes that were acknowledged before it was called. Writes go on meanwhile.
+//
+// Data that a server has lost is sent again. What fails stays retained, so an error is not the end of the data: the next
+// Commit tries again and, until that works or Drop ends it, returns the error again. If ctx ends first, requests already
+// sent go on; no memory of the caller is involved. The caller must not hold a LockRange on the file.
+func (f *File) Commit(ctx context.Context) error {
+	if f.unstable.Load() == 0 {
+		return nil
+	}
+	files := f.dataFiles()
+	errs := make([]error, len(files))
+	var wg sync.WaitGroup
+	for i, d := range files {
+		if i == len(files)-1 {
+			errs[i] = f.settle(ctx, d)
+		} else {
+			wg.Go(func() { errs[i] = f.settle(ctx, d) })
+		}
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// settle commits what is retained of one data file at the time of the call.
+func (f *File) settle(ctx context.Context, d *dataFile) error {
+	d.mu.Lock()
+	goal := d.clock
+	d.mu.Unlock()
+	if !d.holds(goal) {
+		return nil
+	}
+	// One at a time. Those who wait mostly find their data committed by the one before them, since its COMMIT is sent
+	// after they came: many callers of fsync share few COMMITs.
+	select {
+	case d.turn <- struct{}{}:
+		defer func() { <-d.turn }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	for round := 0; d.holds(goal); round++ {
+		if round == commitRounds {
+			return &Error{Op: layout.OpCommit, Device: d.use.Load().Device, Err: ErrVerifier}
+		}
+		if err := backOff(ctx, round); err != nil {
+			return err
+		}
+		stable := layout.Unstable
+		if round >= syncRounds {
+			stable = layout.DataSync
+		}
+		if err := f.resendLost(ctx, d, stable); err != nil {
+			return err
+		}
+		if err := f.commitOnce(ctx, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// backOff waits before a round: not before the first, nor before the one that follows a restart.
+func backOff(ctx context.Context, round int) error {
+	if round < 2 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(min(50*time.Millisecond<<round, 2*time.Second))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// commitOnce sends one COMMIT and notes what it says about everything acknowledged before.
+func (f *File) commitOnce(ctx context.Context, d *dataFile) error {
+	op := &layout.Op{Kind: layout.OpCommit, File: d.use.Load()}
+	c, err := f.plane.connectWait(ctx, op.File.Device)
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	upto, count := d.clock, d.retained.count
+	d.mu.Unlock()
+	if count == 0 {
+		return nil
+	}
+	if err := c.do(ctx, op); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		// The server may have thrown the data away with the error, and need not say so twice (nfs3: RFC 1813 section
+		// 3.3.21): only what is sent again can be believed.
+		d.committed(upto, nil)
+		return opError(op, err)
+	}
+	if d.committed(upto, &op.Verifier) > 0 {
+		f.plane.noteLoss(c.dev, op.Verifier)
+	}
+	return nil
+}
+
+// noteLoss logs that a server has restarted and lost data, once for each restart.
+func (p *Plane) noteLoss(d *device, verf layout.Verifier) {
+	d.mu.Lock()
+	known := d.lossNoted == verf
+	d.lossNoted = verf
+	d.mu.Unlock()
+	if !known {
+		p.cfg.Log.Warn("data server restarted and lost unstable data; it is sent again", "device", d.id)
+	}
+}
+
+// holds reports whether anything is retained that was acknowledged at or before goal.
+func (d *dataFile) holds(goal uint64) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	found := false
+	d.retained.overlapping(0, math.MaxInt64, func(e *extent[retained]) bool {
+		found = e.val.acked <= goal
+		return !found
+	})
+	return found
+}
+
+// committed goes through what was acknowledged at or before upto, when the COMMIT was sent: data with the verifier of its
+// reply is stable and released; other data, all of it if verf is nil, is lost. It returns how many extents are lost.
+func (d *dataFile) committed(upto uint64, verf *layout.Verifier) (lost int) {
+	for next := int64(0); next < math.MaxInt64; {
+		d.mu.Lock()
+		if verf != nil {
+			d.verifier = *verf
+		}
+		end, n := int64(math.MaxInt64), 0
+		d.retained.overlapping(next, math.MaxInt64, func(e *extent[retained]) bool {
+			if n++; n > releaseBatch {
+				end = e.off
+				return false
+			}
+			return true
+		})
+		before := d.retained.count
+		d.retained.deleteFunc(next, end, func(e *extent[retained]) bool {
+			r := &e.val
+			switch {
+			case r.sent > upto:
+				return false
+			case verf == nil || r.lost || r.verifier != *verf:
+				r.lost = true
+				lost++
+				return false
+			}
+			releaseRetained(r)
+			return true
+		})
+		d.file.unstable.Add(int64(d.retained.count - before))
+		d.mu.Unlock()
+		next = end
+	}
+	return lost
+}
+
+// resendLost sends again what the data file has lost. It stops at the first failure, when all that was begun has ended.
+func (f *File) resendLost(ctx context.Context, d *dataFile, stable layout.Stability) error {
+	var spans []span
+	d.mu.Lock()
+	d.retained.overlapping(0, math.MaxInt64, func(e *extent[retained]) bool {
+		if e.val.lost {
+			spans = append(spans, span{e.off, e.end})
+		}
+		return true
+	})
+	d.mu.Unlock()
+	if len(spans) == 0 {
+		return nil
+	}
+	results := make(chan error, len(spans)) // never blocks those who answer after ctx has ended
+	running := 0
+	wait := func() error {
+		select {
+		case err := <-results:
+			running--
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	var errs []error
+	for _, s := range spans {
+		if len(errs) > 0 || ctx.Err() != nil {
+			break
+		}
+		if running == resendWidth {
+			if err := wait(); err != nil {
+				errs = append(errs, err)
+				break
+			}
+		}
+		node, err := f.lock(ctx, s.off, s.end)
+		if err != nil {
+			return err
+		}
+		running++
+		// This goroutine owns one range of the file until its data was sent again; it ends with the replies.
+		go func() {
+			err := f.resend(d, s, stable)
+			f.locks.release(f.plane, node)
+			results <- err
+		}()
+	}
+	for running > 0 {
+		if err := wait(); err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// resend sends again what is lost in s, whose range is locked: newer writes have either replaced it or wait.
+func (f *File) resend(d *dataFile, s span, stable layout.Stability) error {
+	var lost []extent[retained]
+	d.mu.Lock()
+	d.retained.overlapping(s.off, s.end, func(e *extent[retained]) bool {
+		if e.val.lost {
+			e.val.buf.Ref()
+			lost = append(lost, *e)
+		}
+		return true
+	})
+	d.mu.Unlock()
+	var errs []error
+	for i := range lost {
+		if len(errs) == 0 {
+			if err := f.resendExtent(d, &lost[i], stable); err != nil {
+				errs = append(errs, err)
+			}
+		}
+		lost[i].val.buf.Release()
+	}
+	return errors.Join(errs...)
+}
+
+func (f *File) resendExtent(d *dataFile, e *extent[retained], stable layout.Stability) error {
+	// Its requests are not ended by a context: the range stays locked until the server has answered.
+	ctx := context.Background()
+	use := d.use.Load()
+	c, err := f.plane.connectWait(ctx, use.Device)
+	if err != nil {
+		return err
+	}
+	epoch := c.epoch()
+	_, wsize := c.Limits()
+	var first *layout.Op
+	all := true // so far stable as asked
+	for off := e.off; off < e.end; {
+		end := min(e.end, off+int64(max(wsize, 1)))
+		pc := piece{op: layout.Op{Kind: layout.OpWrite, File: use, Off: off, Data: e.val.bytes(off, end), Stable: stable}}
+		if err := c.do(ctx, &pc.op); err != nil {
+			return opError(&pc.op, err)
+		}
+		if err := pc.writeResult(); err != nil {
+			return opError(&pc.op, err)
+		}
+		if first == nil {
+			first = &pc.op
+		} else if pc.op.Verifier != first.Verifier {
+			return nil // restarted in between: still lost, the next round sends it again
+		}
+		all = all && pc.stableAsAsked()
+		off = end
+	}
+	d.resent(e.off, e.end, first.Verifier, epoch, all)
+	return nil
+}
+
+// resent notes the new acknowledgement of what was lost in [off, end), whose range is locked.
+func (d *dataFile) resent(off, end int64, verf layout.Verifier, epoch uint64, stable bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.verifier = verf
+	d.clock++
+	before := d.retained.count
+	d.retained.deleteFunc(off, end, func(e *extent[retained]) bool {
+		r := &e.val
+		if !r.lost {
+			return false
+		}
+		if stable {
+			releaseRetained(r)
+			return true
+		}
+		r.verifier, r.epoch, r.sent, r.lost = verf, epoch, d.clock, false
+		return false
+	})
+	d.file.unstable.Add(int64(d.retained.count - before))
+}

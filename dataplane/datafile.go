@@ -1,0 +1,102 @@
+package dataplane
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/weftfs/weft/internal/iobuf"
+	"github.com/weftfs/weft/layout"
+)
+
+// dataFile is what the plane knows of one data file: the data written to it that may not be stable yet.
+type dataFile struct {
+	file *File
+	// use is the data file with the newest handles and credentials seen.
+	use atomic.Pointer[layout.DataFile]
+	// turn is held by whoever commits the data file (one element; settle).
+	turn chan struct{}
+
+	mu       sync.Mutex
+	retained extents[retained]
+	clock    uint64          // counts acknowledgements
+	verifier layout.Verifier // of the last reply
+}
+
+// retained is unstable data in memory.
+type retained struct {
+	buf      *iobuf.Buf // a reference; extents cut from one have one each
+	base     int64      // offset in the file of buf's first byte
+	verifier layout.Verifier
+	epoch    uint64 // of the target before the data was sent
+	acked    uint64 // clock of the first acknowledgement
+	sent     uint64 // clock of the last acknowledgement
+	lost     bool   // the server does not have it, or may not: it must be sent again
+}
+
+func (r *retained) bytes(off, end int64) []byte { return r.buf.Bytes()[off-r.base : end-r.base] }
+
+func releaseRetained(r *retained) { r.buf.Release() }
+
+func refRetained(r *retained) { r.buf.Ref() }
+
+// replace cuts [off, end) out of what is retained, because newer data was acknowledged or the file was truncated. mu is
+// held.
+func (d *dataFile) replace(off, end int64) {
+	before := d.retained.count
+	if before > 0 {
+		d.retained.cut(off, end, releaseRetained, refRetained)
+		d.file.unstable.Add(int64(d.retained.count - before))
+	}
+}
+
+// supersede notes a stable write.
+func (d *dataFile) supersede(pc *piece) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.verifier = pc.op.Verifier
+	d.replace(pc.op.Off, pc.end())
+}
+
+// retain takes over the piece's buffer until its data is stable.
+func (d *dataFile) retain(pc *piece) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.verifier = pc.op.Verifier
+	d.replace(pc.op.Off, pc.end())
+	d.clock++
+	d.retained.insert(pc.op.Off, pc.end(), retained{
+		buf: pc.buf, base: pc.op.Off, verifier: pc.op.Verifier, epoch: pc.epoch, acked: d.clock, sent: d.clock,
+	})
+	d.file.unstable.Add(1)
+	pc.buf = nil
+}
+
+// examine reports whether unstable data is retained in [off, end), and whether the server may have lost some of it, going
+// by the target's present epoch. It errs on the side of doubt: verifiers of replies that overtook one another make a
+// difference too.
+func (d *dataFile) examine(off, end int64, epoch uint64) (overlaps, doubt bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.retained.overlapping(off, end, func(e *extent[retained]) bool {
+		overlaps, doubt = true, d.inDoubt(&e.val, epoch)
+		return !doubt
+	})
+	return overlaps, doubt
+}
+
+func (d *dataFile) inDoubt(r *retained, epoch uint64) bool {
+	return r.lost || r.verifier != d.verifier || r.epoch != epoch
+}
+
+// overlay copies retained data that is in doubt over data read at off.
+func (d *dataFile) overlay(data []byte, off int64, epoch uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.retained.overlapping(off, off+int64(len(data)), func(e *extent[retained]) bool {
+		if d.inDoubt(&e.val, epoch) {
+			from, to := max(e.off, off), min(e.end, off+int64(len(data)))
+			copy(data[from-off:to-off], e.val.bytes(from, to))
+		}
+		return true
+	})
+}

@@ -1,0 +1,170 @@
+package dataplane
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"sync/atomic"
+
+	"github.com/weftfs/weft/layout"
+)
+
+// waiter is something that was put aside and goes on later: a request, or a goroutine behind a channel.
+type waiter interface {
+	// resume goes on, or fails if err is set. A gen that is no longer the waiter's own means that it ended meanwhile.
+	resume(gen uint64, err error)
+}
+
+// ticket names one waiting of a waiter. Tickets outlive what they name without harm: requests are recycled, so whoever
+// holds a ticket may meet another request in the same memory, and generations tell them apart.
+type ticket struct {
+	who waiter
+	gen uint64
+}
+
+// wakeup is the waiter for blocking code.
+type wakeup chan error
+
+func newWakeup() wakeup { return make(wakeup, 1) }
+
+func (w wakeup) resume(_ uint64, err error) { w <- err }
+
+// device is one data server: the target that reaches it, once it has been made.
+type device struct {
+	id        layout.DeviceID
+	conn      atomic.Pointer[conn] // nil until dialled
+	unflushed atomic.Bool          // conn was given requests since its last Flush
+
+	mu        sync.Mutex
+	waiting   []ticket        // for conn; a dial is running if not empty
+	lossNoted layout.Verifier // of the last restart that was logged
+}
+
+// conn is a target in use.
+type conn struct {
+	Target
+	dev   *device
+	epoch func() uint64
+}
+
+// start queues a request at the target; whoever calls it flushes later.
+func (c *conn) start(op *layout.Op) {
+	c.Target.Start(op)
+	if !c.dev.unflushed.Load() {
+		c.dev.unflushed.Store(true)
+	}
+}
+
+// do starts an op and waits until it has ended. If ctx ends first the op is detached and do returns without waiting for
+// it, so an op with Data must not be given a ctx that can end. The op must not be used again.
+func (c *conn) do(ctx context.Context, op *layout.Op) error {
+	done := make(chan struct{})
+	op.Done = func(*layout.Op) { close(done) }
+	c.Target.Start(op)
+	c.Target.Flush()
+	select {
+	case <-done:
+		return op.Err
+	case <-ctx.Done():
+		c.Target.Detach(op)
+		return ctx.Err()
+	}
+}
+
+// device returns the state of a device, making it when it is new.
+func (p *Plane) device(id layout.DeviceID) *device {
+	if d := (*p.devices.Load())[id]; d != nil {
+		return d
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	old := *p.devices.Load()
+	if d := old[id]; d != nil {
+		return d
+	}
+	d := &device{id: id}
+	m := maps.Clone(old)
+	m[id] = d
+	p.devices.Store(&m)
+	return d
+}
+
+// connect returns the device's target. If there is none yet it returns nil, sees to it that one is made, and resumes t
+// when that has worked or failed.
+func (p *Plane) connect(id layout.DeviceID, t ticket) *conn {
+	d := p.device(id)
+	if c := d.conn.Load(); c != nil {
+		return c
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if c := d.conn.Load(); c != nil {
+		return c
+	}
+	d.waiting = append(d.waiting, t)
+	if len(d.waiting) == 1 {
+		// This goroutine owns the making of the device's target; it ends when Dial has returned.
+		go p.dial(d)
+	}
+	return nil
+}
+
+func (p *Plane) dial(d *device) {
+	err := p.makeConn(d)
+	d.mu.Lock()
+	waiting := d.waiting
+	d.waiting = nil
+	d.mu.Unlock()
+	for _, t := range waiting {
+		if err != nil {
+			t.who.resume(t.gen, err)
+		} else {
+			p.later(t)
+		}
+	}
+	p.Flush() // reads that failed go to another mirror at once
+}
+
+// makeConn makes the device's target and puts it to use.
+func (p *Plane) makeConn(d *device) error {
+	if p.isClosed() {
+		return ErrClosed
+	}
+	target, err := p.cfg.Dial(d.id)
+	if err != nil {
+		return fmt.Errorf("device %s: %w", d.id, err)
+	}
+	c := &conn{Target: target, dev: d, epoch: func() uint64 { return 0 }}
+	if e, ok := target.(Epocher); ok {
+		c.epoch = e.Epoch
+	}
+	p.mu.Lock()
+	closed := p.closed
+	if !closed {
+		d.conn.Store(c) // under mu, so that Close either sees it or is seen
+	}
+	p.mu.Unlock()
+	if closed {
+		target.Close()
+		return ErrClosed
+	}
+	return nil
+}
+
+// connectWait is connect for blocking code.
+func (p *Plane) connectWait(ctx context.Context, id layout.DeviceID) (*conn, error) {
+	w := newWakeup()
+	if c := p.connect(id, ticket{who: w}); c != nil {
+		return c, nil
+	}
+	select {
+	case err := <-w:
+		if err != nil {
+			return nil, err
+		}
+		return p.device(id).conn.Load(), nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}

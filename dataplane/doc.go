@@ -1,0 +1,77 @@
+// Package dataplane turns reads and writes of file ranges into requests to data servers and joins the answers. It keeps
+// unstable data until it is stable.
+//
+// It knows neither the metadata service, from which its callers get layout segments, nor any protocol: a [Target] carries
+// requests to one data server, and Config.Dial makes the target of a device. Sizes of files, permissions, retries with a
+// new layout and the reporting of errors to many openers of a file are the caller's business.
+//
+// # Start and complete
+//
+// [File.StartRead] and [File.StartWrite] queue and return; [Plane.Flush] at the end of a batch sends what was queued.
+// A request is cut into pieces (layout.Segment.Split, then the target's limits), all pieces are started at once, a
+// counter goes down as they end, and whoever brings it to zero calls Done. No goroutine is needed for that, and nothing
+// is allocated once the pools are warm. Requests that cannot go on at once are put aside with a ticket and resumed later:
+// behind another write to the same bytes, for a device whose target is being made, for another mirror. Goroutines run
+// only where blocking code is needed: in Dial, for the resumption of what was put aside, in Commit, and to settle doubts.
+//
+// A request of the caller's must never leave its memory with us for longer than the caller can wait: Detach takes
+// it back at any moment, whatever the server does.
+//
+// # Order of writes
+//
+// Each [File] has a queue of byte ranges. A write holds its range from StartWrite until all its pieces have ended;
+// overlapping ones run in the order of their StartWrite, others in parallel. [File.LockRange] and data that is sent
+// again stand in the same queue. A piece whose outcome is unknown has not ended, so its range stays held until the
+// target has a definitive answer or is closed. Reads do not queue.
+//
+// # Unstable data
+//
+// An UNSTABLE piece is copied once, into memory bounded by Config.RetainBytes, and sent from there, to all mirrors from
+// the same copy. When its write is acknowledged each data file that answered UNSTABLE keeps a reference, the verifier
+// of the reply, and the count of acknowledgements of the data file. Newer acknowledged data, stable or not, cuts
+// the older out. If there is no memory left the piece is sent DATA_SYNC from the caller's memory instead. An answer less
+// stable than asked counts as UNSTABLE; a piece without a copy is then committed before its write is acknowledged.
+//
+// [File.Commit] sends one COMMIT (offset 0, count 0) to each data file that has retained data. The reply speaks
+// for what was acknowledged before the COMMIT was sent. What carries its verifier is released. What does not is lost:
+// its range is locked, those of its bytes that are still retained are sent again, and another COMMIT follows, in
+// bounded rounds with pauses; the later rounds send DATA_SYNC, so that a server whose verifier never comes to rest gets
+// there too. An error of COMMIT makes all data it was to cover count as lost, since a server may have thrown it away
+// with the error and need not tell twice.
+//
+// Acknowledged data is never given up here. If it cannot be sent again it stays retained, Commit returns the error, and
+// the next Commit tries again. So there is no error to remember between calls: either the data is stable, or the
+// next Commit fails too. Who finds the file removed ends this with [File.Drop](0); after a fence, [File.Renew] brings the
+// new credentials. What nobody drops takes up memory until the plane is closed, and writes go DATA_SYNC once it is full.
+//
+// A read that overlaps retained data may reach a server that has restarted and lost it. It is found out when the
+// read ends, by the target's epoch (see [Epocher]) or a verifier seen meanwhile; the data file is then settled as by
+// Commit and the read repeated. If settling fails, the retained bytes are laid over what was read. Otherwise what the
+// server says counts, also where it differs from retained bytes: another client may have written there since.
+//
+// # What may happen at the same time
+//
+//   - Commit and writes: a COMMIT covers exactly what was acknowledged before it was sent; later writes stay retained.
+//   - Commit and Commit: one at a time for each data file (dataFile.turn); who waited looks first whether the one before
+//     has done it, so that N callers cost about two COMMITs.
+//   - Commit and an earlier Commit that was given up (ctx): its COMMIT is detached, its resends go on by themselves and hold
+//     their ranges. What they acknowledge after a COMMIT was sent is not covered by that COMMIT (retained.sent).
+//   - Resend and write: both hold the range. Once it has the range, a resend sends only what is still retained and lost.
+//   - Drop and writes or resends: Drop's caller holds the range, so none is in flight in it.
+//   - Drop and COMMIT: the reply finds nothing to release.
+//   - LockRange and Commit: a resend waits for the range. A holder of LockRange that called Commit could wait for itself;
+//     to drain a file, lock, unlock, then Commit.
+//   - Detach and anything: a request that waits ends at once, and the ticket it leaves behind is void (its generation has
+//     passed). A write that waits keeps its place in the queue, as its followers count on it, and is passed over.
+//
+// # Locks
+//
+// No lock is held while Dial, a Done of the caller, or a wait runs.
+//
+// request.mu (of one read or write) comes first. It is held while the pieces are started, so Target.Start runs under it;
+// completions do not take it but for the last one. Below it are rangeLock.mu, then Plane.queueMu; dataFile.mu, then
+// iobuf's own; and File.mu, device.mu and Plane.mu, under which nothing else is locked.
+//
+// dataFile.turn and held ranges are waited for by blocking code that holds no mutex: first the turn, then ranges. Who
+// holds a range waits for replies only, never for a turn.
+package dataplane

@@ -1,0 +1,152 @@
+package dataplane
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/weftfs/weft/internal/iobuf"
+	"github.com/weftfs/weft/layout"
+)
+
+// piece is one request to one data server that is a part of a read or write.
+type piece struct {
+	op    layout.Op
+	owner *request
+	conn  *conn
+
+	data  *dataFile
+	epoch uint64 // of conn before the start
+
+	buf *iobuf.Buf // WRITE: holds op.Data, one reference; nil if that is the caller's memory
+
+	// READ of a data file in which something is retained, before the start:
+	watch   bool // it overlaps retained data: wrong if the server restarts meanwhile
+	suspect bool // some of that was in doubt then
+}
+
+var pieces = sync.Pool{New: func() any {
+	pc := new(piece)
+	pc.op.Done = pc.done
+	return pc
+}}
+
+func (pc *piece) done(*layout.Op) {
+	// Once the count is down the piece may be in use elsewhere.
+	q := pc.owner
+	q.drop()
+}
+
+func (pc *piece) free() {
+	if pc.buf != nil {
+		pc.buf.Release()
+	}
+	*pc = piece{op: layout.Op{Done: pc.op.Done}}
+	pieces.Put(pc)
+}
+
+// end is the first byte after the piece, in the file.
+func (pc *piece) end() int64 { return pc.op.Off + int64(len(pc.op.Data)) }
+
+// request is what reads and writes have in common. It is recycled: gen tells its users apart.
+//
+// The caller's memory is touched only between begin and the end of the last piece, or with mu held after looking at
+// detached. Completions take no lock: they count pending down and whoever brings it to zero runs finish.
+type request struct {
+	file *File
+	seg  *layout.Segment
+	data []byte // the caller's
+	off  int64
+	kind finisher
+
+	mu       sync.Mutex
+	gen      uint64 // increased when the request ends
+	running  bool   // pieces were started and finish has not run; otherwise the request waits for something
+	detached bool   // the caller wants its memory back: fail rather than touch it again
+	pieces   []*piece
+	units    []layout.Piece // scratch of begin
+	errs     []error
+
+	pending atomic.Int32
+}
+
+// finisher is a read or a write.
+type finisher interface {
+	waiter
+	// finish is called when all pieces have ended.
+	finish()
+	// cancel ends a request that waits, because it was detached. mu is held; cancel releases it.
+	cancel()
+}
+
+// add appends a piece and starts it. mu is held, and a count of pending.
+func (q *request) add(pc *piece) {
+	pc.owner = q
+	q.pieces = append(q.pieces, pc)
+	q.pending.Add(1)
+	pc.conn.start(&pc.op)
+}
+
+// drop takes one count off.
+func (q *request) drop() {
+	if q.pending.Add(-1) == 0 {
+		q.kind.finish()
+	}
+}
+
+// hold adds a count unless finish is due already.
+func (q *request) hold() bool {
+	for {
+		n := q.pending.Load()
+		if n == 0 {
+			return false
+		}
+		if q.pending.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// detach takes the caller's memory away from the request, if it is still the one with this gen.
+func (q *request) detach(gen uint64) {
+	q.mu.Lock()
+	if q.gen != gen {
+		q.mu.Unlock()
+		return
+	}
+	if !q.running {
+		q.kind.cancel()
+		return
+	}
+	q.detached = true
+	held := q.hold() // keeps finish away, and with it whatever changes the pieces
+	q.mu.Unlock()
+	if !held {
+		return
+	}
+	for _, pc := range q.pieces {
+		if pc.buf == nil {
+			pc.conn.Detach(&pc.op)
+		}
+	}
+	q.drop()
+}
+
+// freePieces recycles the pieces. mu is held.
+func (q *request) freePieces() {
+	for i, pc := range q.pieces {
+		pc.free()
+		q.pieces[i] = nil
+	}
+	q.pieces = q.pieces[:0]
+}
+
+// clearRequest makes the request as new but for its generation and the memory of its slices. mu is held.
+func (q *request) clearRequest() {
+	q.gen++
+	q.freePieces()
+	clear(q.units)
+	clear(q.errs)
+	q.file, q.seg, q.data, q.off = nil, nil, nil, 0
+	q.running, q.detached = false, false
+	q.units, q.errs = q.units[:0], q.errs[:0]
+}

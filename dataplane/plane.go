@@ -1,0 +1,186 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"github.com/weftfs/weft/internal/iobuf"
+	"github.com/weftfs/weft/layout"
+)
+
+// Target carries requests to one data server.
+//
+// Every method may be called from any goroutine, and all but Close also from a Done that the target itself is calling.
+type Target interface {
+	// Start takes a request. It never blocks and does no I/O; the request goes out at the next Flush or before.
+	// op.Done is called exactly once, whatever happens, at the latest when the target is closed.
+	Start(op *layout.Op)
+	// Flush sends what was started. It does not wait for replies.
+	Flush()
+	// Detach makes the target let go of op.Data: after it returned the target neither reads nor writes it. A READ ends
+	// with context.Canceled unless it has already ended otherwise; so should a COMMIT, whose caller has given up; a WRITE
+	// goes on from a private copy. Done is still called, before or after Detach returns. Detach of a request that has
+	// ended does nothing. It may wait, but not for the server.
+	Detach(op *layout.Op)
+	// Limits are the largest READ and WRITE that may be started, in bytes.
+	Limits() (rsize, wsize int)
+	// Close ends all requests with an error.
+	Close() error
+}
+
+// Epocher is what a Target also offers if it can tell when its server may have restarted.
+type Epocher interface {
+	// Epoch is a number that has changed before the first reply of a server instance which may not be the one before:
+	// for a target on connections, the number of times that one was made anew. Too many changes cost a COMMIT when
+	// uncommitted data is read back; one too few lets such a read return what the server had before the write.
+	Epoch() uint64
+}
+
+// Config of a Plane.
+type Config struct {
+	// Dial makes the target for a device: once per device, or again for the next request after it failed. It is called
+	// in a goroutine of its own and may block. The plane closes what it returns.
+	Dial func(layout.DeviceID) (Target, error)
+	// RetainBytes bounds the memory for unstable data, in bytes. Default 256 MiB.
+	RetainBytes int64
+	Log         *slog.Logger // default slog.Default()
+}
+
+const defaultRetainBytes = 256 << 20
+
+// Validate checks the configuration.
+func (c Config) Validate() error {
+	if c.Dial == nil {
+		return errors.New("data plane: no Dial function")
+	}
+	if c.RetainBytes < 0 {
+		return fmt.Errorf("data plane: RetainBytes is %d", c.RetainBytes)
+	}
+	return nil
+}
+
+// Plane is the data path of one mount.
+type Plane struct {
+	cfg      Config
+	pool     *iobuf.Pool
+	pressure chan struct{}
+	turn     atomic.Uint32 // round robin among equal mirrors
+	devices  atomic.Pointer[map[layout.DeviceID]*device]
+
+	mu     sync.Mutex // guards changes of devices, and closed
+	closed bool
+
+	queueMu  sync.Mutex
+	queue    []ticket // to be resumed
+	spare    []ticket // the slice to use next
+	draining bool
+}
+
+// New makes a plane. It does no I/O.
+func New(cfg Config) (*Plane, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.RetainBytes == 0 {
+		cfg.RetainBytes = defaultRetainBytes
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	pool, err := iobuf.New(cfg.RetainBytes)
+	if err != nil {
+		return nil, fmt.Errorf("data plane: memory for unstable data: %w", err)
+	}
+	p := &Plane{cfg: cfg, pool: pool, pressure: make(chan struct{}, 1)}
+	p.devices.Store(&map[layout.DeviceID]*device{})
+	return p, nil
+}
+
+// Close closes all targets, which ends every request. Data that is still retained is lost.
+func (p *Plane) Close() error {
+	p.mu.Lock()
+	p.closed = true
+	devices := *p.devices.Load()
+	p.mu.Unlock()
+	var errs []error
+	for _, d := range devices {
+		if c := d.conn.Load(); c != nil {
+			errs = append(errs, c.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (p *Plane) isClosed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.closed
+}
+
+// Retained is how many bytes of memory hold unstable data, rounded up to pages for each piece.
+func (p *Plane) Retained() int64 { return p.pool.Used() }
+
+// RetainLimit is the bound on Retained.
+func (p *Plane) RetainLimit() int64 { return p.pool.Limit() }
+
+// Pressure gives a signal while more than half of the memory for unstable data is in use: files should be committed.
+func (p *Plane) Pressure() <-chan struct{} { return p.pressure }
+
+// Flush sends what StartRead and StartWrite have queued since the last call. Call it at the end of each batch.
+func (p *Plane) Flush() {
+	for _, d := range *p.devices.Load() {
+		if d.unflushed.Load() && d.unflushed.Swap(false) {
+			d.conn.Load().Flush()
+		}
+	}
+}
+
+// retainBuffer returns memory for n bytes of unstable data, or nil if there is none left.
+func (p *Plane) retainBuffer(n int) *iobuf.Buf {
+	b := p.pool.Get(n)
+	if b == nil || p.pool.Used() > p.pool.Limit()/2 {
+		select {
+		case p.pressure <- struct{}{}:
+		default:
+		}
+	}
+	return b
+}
+
+// later resumes a waiter soon, from a goroutine. What goes on after a wait may copy a megabyte and start many requests;
+// the goroutine that ended the wait, often a target's reader, must not be held up by it.
+func (p *Plane) later(t ticket) {
+	p.queueMu.Lock()
+	defer p.queueMu.Unlock()
+	p.queue = append(p.queue, t)
+	if !p.draining {
+		p.draining = true
+		// This goroutine owns the resumption of queued waiters; it ends when there are none.
+		go p.drain()
+	}
+}
+
+func (p *Plane) drain() {
+	for {
+		p.queueMu.Lock()
+		batch := p.queue
+		if len(batch) == 0 {
+			p.draining = false
+			p.queueMu.Unlock()
+			return
+		}
+		p.queue = p.spare
+		p.queueMu.Unlock()
+		for _, t := range batch {
+			t.who.resume(t.gen, nil)
+		}
+		p.Flush()
+		clear(batch)
+		p.queueMu.Lock()
+		p.spare = batch[:0]
+		p.queueMu.Unlock()
+	}
+}
