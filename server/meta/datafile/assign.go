@@ -1,0 +1,448 @@
+package datafile
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+// Assign returns a layout row of file id with data files for the n bytes at off, and records that session may write
+// them (the writer row). ino is the file's inode as the caller read it; its policy counts. If the rows in the catalog do
+// already, nothing is committed. What a file has never changes, so the layout of a concurrent Assign, and any that was
+// handed out, stays valid.
+//
+// Errors that callers can tell apart: ErrNoDevice, ErrNoSpace, ErrNoInode, those of the catalog.
+func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID) (schema.Layout, error) {
+	unlock, err := m.files.lock(ctx, id)
+	if err != nil {
+		return schema.Layout{}, err
+	}
+	defer unlock()
+	policy := ino.Policy.Layout().Or(defaultPolicy)
+	end := layout.Range{Off: off, Len: max(n, 1)}.End()
+	for {
+		row, done, err := m.assign(ctx, id, policy, end, session)
+		if err != nil {
+			return schema.Layout{}, fmt.Errorf("data files for inode %d: %w", id, err)
+		}
+		if done {
+			return row, nil
+		}
+	}
+}
+
+// assign is one attempt of Assign; done is false if the rows changed under it.
+func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Policy, end int64, session metarpc.SessionID) (row schema.Layout, done bool, err error) {
+	layoutKey, writerKey := schema.LayoutKey(id), schema.WriterKey(id, session)
+	values, err := m.cfg.Engine.GetMany(ctx, [][]byte{layoutKey, writerKey})
+	if err != nil {
+		return row, false, err
+	}
+	old, writer := values[0], values[1] != nil
+	if old != nil {
+		if err := schema.Decode(old, &row); err != nil {
+			return row, false, fmt.Errorf("layout row: %w", err)
+		}
+	} else {
+		row.StripeUnit = policy.StripeUnit
+	}
+	var taken []schema.DataFile
+	switch covered := covers(&row, end); {
+	case covered && writer:
+		return row, true, nil
+	case !covered:
+		if row, taken, err = m.extend(ctx, id, row, policy, end > row.StripeUnit); err != nil {
+			return row, false, err
+		}
+	}
+
+	var b catalog.Batch
+	inode := b.GuardPresent(schema.InodeKey(id))
+	if old != nil {
+		b.GuardEqual(layoutKey, old)
+	} else {
+		b.GuardAbsent(layoutKey)
+	}
+	b.Put(layoutKey, schema.Encode(&row))
+	if !writer {
+		b.Put(writerKey, nil)
+	}
+	firstTaken := b.Len()
+	for i := range taken {
+		key := schema.GarbageKey(taken[i].Device, taken[i].Number)
+		if guard := b.GuardPresent(key); i == 0 {
+			firstTaken = guard
+		}
+		b.Delete(key)
+		b.Add(schema.InUseKey(taken[i].Device), 0, 1)
+	}
+	err = m.cfg.Engine.Commit(ctx, &b)
+	var guard *catalog.GuardError
+	switch {
+	case err == nil:
+		m.release(taken)
+		return row, true, nil
+	case errors.As(err, &guard):
+		if lost := guard.Index - firstTaken; lost >= 0 && lost < len(taken) {
+			m.log.Error("a data file lost its garbage row: is there another metadata service?",
+				"device", taken[lost].Device, "number", taken[lost].Number)
+			m.release(taken[lost : lost+1])
+			taken = slices.Delete(taken, lost, lost+1)
+		}
+		m.putBack(taken)
+		if guard.Index == inode {
+			return row, false, ErrNoInode
+		}
+		return row, false, nil
+	case errors.Is(err, catalog.ErrConflict):
+		m.putBack(taken)
+		return row, false, nil
+	case errors.Is(err, catalog.ErrUnknown):
+		// They may or may not be the file's, so they stay held. The next Manager sees which.
+		return row, false, err
+	}
+	m.putBack(taken)
+	return row, false, err
+}
+
+// covers reports whether the row has the data files for every byte before end.
+func covers(row *schema.Layout, end int64) bool {
+	have := columns(row)
+	return have > 0 && (end <= row.StripeUnit || have == row.Width)
+}
+
+// columns is how many data files each mirror has.
+func columns(row *schema.Layout) int {
+	if len(row.Mirrors) == 0 {
+		return 0
+	}
+	return len(row.Mirrors[0])
+}
+
+// extend takes data files from the pools and returns row with them: one in each mirror, or, if wide, all.
+func (m *Manager) extend(ctx context.Context, id layout.FileID, row schema.Layout, policy layout.Policy, wide bool) (schema.Layout, []schema.DataFile, error) {
+	for {
+		m.mu.Lock()
+		changed := m.changed
+		plan, err := m.plan(id, &row, policy, wide)
+		if err == nil && plan.stocked() {
+			row, taken := plan.take(row)
+			m.mu.Unlock()
+			return row, taken, nil
+		}
+		m.mu.Unlock()
+		waitCtx, cancel := ctx, context.CancelFunc(func() {})
+		switch {
+		case errors.Is(err, errNotYet):
+			waitCtx, cancel = context.WithTimeout(ctx, firstLook)
+		case err != nil:
+			return row, nil, err
+		}
+		err = m.wait(waitCtx, changed)
+		cancel()
+		if err != nil && (ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded)) {
+			return row, nil, fmt.Errorf("wait for a new data file: %w", err)
+		}
+	}
+}
+
+// firstLook is for how long new data files wait for a device whose condition is not known yet, so that the first files
+// after a start find all of them.
+const firstLook = time.Second
+
+// errNotYet: there is such a device, and the others do not suffice.
+var errNotYet = errors.New("devices are being looked at")
+
+// plan says where new data files are to come from.
+type plan struct {
+	mirrors int
+	width   int
+	columns [][]*device // new columns, each with a device for every mirror
+}
+
+// plan chooses devices; m.mu is held. Mirrors of one column always are on different devices; apart from that a file
+// spreads over as many as there are.
+func (m *Manager) plan(id layout.FileID, row *schema.Layout, policy layout.Policy, wide bool) (*plan, error) {
+	have := columns(row)
+	p := &plan{mirrors: policy.Mirrors, width: 1}
+	if have > 0 {
+		p.mirrors = len(row.Mirrors)
+	}
+	usable, pending, err := m.usable()
+	if pending && (wide || err != nil) {
+		return nil, errNotYet
+	}
+	if err != nil && (have == 0 || !errors.Is(err, ErrNoSpace)) {
+		return nil, err
+	}
+
+	inMirror := make([]map[layout.DeviceID]int, p.mirrors)
+	inFile := map[layout.DeviceID]int{}
+	for i := range inMirror {
+		inMirror[i] = map[layout.DeviceID]int{}
+		for j := range have {
+			dev := row.Mirrors[i][j].Device
+			inMirror[i][dev]++
+			inFile[dev]++
+		}
+	}
+	devices := len(usable)
+	for dev := range inFile {
+		if !slices.ContainsFunc(usable, func(d *device) bool { return d.id == dev }) {
+			devices++
+		}
+	}
+	p.width = max(have, min(policy.StripeCount, devices))
+	if len(usable) < p.mirrors {
+		if have == 0 {
+			return nil, fmt.Errorf("%d mirrors need as many data servers, there are %d: %w", p.mirrors, len(usable), ErrNoDevice)
+		}
+		p.width = have // it goes on where it is
+	}
+	last := p.width
+	if !wide {
+		last = 1
+	}
+
+	if len(usable) == 0 {
+		return p, nil
+	}
+	start := int(spread(id) % uint64(len(usable)))
+	order := slices.Concat(usable[start:], usable[:start])
+	stock := map[*device]int{}
+	for _, d := range usable {
+		stock[d] = len(d.pool)
+	}
+	for len(p.columns) < last-have {
+		column := make([]*device, 0, p.mirrors)
+		for i := range p.mirrors {
+			best := slices.MinFunc(order, func(a, b *device) int {
+				return cmp.Or(
+					compareBool(slices.Contains(column, a), slices.Contains(column, b)),
+					cmp.Compare(inMirror[i][a.id], inMirror[i][b.id]),
+					cmp.Compare(inFile[a.id], inFile[b.id]),
+					compareBool(stock[a] <= 0, stock[b] <= 0),
+				)
+			})
+			column = append(column, best)
+			inMirror[i][best.id]++
+			inFile[best.id]++
+			stock[best]--
+		}
+		p.columns = append(p.columns, column)
+	}
+	return p, nil
+}
+
+// compareBool orders false before true.
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}
+
+// spread scatters file numbers evenly (the finalizer of SplitMix64), so that patterns in them, such as a directory
+// made before each file, do not favour a device.
+func spread(id layout.FileID) uint64 {
+	z := uint64(id) + 0x9e3779b97f4a7c15
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// usable returns the devices that new data files can go to, or why there is none. pending means that there may soon be
+// more. m.mu is held.
+func (m *Manager) usable() (devices []*device, pending bool, err error) {
+	best := little
+	reached := false
+	for _, d := range m.devices {
+		if d.condition != up {
+			pending = pending || d.condition == unknown && time.Since(d.since) < firstLook
+			continue
+		}
+		reached = true
+		switch r := d.room(); {
+		case r > best:
+			best, devices = r, append(devices[:0], d)
+		case r == best:
+			devices = append(devices, d)
+		}
+	}
+	switch {
+	case len(devices) > 0:
+	case reached:
+		err = m.allRefuse()
+	default:
+		err = fmt.Errorf("%w: none of %d can be reached", ErrNoDevice, len(m.devices))
+	}
+	return devices, pending, err
+}
+
+// allRefuse says why no device that can be reached takes a data file; m.mu is held.
+func (m *Manager) allRefuse() error {
+	for _, d := range m.devices {
+		if d.condition == up && !d.full() {
+			return fmt.Errorf("%w: %v: %w", ErrNoDevice, placeOf(&d.row), d.refused)
+		}
+	}
+	return ErrNoSpace
+}
+
+// stocked reports whether the pools have what the plan needs, and has those refilled that do not; Manager.mu is held.
+func (p *plan) stocked() bool {
+	need := map[*device]int{}
+	for _, column := range p.columns {
+		for _, d := range column {
+			need[d]++
+		}
+	}
+	ok := true
+	for d, n := range need {
+		if len(d.pool) < n {
+			ok = false
+			d.demand = max(d.demand, n)
+			kick(d.refill)
+		}
+	}
+	return ok
+}
+
+// take takes the data files out of the pools and returns row with them; Manager.mu is held.
+func (p *plan) take(row schema.Layout) (schema.Layout, []schema.DataFile) {
+	var taken []schema.DataFile
+	mirrors := make([][]schema.DataFile, p.mirrors)
+	for i := range mirrors {
+		if columns(&row) > 0 {
+			mirrors[i] = slices.Clone(row.Mirrors[i])
+		}
+		for _, column := range p.columns {
+			d := column[i]
+			file := d.pool[0]
+			d.pool = d.pool[1:]
+			mirrors[i] = append(mirrors[i], file)
+			taken = append(taken, file)
+			kick(d.refill)
+		}
+	}
+	row.Width, row.Mirrors = p.width, mirrors
+	return row, taken
+}
+
+// release lets go of data files that are a file's now, or nobody's.
+func (m *Manager) release(files []schema.DataFile) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range files {
+		delete(m.find(files[i].Device).held, files[i].Number)
+	}
+}
+
+// putBack returns data files to their pools.
+func (m *Manager) putBack(files []schema.DataFile) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range files {
+		d := m.find(files[i].Device)
+		d.pool = append(d.pool, files[i])
+	}
+	m.signal()
+}
+
+// Segments returns the segments that a layout row grants for a mode, none if it has no data files.
+func (m *Manager) Segments(row schema.Layout, mode layout.IOMode) []metarpc.Segment {
+	have := columns(&row)
+	if have == 0 {
+		return nil
+	}
+	s := metarpc.Segment{Len: row.StripeUnit, IOMode: mode, StripeUnit: row.StripeUnit, Flags: layout.FlagNoIOThruMDS}
+	if have == row.Width {
+		s.Len = layout.ToEOF
+	}
+	for _, files := range row.Mirrors {
+		mirror := make([]metarpc.DataFile, len(files))
+		for i := range files {
+			f := &files[i]
+			mirror[i] = metarpc.DataFile{Device: f.Device, Handle: f.Handle, UID: f.UID, GID: f.GID}
+			if mode == layout.IOModeRead {
+				mirror[i].UID = lastID
+			}
+		}
+		s.Mirrors = append(s.Mirrors, mirror)
+	}
+	return []metarpc.Segment{s}
+}
+
+// Describe tells people where a file lies. A server that the file may get later has an empty record.
+func (m *Manager) Describe(row schema.Layout, ino schema.Inode) metarpc.Described {
+	desc := metarpc.Described{Size: ino.Size, StripeUnit: row.StripeUnit}
+	if desc.StripeUnit == 0 {
+		desc.StripeUnit = ino.Policy.Layout().Or(defaultPolicy).StripeUnit
+	}
+	volume := schema.VolumeDir(m.cfg.Volume)
+	for _, files := range row.Mirrors {
+		mirror := make([]metarpc.DescribedServer, max(row.Width, len(files)))
+		for i := range files {
+			dir, name := schema.DataFileName(files[i].Number)
+			mirror[i] = metarpc.DescribedServer{Device: files[i].Device, DataFile: volume + "/" + dir + "/" + name}
+			if d, err := m.device(files[i].Device); err == nil {
+				at := d.url()
+				mirror[i].Address = at.hostPort() + ":" + at.export
+			}
+		}
+		desc.Mirrors = append(desc.Mirrors, mirror)
+	}
+	return desc
+}
+
+// fileLocks is a lock for each file.
+type fileLocks struct {
+	mu    sync.Mutex
+	files map[layout.FileID]*fileLock
+}
+
+type fileLock struct {
+	users int           // holder and those who wait; guarded by fileLocks.mu
+	token chan struct{} // who has sent to it holds the lock
+}
+
+// lock waits for the lock of a file.
+func (l *fileLocks) lock(ctx context.Context, id layout.FileID) (unlock func(), err error) {
+	l.mu.Lock()
+	f := l.files[id]
+	if f == nil {
+		f = &fileLock{token: make(chan struct{}, 1)}
+		if l.files == nil {
+			l.files = map[layout.FileID]*fileLock{}
+		}
+		l.files[id] = f
+	}
+	f.users++
+	l.mu.Unlock()
+	leave := func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if f.users--; f.users == 0 {
+			delete(l.files, id)
+		}
+	}
+	select {
+	case f.token <- struct{}{}:
+		return func() { <-f.token; leave() }, nil
+	case <-ctx.Done():
+		leave()
+		return nil, ctx.Err()
+	}
+}

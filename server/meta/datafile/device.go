@@ -1,0 +1,454 @@
+package datafile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/internal/wire/nfs3"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/datafile/store"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+const (
+	patience  = 10 * time.Second // a data server that does not answer for so long counts as unreachable
+	refresh   = 5 * time.Second  // between looks at a data server that is well
+	firstWait = time.Second      // until the next look at one that is not, doubled up to lastWait
+	lastWait  = 15 * time.Second
+)
+
+// device is one data server and its pool.
+type device struct {
+	m  *Manager
+	id layout.DeviceID
+
+	// Each holds a token when its goroutine is to look again.
+	recheck, refill, sweep chan struct{}
+
+	rowMu sync.Mutex
+
+	// Guarded by m.mu.
+	row       schema.Device
+	condition condition
+	problem   error     // why it is down
+	since     time.Time // when the condition began
+	moves     uint64    // how often the address changed
+	interrupt func()    // ends the look in progress
+	server    store.Server
+	dialled   place
+	addrs     []netip.AddrPort
+	store     *store.Store // nil until the data server has shown that it is the device
+	met       time.Time    // when it did
+	rsize     uint32
+	wsize     uint32
+	stat      nfs3.FsstatRes
+	refused   error // why no data file can be made, while that is so
+	pool      []schema.DataFile
+	demand    int                 // the pool is too small for somebody who wants so many at once
+	held      map[uint64]struct{} // numbers whose garbage rows are not garbage: being made, in the pool, being assigned
+	inherited uint64              // numbers below it are an earlier Manager's
+}
+
+// condition is how a device is.
+type condition uint8
+
+const (
+	unknown condition = iota // not yet looked at since the start or a change of address
+	up
+	down
+)
+
+func newDevice(m *Manager, id layout.DeviceID, row schema.Device) *device {
+	return &device{
+		m:         m,
+		id:        id,
+		recheck:   make(chan struct{}, 1),
+		refill:    make(chan struct{}, 1),
+		sweep:     make(chan struct{}, 1),
+		row:       row,
+		interrupt: func() {},
+		since:     time.Now(),
+		held:      map[uint64]struct{}{},
+		inherited: row.Next,
+	}
+}
+
+// start starts what looks after the device. Each goroutine ends with m.ctx.
+func (d *device) start() {
+	d.m.tasks.Go(d.watch)   // keeps the connection and knows how the data server is
+	d.m.tasks.Go(d.fill)    // makes data files
+	d.m.tasks.Go(d.collect) // removes garbage
+}
+
+func kick(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// pause waits for a token in c, so long at most, or until the Manager is closed.
+func (d *device) pause(c chan struct{}, most time.Duration) {
+	t := time.NewTimer(most)
+	defer t.Stop()
+	select {
+	case <-d.m.ctx.Done():
+	case <-c:
+	case <-t.C:
+	}
+}
+
+func placeOf(row *schema.Device) place { return place{row.Host, row.Port, row.Export} }
+
+// watch looks at the data server again and again. It alone makes connections.
+func (d *device) watch() {
+	wait := firstWait
+	for {
+		current, err := d.look()
+		switch {
+		case d.m.ctx.Err() != nil:
+			return
+		case !current:
+		case err == nil:
+			wait = firstWait
+			d.pause(d.recheck, refresh)
+		default:
+			d.pause(d.recheck, wait)
+			wait = min(2*wait, lastWait)
+		}
+	}
+}
+
+// look asks how the data server is and records it. If the address changes meanwhile the outcome is not current.
+func (d *device) look() (current bool, err error) {
+	ctx, cancel := context.WithTimeout(d.m.ctx, patience)
+	defer cancel()
+	d.m.mu.Lock()
+	d.interrupt = cancel
+	moves := d.moves
+	d.m.mu.Unlock()
+	err = d.ask(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("no answer for %v: %w", patience, err)
+	}
+	d.m.mu.Lock()
+	defer d.m.mu.Unlock()
+	if d.m.ctx.Err() != nil || moves != d.moves {
+		return false, err
+	}
+	d.note(err)
+	return true, err
+}
+
+func (d *device) ask(ctx context.Context) error {
+	st, err := d.connect(ctx)
+	if err != nil {
+		return err
+	}
+	stat, err := st.Stat(ctx)
+	if status, _ := store.Status(err); status == nfs3.ErrStale || status == nfs3.ErrBadHandle {
+		d.lose(st)
+		return fmt.Errorf("the directory of the volume is gone: %w", err)
+	}
+	if err != nil {
+		return err
+	}
+	d.m.mu.Lock()
+	d.stat = stat
+	d.m.mu.Unlock()
+	return nil
+}
+
+// connect returns the store, after making sure that it is the one at the device's address.
+func (d *device) connect(ctx context.Context) (*store.Store, error) {
+	d.m.mu.Lock()
+	at, dialled, server, st, addrs, condition := placeOf(&d.row), d.dialled, d.server, d.store, d.addrs, d.condition
+	moves := d.moves
+	d.m.mu.Unlock()
+	if st != nil && at == dialled && condition == up {
+		return st, nil
+	}
+
+	// A host that cannot be reached may have got another address.
+	now, err := store.Resolve(ctx, at.host, at.port)
+	if err != nil {
+		return nil, err
+	}
+	if server == nil || at != dialled || !slices.Equal(now, addrs) {
+		d.disconnect()
+		if server, err = d.m.cfg.Dial(at.String(), now); err != nil {
+			return nil, err
+		}
+		d.m.mu.Lock()
+		d.server, d.dialled, d.addrs = server, at, now
+		d.m.mu.Unlock()
+		st = nil
+	}
+	if st != nil {
+		return st, nil
+	}
+	st, err = store.Open(ctx, server, at.export, d.m.cfg.Volume)
+	if err != nil {
+		return nil, err
+	}
+	if st.ID != d.id {
+		return nil, fmt.Errorf("the data server there is device %v", st.ID)
+	}
+	rsize, wsize, err := st.Info(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d.m.mu.Lock()
+	defer d.m.mu.Unlock()
+	if moves != d.moves {
+		return nil, errMoved
+	}
+	d.store, d.met, d.rsize, d.wsize = st, time.Now(), rsize, wsize
+	return st, nil
+}
+
+// errMoved: what was learnt is about an address that the device no longer has, or that it was doubted since.
+var errMoved = errors.New("looked at while it moved")
+
+// disconnect ends the calls in progress and forgets the connection.
+func (d *device) disconnect() {
+	d.m.mu.Lock()
+	server := d.server
+	d.server, d.store = nil, nil
+	d.m.mu.Unlock()
+	if server == nil {
+		return
+	}
+	if err := server.Close(); err != nil {
+		d.m.log.Warn("data server: close", "device", d.id, "error", err)
+	}
+}
+
+// lose forgets st, so that the next look opens it anew.
+func (d *device) lose(st *store.Store) {
+	d.m.mu.Lock()
+	defer d.m.mu.Unlock()
+	if d.store == st {
+		d.store = nil
+	}
+}
+
+// note records how a look went and logs a change; m.mu is held.
+func (d *device) note(err error) {
+	next := up
+	if err != nil {
+		next = down
+	}
+	before := d.condition
+	d.problem = err
+	if before == next {
+		return
+	}
+	log := d.m.log.With("device", d.id, "url", placeOf(&d.row).String())
+	switch {
+	case next == down:
+		log.Warn("data server cannot be used", "error", err)
+	case before == down:
+		log.Info("data server can be used again", "after", time.Since(d.since).Round(time.Millisecond))
+	default:
+		log.Info("data server can be used")
+	}
+	d.condition, d.since = next, time.Now()
+	kick(d.refill)
+	kick(d.sweep)
+	d.m.signal()
+}
+
+// settled waits until the device was looked at.
+func (d *device) settled(ctx context.Context) error {
+	for {
+		d.m.mu.Lock()
+		condition, changed := d.condition, d.m.changed
+		d.m.mu.Unlock()
+		if condition != unknown {
+			return nil
+		}
+		if err := d.m.wait(ctx, changed); err != nil {
+			return err
+		}
+	}
+}
+
+// ready waits for the data server to be met and returns its store.
+func (d *device) ready(ctx context.Context) (*store.Store, error) {
+	for {
+		d.m.mu.Lock()
+		st, changed, problem := d.store, d.m.changed, d.problem
+		d.m.mu.Unlock()
+		if st != nil {
+			return st, nil
+		}
+		if err := d.m.wait(ctx, changed); err != nil {
+			return nil, errors.Join(err, problem)
+		}
+	}
+}
+
+// do calls f until the data server answers, with success or an error, or ctx ends.
+func (d *device) do(ctx context.Context, f func(*store.Store) error) error {
+	wait := 100 * time.Millisecond
+	for {
+		st, err := d.ready(ctx)
+		if err == nil {
+			err = f(st)
+			if err == nil {
+				return nil
+			}
+		}
+		if _, answered := store.Status(err); answered || errors.Is(err, store.ErrTaken) || ctx.Err() != nil || d.m.ctx.Err() != nil {
+			return fmt.Errorf("data server %v: %w", d.url(), err)
+		}
+		// The connection was given up under the call, by a change of address for example.
+		kick(d.recheck)
+		t := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+		case <-d.m.ctx.Done():
+		case <-t.C:
+		}
+		t.Stop()
+		wait = min(2*wait, lastWait)
+	}
+}
+
+func (d *device) url() place {
+	d.m.mu.Lock()
+	defer d.m.mu.Unlock()
+	return placeOf(&d.row)
+}
+
+// rewrite commits a batch with what change makes of the Device row and adds to the batch; it may be called several
+// times. rewrite takes the lock of the row.
+func (d *device) rewrite(ctx context.Context, change func(*catalog.Batch, *schema.Device)) error {
+	d.rowMu.Lock()
+	defer d.rowMu.Unlock()
+	key := schema.DeviceKey(d.id)
+	for {
+		old, err := d.m.cfg.Engine.Get(ctx, key)
+		if err != nil {
+			return fmt.Errorf("device %v: %w", d.id, err)
+		}
+		var row schema.Device
+		if err := schema.Decode(old, &row); err != nil {
+			return fmt.Errorf("device %v: %w", d.id, err)
+		}
+		var b catalog.Batch
+		change(&b, &row)
+		b.GuardEqual(key, old)
+		b.Put(key, schema.Encode(&row))
+		err = d.m.cfg.Engine.Commit(ctx, &b)
+		if guard := (*catalog.GuardError)(nil); errors.As(err, &guard) || errors.Is(err, catalog.ErrConflict) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("device %v: %w", d.id, err)
+		}
+		d.m.mu.Lock()
+		d.row = row
+		d.m.mu.Unlock()
+		return nil
+	}
+}
+
+// move records that the device is at another place.
+func (d *device) move(ctx context.Context, at place, root []byte) error {
+	from := d.url()
+	if from != at {
+		err := d.rewrite(ctx, func(_ *catalog.Batch, row *schema.Device) {
+			row.Host, row.Port, row.Export, row.Root = at.host, at.port, at.export, root
+		})
+		if err != nil {
+			return fmt.Errorf("record its new address: %w", err)
+		}
+		d.m.log.Info("data server has another address", "device", d.id, "url", at.String(), "was", from.String())
+	}
+	d.m.mu.Lock()
+	defer d.m.mu.Unlock()
+	if from != at || d.condition == down {
+		d.doubt()
+	}
+	return nil
+}
+
+// doubt makes the data server show again that it is the device; m.mu is held.
+func (d *device) doubt() {
+	d.store, d.condition, d.since = nil, unknown, time.Now()
+	d.moves++
+	d.interrupt()
+	kick(d.recheck)
+	d.m.signal()
+}
+
+// room is how much a device can take; a greater one is preferred.
+type room uint8
+
+const (
+	none   room = iota
+	little      // under a hundredth of its space is left
+	plenty
+)
+
+// room says whether new data files may go to the device, which is up; m.mu is held.
+func (d *device) room() room {
+	s := &d.stat
+	switch {
+	case d.refused != nil,
+		s.TotalBytes > 0 && s.AvailBytes == 0,
+		s.TotalFiles > 0 && s.AvailFiles == 0:
+		return none
+	case s.AvailBytes < s.TotalBytes/100:
+		return little
+	}
+	return plenty
+}
+
+// info describes the device without DataFiles; m.mu is held.
+func (d *device) info() metarpc.DeviceInfo {
+	at := placeOf(&d.row)
+	addrs := []string{at.hostPort()}
+	if d.dialled == at && len(d.addrs) > 0 {
+		addrs = addrs[:0]
+		for _, addr := range d.addrs {
+			addrs = append(addrs, addr.String())
+		}
+	}
+	info := metarpc.DeviceInfo{
+		Device:    metarpc.Device{ID: d.id, Addrs: addrs, RSize: d.rsize, WSize: d.wsize},
+		URL:       at.String(),
+		Reachable: d.condition == up,
+		Total:     clip(d.stat.TotalBytes),
+		Free:      clip(d.stat.FreeBytes),
+	}
+	switch {
+	case d.condition == unknown:
+		info.Problem = "not yet reached, since " + since(d.since)
+	case d.condition == down:
+		info.Problem = fmt.Sprintf("%v, since %s", d.problem, since(d.since))
+	case d.refused != nil:
+		info.Problem = fmt.Sprintf("no data file can be made: %v", d.refused)
+	case d.room() == none:
+		info.Problem = "full"
+	}
+	return info
+}
+
+// full reports whether it is space that the device lacks, which is up; m.mu is held.
+func (d *device) full() bool {
+	if d.refused == nil {
+		return d.room() == none
+	}
+	status, _ := store.Status(d.refused)
+	return status == nfs3.ErrNoSpc || status == nfs3.ErrDQuot
+}

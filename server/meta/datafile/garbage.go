@@ -1,0 +1,189 @@
+package datafile
+
+import (
+	"context"
+	"encoding/binary"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/datafile/store"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+const (
+	// gather is how long garbage is let come together before it is collected.
+	gather = 50 * time.Millisecond
+	// sweepAgain is when garbage that could not be removed is tried again.
+	sweepAgain = time.Minute
+	// settle is how long after a data server was met a CREATE of an earlier Manager may still be executed.
+	settle = 5 * time.Second
+)
+
+// Discard adds to b what makes a layout's data files garbage. The batch also deletes the layout row and guards that it
+// is still this row. Call Kick when it is committed.
+func (m *Manager) Discard(b *catalog.Batch, row schema.Layout) {
+	for _, files := range row.Mirrors {
+		for i := range files {
+			b.Put(schema.GarbageKey(files[i].Device, files[i].Number), nil)
+			b.Add(schema.InUseKey(files[i].Device), 0, -1)
+		}
+	}
+}
+
+// Kick says that there is garbage to collect.
+func (m *Manager) Kick() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range m.devices {
+		kick(d.sweep)
+	}
+}
+
+// GarbageCount returns how many data files wait for removal.
+func (m *Manager) GarbageCount(ctx context.Context) int64 {
+	var n int64
+	for _, d := range m.all() {
+		skip := d.exempt()
+		from, to := schema.Of(schema.GarbageKey(d.id, 0)[:1+len(d.id)]...)
+		for kv, err := range m.cfg.Engine.Scan(ctx, from, to, catalog.ScanOptions{KeysOnly: true}) {
+			if err != nil {
+				m.log.Warn("garbage cannot be counted", "error", err)
+				return n
+			}
+			if skip.collectable(numberOf(kv.Key)) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// numberOf reads the number in a garbage row's key.
+func numberOf(key []byte) uint64 { return binary.BigEndian.Uint64(key[1+len(layout.DeviceID{}):]) }
+
+// exempt is what must not be collected: numbers that were held, and numbers that were not yet taken, at one moment.
+type exempt struct {
+	held map[uint64]struct{}
+	next uint64
+}
+
+// exempt must be called before the garbage rows are read: a number that was not held then and has a row later
+// is garbage for good. In the other order the row could be an old one of a file that was assigned in between.
+func (d *device) exempt() exempt {
+	d.m.mu.Lock()
+	defer d.m.mu.Unlock()
+	return exempt{maps.Clone(d.held), d.row.Next}
+}
+
+func (e exempt) collectable(number uint64) bool {
+	_, held := e.held[number]
+	return number < e.next && !held
+}
+
+// collect removes garbage when told that there is some, and looks for it now and then.
+func (d *device) collect() {
+	wait := firstWait
+	for d.m.ctx.Err() == nil {
+		again, err := d.sweepAll(d.m.ctx)
+		if err == nil {
+			wait = firstWait
+			d.pause(d.sweep, again)
+			d.pause(nil, gather)
+			continue
+		}
+		if d.m.ctx.Err() == nil {
+			d.m.log.Warn("garbage is not collected", "device", d.id, "url", d.url().String(), "error", err)
+		}
+		d.pause(nil, wait)
+		wait = min(2*wait, sweepAgain)
+	}
+}
+
+// sweepAll removes the garbage there is and returns when to look again. An error is the last one there was; the rest
+// was removed all the same.
+func (d *device) sweepAll(ctx context.Context) (again time.Duration, err error) {
+	again = sweepAgain
+	from, to := schema.Of(schema.GarbageKey(d.id, 0)[:1+len(d.id)]...)
+	for {
+		skip := d.exempt()
+		var numbers []uint64
+		rows := 0
+		for kv, err := range d.m.cfg.Engine.Scan(ctx, from, to, catalog.ScanOptions{Limit: d.m.page, KeysOnly: true}) {
+			if err != nil {
+				return again, err
+			}
+			rows++
+			from = catalog.After(kv.Key)
+			if number := numberOf(kv.Key); skip.collectable(number) {
+				numbers = append(numbers, number)
+			}
+		}
+		if len(numbers) > 0 {
+			settled, pageErr := d.removeFiles(ctx, numbers)
+			if ctx.Err() != nil {
+				return again, pageErr
+			}
+			if pageErr != nil {
+				err = pageErr
+			}
+			if !settled {
+				again = settle
+			}
+		}
+		if rows < d.m.page {
+			return again, err
+		}
+	}
+}
+
+// removeFiles removes data files and then their garbage rows. settled is false if some rows were kept because an
+// earlier Manager's CREATE may yet be executed. The error is the last one there was.
+func (d *device) removeFiles(ctx context.Context, numbers []uint64) (settled bool, err error) {
+	if _, err := d.ready(ctx); err != nil {
+		return true, err
+	}
+	d.m.mu.Lock()
+	young := time.Since(d.met) < settle
+	inherited := d.inherited
+	d.m.mu.Unlock()
+
+	var mu sync.Mutex // guards settled, err and b
+	var b catalog.Batch
+	b.Durability = catalog.NoSync // a row that comes back is collected again
+	settled = true
+	work := make(chan uint64)
+	var removers sync.WaitGroup
+	for range min(len(numbers), parallel) {
+		removers.Go(func() { // removes files until there are no more numbers
+			for number := range work {
+				var found bool
+				doErr := d.do(ctx, func(st *store.Store) (err error) {
+					found, err = st.Remove(ctx, number)
+					return err
+				})
+				mu.Lock()
+				switch {
+				case doErr != nil:
+					err = doErr
+				case !found && young && number < inherited:
+					settled = false
+				default:
+					b.Delete(schema.GarbageKey(d.id, number))
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for _, number := range numbers {
+		work <- number
+	}
+	close(work)
+	removers.Wait()
+	if commitErr := d.m.cfg.Engine.Commit(ctx, &b); commitErr != nil {
+		return settled, commitErr
+	}
+	return settled, err
+}

@@ -1,0 +1,331 @@
+package datafile
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/datafile/store"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+// defaultPolicy fills the fields that a file's own policy leaves open.
+var defaultPolicy = layout.Policy{StripeUnit: 1 << 20, StripeCount: 4, Mirrors: 1}
+
+var (
+	// ErrNoDevice: no data server can take a new data file now; it is worth asking again later.
+	ErrNoDevice = errors.New("no data server can be used now")
+	// ErrNoSpace: every data server that can be reached is full. Its errno is ENOSPC.
+	ErrNoSpace = fmt.Errorf("every data server is full: %w", syscall.ENOSPC)
+	// ErrNoInode: the file was removed meanwhile. Its errno is ESTALE.
+	ErrNoInode = fmt.Errorf("the file was removed: %w", syscall.ESTALE)
+	// ErrClosed: the Manager is closed.
+	ErrClosed = errors.New("datafile: closed")
+)
+
+// DefaultPoolSize is how many data files are kept ready on each device.
+const DefaultPoolSize = 64
+
+// Config is what a Manager works with.
+type Config struct {
+	Engine   catalog.Engine // not closed by the Manager
+	Volume   [16]byte       // schema.Volume.ID
+	Dial     store.Dialer   // nil = store.DialNFS
+	Log      *slog.Logger   // nil = slog.Default
+	PoolSize int            // data files kept ready per device; 0 = DefaultPoolSize
+}
+
+// Validate checks the configuration.
+func (c *Config) Validate() error {
+	if c.Engine == nil {
+		return errors.New("datafile: no catalog")
+	}
+	if c.Volume == [16]byte{} {
+		return errors.New("datafile: no volume id")
+	}
+	if most := 1 << 12; c.PoolSize < 0 || c.PoolSize > most {
+		return fmt.Errorf("datafile: pool of %d data files, want 1 to %d, or 0 for the default", c.PoolSize, most)
+	}
+	return nil
+}
+
+// Manager knows the devices and looks after data files.
+type Manager struct {
+	cfg   Config
+	log   *slog.Logger
+	page  int             // garbage rows handled at a time
+	ctx   context.Context // ends with Close
+	stop  context.CancelFunc
+	tasks sync.WaitGroup
+
+	adding sync.Mutex
+	files  fileLocks
+
+	mu      sync.Mutex
+	closed  bool
+	devices []*device     // in the order of their ids
+	changed chan struct{} // closed, and replaced, when a pool grows or a device's state changes
+}
+
+// New reads the devices from the catalog and starts looking after them. It does not wait for any data server.
+func New(cfg Config) (*Manager, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Dial == nil {
+		cfg.Dial = store.DialNFS
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	if cfg.PoolSize == 0 {
+		cfg.PoolSize = DefaultPoolSize
+	}
+	m := &Manager{
+		cfg:     cfg,
+		log:     cfg.Log,
+		page:    min(512, cfg.Engine.Caps().MaxKeys/2),
+		changed: make(chan struct{}),
+	}
+	m.ctx, m.stop = context.WithCancel(context.Background())
+	from, to := schema.Of(schema.PrefixDevice)
+	for kv, err := range cfg.Engine.Scan(m.ctx, from, to, catalog.ScanOptions{}) {
+		if err != nil {
+			m.stop()
+			return nil, fmt.Errorf("read devices: %w", err)
+		}
+		var row schema.Device
+		if err := schema.Decode(kv.Value, &row); err != nil || len(kv.Key) != 1+len(layout.DeviceID{}) {
+			m.stop()
+			return nil, fmt.Errorf("device row %q: %w", kv.Key, errors.Join(err, catalog.ErrCorrupt))
+		}
+		m.devices = append(m.devices, newDevice(m, layout.DeviceID(kv.Key[1:]), row))
+	}
+	for _, d := range m.devices {
+		d.start()
+	}
+	return m, nil
+}
+
+// Close ends all calls and background work. It does not close the catalog.
+func (m *Manager) Close() error {
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return ErrClosed
+	}
+	m.closed = true
+	m.mu.Unlock()
+	m.stop()
+	m.tasks.Wait()
+	for _, d := range m.devices { // nobody adds any now
+		d.disconnect()
+	}
+	return nil
+}
+
+// signal wakes everybody who waits for a change; m.mu is held.
+func (m *Manager) signal() {
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+// wait waits until changed, which was read under m.mu together with what was found wanting, is closed.
+func (m *Manager) wait(ctx context.Context, changed <-chan struct{}) error {
+	select {
+	case <-changed:
+		return nil
+	case <-m.ctx.Done():
+		return ErrClosed
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// device returns a known device.
+func (m *Manager) device(id layout.DeviceID) (*device, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if d := m.find(id); d != nil {
+		return d, nil
+	}
+	return nil, fmt.Errorf("device %v is not known", id)
+}
+
+// find returns a known device or nil; m.mu is held.
+func (m *Manager) find(id layout.DeviceID) *device {
+	i, ok := slices.BinarySearchFunc(m.devices, id, func(d *device, id layout.DeviceID) int {
+		return slices.Compare(d.id[:], id[:])
+	})
+	if !ok {
+		return nil
+	}
+	return m.devices[i]
+}
+
+// all returns the devices known now.
+func (m *Manager) all() []*device {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.devices)
+}
+
+// AddDevice makes the export at url, nfs://HOST:PORT/EXPORT, a device of the volume and waits until it is known whether
+// it works. An export that is one already, which its label tells, keeps its id, and its address is brought up to date.
+// A known address that does not answer gives the device it is known as.
+func (m *Manager) AddDevice(ctx context.Context, url string) (metarpc.DeviceInfo, error) {
+	at, err := parseURL(url)
+	if err != nil {
+		return metarpc.DeviceInfo{}, err
+	}
+	m.adding.Lock()
+	defer m.adding.Unlock()
+	d, err := m.add(ctx, at)
+	if err != nil {
+		return metarpc.DeviceInfo{}, fmt.Errorf("add data server %v: %w", at, err)
+	}
+	if err := d.settled(ctx); err != nil {
+		return metarpc.DeviceInfo{}, err
+	}
+	return m.info(ctx, []*device{d})[0], nil
+}
+
+// add is AddDevice without the waiting; m.adding is held.
+func (m *Manager) add(ctx context.Context, at place) (*device, error) {
+	var known *device
+	m.mu.Lock()
+	for _, d := range m.devices {
+		if placeOf(&d.row) == at {
+			known = d
+		}
+	}
+	m.mu.Unlock()
+
+	open, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	addrs, err := store.Resolve(open, at.host, at.port)
+	if err != nil {
+		if known != nil {
+			return known, nil
+		}
+		return nil, err
+	}
+	server, err := m.cfg.Dial(at.String(), addrs)
+	if err != nil {
+		return nil, err
+	}
+	defer server.Close()
+	st, err := store.Open(open, server, at.export, m.cfg.Volume)
+	blank := errors.Is(err, store.ErrNoLabel)
+	_, answered := store.Status(err)
+	switch {
+	case blank && known != nil:
+		return nil, fmt.Errorf("it is known as device %v, but the directory of this volume is missing there; is its file system mounted?", known.id)
+	case blank:
+		var id layout.DeviceID
+		rand.Read(id[:])
+		if err := st.Format(open, id); err != nil {
+			return nil, err
+		}
+	case err != nil && known != nil && !answered:
+		return known, nil
+	case err != nil:
+		return nil, err
+	}
+
+	m.mu.Lock()
+	d := m.find(st.ID)
+	if known != nil && known != d {
+		known.doubt() // another device has its address now
+	}
+	m.mu.Unlock()
+	if d != nil {
+		return d, d.move(ctx, at, st.Root)
+	}
+	row := schema.Device{Host: at.host, Port: at.port, Export: at.export, Root: st.Root}
+	var b catalog.Batch
+	b.GuardAbsent(schema.DeviceKey(st.ID))
+	b.Put(schema.DeviceKey(st.ID), schema.Encode(&row))
+	if err := m.cfg.Engine.Commit(ctx, &b); err != nil {
+		return nil, fmt.Errorf("record it: %w", err)
+	}
+	m.log.Info("data server added", "device", st.ID, "url", at.String())
+	d = newDevice(m, st.ID, row)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, ErrClosed
+	}
+	m.devices = append(m.devices, d)
+	slices.SortFunc(m.devices, func(a, b *device) int { return slices.Compare(a.id[:], b.id[:]) })
+	d.start()
+	return d, nil
+}
+
+// Devices returns every device, in the order of ids.
+func (m *Manager) Devices(ctx context.Context) []metarpc.DeviceInfo { return m.info(ctx, m.all()) }
+
+func (m *Manager) info(ctx context.Context, devices []*device) []metarpc.DeviceInfo {
+	keys := make([][]byte, len(devices))
+	for i, d := range devices {
+		keys[i] = schema.InUseKey(d.id)
+	}
+	inUse, err := m.cfg.Engine.GetMany(ctx, keys)
+	if err != nil {
+		m.log.Warn("numbers of data files cannot be read", "error", err)
+		inUse = make([][]byte, len(devices))
+	}
+	infos := make([]metarpc.DeviceInfo, len(devices))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, d := range devices {
+		infos[i] = d.info()
+		counters, err := catalog.DecodeCounters(inUse[i])
+		if err != nil {
+			m.log.Warn("number of data files", "device", d.id, "error", err)
+		}
+		infos[i].DataFiles = counters.Field(0)
+	}
+	return infos
+}
+
+// StatFS returns the space on all data servers in bytes, as last asked. What two exports of one file system share is
+// counted once.
+func (m *Manager) StatFS() (total, free, avail int64) {
+	type fileSystem struct {
+		host        string
+		fsid, total uint64
+	}
+	seen := map[fileSystem]bool{}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range m.devices {
+		s := &d.stat
+		if s.Attr.Present {
+			fs := fileSystem{d.row.Host, s.Attr.Attr.FSID, s.TotalBytes}
+			if seen[fs] {
+				continue
+			}
+			seen[fs] = true
+		}
+		total = catalog.AddSaturated(total, clip(s.TotalBytes))
+		free = catalog.AddSaturated(free, clip(s.FreeBytes))
+		avail = catalog.AddSaturated(avail, clip(s.AvailBytes))
+	}
+	return total, free, avail
+}
+
+func clip(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
+
+// since is how a point in time is told to people.
+func since(t time.Time) string { return t.UTC().Format(time.RFC3339) }

@@ -1,0 +1,68 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+
+	"github.com/weftfs/weft/internal/wire/nfs3"
+)
+
+// Server is what is asked of an NFSv3 data server. Every call is made as the superuser (uid 0, gid 0) and waits while
+// the server cannot be reached, until ctx ends. What the server answers is an error that [Status] knows; any other
+// error means that there was no answer. Handles are file handles as the server gave them.
+type Server interface {
+	// Mount returns the handle of an export's root (MOUNT version 3, on the same port). It alone does not wait: it
+	// tries each address once.
+	Mount(ctx context.Context, export string) (root []byte, err error)
+	FSInfo(ctx context.Context, file []byte) (nfs3.FsinfoRes, error)
+	FSStat(ctx context.Context, file []byte) (nfs3.FsstatRes, error)
+	Lookup(ctx context.Context, dir []byte, name string) ([]byte, nfs3.PostOpAttr, error)
+	GetAttr(ctx context.Context, file []byte) (nfs3.Fattr, error)
+	// SetAttr with a guard is refused with ErrNotSync unless it is the file's ctime.
+	SetAttr(ctx context.Context, file []byte, set nfs3.Sattr, guard *nfs3.Time) error
+	// Create makes a file that must not exist (GUARDED). The handle may be nil if the server did not give it.
+	Create(ctx context.Context, dir []byte, name string, set nfs3.Sattr) ([]byte, nfs3.PostOpAttr, error)
+	// Mkdir makes a directory; the handle may be nil.
+	Mkdir(ctx context.Context, dir []byte, name string, set nfs3.Sattr) ([]byte, error)
+	Remove(ctx context.Context, dir []byte, name string) error
+	// Commit makes all of the file's data stable (COMMIT of everything).
+	Commit(ctx context.Context, file []byte) error
+	// ReadDir returns a page of READDIRPLUS, from the beginning with cookie and verifier zero.
+	ReadDir(ctx context.Context, dir []byte, cookie uint64, verf nfs3.CookieVerf) (nfs3.ReaddirPlusRes, error)
+	// Close ends all calls and connections.
+	Close() error
+}
+
+// Dialer makes the Server that listens at any of addrs; name is for logs. It does not wait for a connection.
+type Dialer func(name string, addrs []netip.AddrPort) (Server, error)
+
+// Resolve returns the addresses of a host, which may be one itself.
+func Resolve(ctx context.Context, host string, port uint16) ([]netip.AddrPort, error) {
+	ip, err := netip.ParseAddr(host)
+	ips := []netip.Addr{ip}
+	if err != nil {
+		if ips, err = net.DefaultResolver.LookupNetIP(ctx, "ip", host); err != nil {
+			return nil, err
+		}
+	}
+	addrs := make([]netip.AddrPort, len(ips))
+	for i, ip := range ips {
+		addrs[i] = netip.AddrPortFrom(ip.Unmap(), port)
+	}
+	return addrs, nil
+}
+
+// Status returns what the server answered, if err is a server's answer.
+func Status(err error) (nfs3.Status, bool) {
+	var status nfs3.Status
+	ok := errors.As(err, &status)
+	return status, ok
+}
+
+// is reports whether err is this answer.
+func is(err error, status nfs3.Status) bool {
+	got, ok := Status(err)
+	return ok && got == status
+}

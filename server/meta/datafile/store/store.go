@@ -1,0 +1,368 @@
+package store
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/weftfs/weft/internal/wire/nfs3"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+// Subdirs is how many directories data files are spread over.
+const Subdirs = 256
+
+const (
+	dirMode  = 0o700
+	fileMode = 0o640 // the owner may write, the group may read (RFC 8435 section 2.2)
+
+	labelPrefix = "device-"
+)
+
+var (
+	// ErrNoLabel: the export holds no labelled directory of the volume.
+	ErrNoLabel = errors.New("no data of this volume there")
+	// ErrTaken: a file of that name exists and is not ours.
+	ErrTaken = errors.New("the name is taken by another file")
+)
+
+// Store is a volume's directory on one data server.
+type Store struct {
+	ID   layout.DeviceID // what the label says; zero if there is none
+	Root []byte          // handle of the export's root
+
+	server Server
+	volume string // name of the volume's directory
+	dir    []byte // its handle; nil if there is none
+
+	mu      sync.Mutex
+	subdirs [Subdirs][]byte // handles, nil = not known
+}
+
+// Open mounts export and reads the label. If the export has no labelled directory of the volume it returns, together
+// with ErrNoLabel, a Store that is good for Format alone.
+func Open(ctx context.Context, server Server, export string, volume [16]byte) (*Store, error) {
+	root, err := server.Mount(ctx, export)
+	if err != nil {
+		return nil, fmt.Errorf("mount %s: %w", export, err)
+	}
+	s := &Store{Root: root, server: server, volume: schema.VolumeDir(volume)}
+	s.dir, _, err = server.Lookup(ctx, root, s.volume)
+	if is(err, nfs3.ErrNoEnt) {
+		return s, fmt.Errorf("%s: %w", export, ErrNoLabel)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up %s in %s: %w", s.volume, export, err)
+	}
+	err = s.entries(ctx, s.dir, func(e *nfs3.EntryPlus) error {
+		id, ok := parseLabel(e.Name)
+		if !ok {
+			return nil
+		}
+		if s.ID != (layout.DeviceID{}) {
+			return fmt.Errorf("two labels, devices %v and %v", s.ID, id)
+		}
+		s.ID = id
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read %s in %s: %w", s.volume, export, err)
+	}
+	if s.ID == (layout.DeviceID{}) {
+		return s, fmt.Errorf("%s: %w", export, ErrNoLabel)
+	}
+	return s, nil
+}
+
+func parseLabel(name string) (id layout.DeviceID, ok bool) {
+	digits, found := strings.CutPrefix(name, labelPrefix)
+	if !found || len(digits) != hex.EncodedLen(len(id)) {
+		return id, false
+	}
+	_, err := hex.Decode(id[:], []byte(digits))
+	return id, err == nil
+}
+
+// Format makes the volume's directory, if it is missing, and labels it as device id.
+func (s *Store) Format(ctx context.Context, id layout.DeviceID) error {
+	var err error
+	if s.dir == nil {
+		if s.dir, err = s.mkdir(ctx, s.Root, s.volume); err != nil {
+			return err
+		}
+	}
+	_, _, err = s.server.Create(ctx, s.dir, labelPrefix+id.String(), nfs3.Sattr{SetMode: true, Mode: 0o400})
+	if err != nil && !is(err, nfs3.ErrExist) {
+		return fmt.Errorf("create label in %s: %w", s.volume, err)
+	}
+	s.ID = id
+	return nil
+}
+
+// mkdir makes a directory, or finds the one there is, and returns its handle.
+func (s *Store) mkdir(ctx context.Context, parent []byte, name string) ([]byte, error) {
+	handle, err := s.server.Mkdir(ctx, parent, name, nfs3.Sattr{SetMode: true, Mode: dirMode})
+	if err != nil && !is(err, nfs3.ErrExist) {
+		return nil, fmt.Errorf("mkdir %s: %w", name, err)
+	}
+	if err == nil && handle != nil {
+		return handle, nil
+	}
+	if handle, _, err = s.server.Lookup(ctx, parent, name); err != nil {
+		return nil, fmt.Errorf("look up %s: %w", name, err)
+	}
+	return handle, nil
+}
+
+// inSubdir calls f with the handle of a subdirectory, and once more if the cached handle turns out to be stale. If there
+// is no such subdirectory it is made if create is set; otherwise the error is ErrNoEnt.
+func (s *Store) inSubdir(ctx context.Context, name string, create bool, f func(dir []byte) error) error {
+	i, err := strconv.ParseUint(name, 16, 8)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	handle := s.subdirs[i]
+	s.mu.Unlock()
+	if handle != nil {
+		if err := f(handle); !is(err, nfs3.ErrStale) {
+			return err
+		}
+	}
+	if handle, _, err = s.server.Lookup(ctx, s.dir, name); is(err, nfs3.ErrNoEnt) && create {
+		handle, err = s.mkdir(ctx, s.dir, name)
+	}
+	if err != nil {
+		return fmt.Errorf("directory %s: %w", name, err)
+	}
+	s.mu.Lock()
+	s.subdirs[i] = handle
+	s.mu.Unlock()
+	return f(handle)
+}
+
+// Create makes an empty data file and returns its handle. If one of that number exists it is taken to be the
+// result of an earlier attempt when it is empty and has the same owner; otherwise the error is ErrTaken.
+func (s *Store) Create(ctx context.Context, number uint64, owner layout.Credential) (handle []byte, err error) {
+	dir, name := schema.DataFileName(number)
+	err = s.inSubdir(ctx, dir, true, func(dir []byte) error {
+		handle, err = s.create(ctx, dir, name, owner)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("create data file %s: %w", name, err)
+	}
+	return handle, nil
+}
+
+func (s *Store) create(ctx context.Context, dir []byte, name string, owner layout.Credential) ([]byte, error) {
+	want := nfs3.Sattr{
+		SetMode: true, Mode: fileMode,
+		SetUID: true, UID: owner.UID,
+		SetGID: true, GID: owner.GID,
+	}
+	handle, attr, err := s.server.Create(ctx, dir, name, want)
+	made := err == nil
+	if err != nil && !is(err, nfs3.ErrExist) {
+		return nil, err
+	}
+	if handle == nil || !attr.Present {
+		if handle, attr, err = s.server.Lookup(ctx, dir, name); err != nil {
+			return nil, err
+		}
+	}
+	if !attr.Present {
+		if attr.Attr, err = s.server.GetAttr(ctx, handle); err != nil {
+			return nil, err
+		}
+	}
+	a := &attr.Attr
+	switch {
+	case Owned(a, owner) && a.Size == 0:
+		return handle, nil
+	case !made:
+		return nil, ErrTaken
+	}
+	// RFC 1813 lets a server ignore attributes of a CREATE.
+	if err := s.SetOwner(ctx, handle, owner); err != nil {
+		return nil, fmt.Errorf("give it to uid %d (the export must not squash root): %w", owner.UID, err)
+	}
+	return handle, nil
+}
+
+// Owned reports whether a data file has the owner and mode it should have.
+func Owned(a *nfs3.Fattr, owner layout.Credential) bool {
+	return a.Type == nfs3.TypeReg && a.UID == owner.UID && a.GID == owner.GID && a.Mode&0o7777 == fileMode
+}
+
+// SetOwner sets a data file's owner and mode, and checks that the server did it.
+func (s *Store) SetOwner(ctx context.Context, file []byte, owner layout.Credential) error {
+	err := s.server.SetAttr(ctx, file, nfs3.Sattr{
+		SetMode: true, Mode: fileMode,
+		SetUID: true, UID: owner.UID,
+		SetGID: true, GID: owner.GID,
+	}, nil)
+	if err != nil {
+		return err
+	}
+	attr, err := s.server.GetAttr(ctx, file)
+	if err != nil {
+		return err
+	}
+	if !Owned(&attr, owner) {
+		return fmt.Errorf("the server left it to uid %d, gid %d, mode %o: %w", attr.UID, attr.GID, attr.Mode, nfs3.ErrPerm)
+	}
+	return nil
+}
+
+// Remove removes a data file and reports whether there was one.
+func (s *Store) Remove(ctx context.Context, number uint64) (bool, error) {
+	dir, name := schema.DataFileName(number)
+	err := s.inSubdir(ctx, dir, false, func(dir []byte) error { return s.server.Remove(ctx, dir, name) })
+	if is(err, nfs3.ErrNoEnt) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("remove data file %s: %w", name, err)
+	}
+	return true, nil
+}
+
+// Cut makes a data file that is longer than size as long as size.
+func (s *Store) Cut(ctx context.Context, file []byte, size int64) error {
+	for {
+		attr, err := s.server.GetAttr(ctx, file)
+		if err != nil {
+			return err
+		}
+		if attr.Size <= uint64(size) {
+			return nil
+		}
+		err = s.server.SetAttr(ctx, file, nfs3.Sattr{SetSize: true, Size: uint64(size)}, &attr.Ctime)
+		if err != nil && !is(err, nfs3.ErrNotSync) {
+			return err
+		}
+		// Look again in either case: a call that was sent twice may be refused although it worked, and somebody
+		// else's change of the file may have got in between.
+	}
+}
+
+// Commit makes a data file's data stable and returns its size then.
+func (s *Store) Commit(ctx context.Context, file []byte) (int64, error) {
+	if err := s.server.Commit(ctx, file); err != nil {
+		return 0, err
+	}
+	attr, err := s.server.GetAttr(ctx, file)
+	if err != nil {
+		return 0, err
+	}
+	return Size(&attr), nil
+}
+
+// Size is a data file's size; one beyond the range of an offset is the largest offset.
+func Size(a *nfs3.Fattr) int64 { return int64(min(a.Size, uint64(layout.ToEOF))) }
+
+// Stat returns the space of the file system that the store is on. The answer ErrStale means that the volume's directory
+// is gone.
+func (s *Store) Stat(ctx context.Context) (nfs3.FsstatRes, error) { return s.server.FSStat(ctx, s.dir) }
+
+// Info returns the largest READ and WRITE that the server takes.
+func (s *Store) Info(ctx context.Context) (rsize, wsize uint32, err error) {
+	info, err := s.server.FSInfo(ctx, s.Root)
+	return info.Rtmax, info.Wtmax, err
+}
+
+// File is a file found in a store.
+type File struct {
+	Name   string // path below the volume's directory
+	Number uint64
+	Known  bool // it is a regular file with the name of a data file in its place; otherwise Number means nothing
+	Handle []byte
+	Attr   nfs3.Fattr
+}
+
+// List calls f with everything in one subdirectory, 0 to Subdirs-1. A subdirectory that does not exist is empty.
+func (s *Store) List(ctx context.Context, subdir int, f func(*File) error) error {
+	dir := fmt.Sprintf("%02x", subdir)
+	handle, _, err := s.server.Lookup(ctx, s.dir, dir)
+	if is(err, nfs3.ErrNoEnt) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("directory %s: %w", dir, err)
+	}
+	return s.entries(ctx, handle, func(e *nfs3.EntryPlus) error {
+		file := File{Name: dir + "/" + e.Name}
+		var err error
+		if e.FH.Present {
+			file.Handle = append(file.Handle, e.FH.FH.Bytes()...)
+		} else if file.Handle, e.Attr, err = s.server.Lookup(ctx, handle, e.Name); err != nil {
+			return fmt.Errorf("look up %s: %w", file.Name, err)
+		}
+		if file.Attr = e.Attr.Attr; !e.Attr.Present {
+			if file.Attr, err = s.server.GetAttr(ctx, file.Handle); err != nil {
+				return fmt.Errorf("attributes of %s: %w", file.Name, err)
+			}
+		}
+		if number, err := strconv.ParseUint(e.Name, 16, 64); err == nil {
+			inDir, name := schema.DataFileName(number)
+			file.Number, file.Known = number, inDir == dir && name == e.Name && file.Attr.Type == nfs3.TypeReg
+		}
+		return f(&file)
+	})
+}
+
+// Find returns a data file's handle and attributes; the answer ErrNoEnt means that there is none.
+func (s *Store) Find(ctx context.Context, number uint64) (handle []byte, attr nfs3.Fattr, err error) {
+	dir, name := schema.DataFileName(number)
+	err = s.inSubdir(ctx, dir, false, func(dir []byte) error {
+		var post nfs3.PostOpAttr
+		if handle, post, err = s.server.Lookup(ctx, dir, name); err != nil {
+			return err
+		}
+		if attr = post.Attr; !post.Present {
+			attr, err = s.server.GetAttr(ctx, handle)
+		}
+		return err
+	})
+	return handle, attr, err
+}
+
+// GetAttr returns a data file's attributes.
+func (s *Store) GetAttr(ctx context.Context, file []byte) (nfs3.Fattr, error) {
+	return s.server.GetAttr(ctx, file)
+}
+
+// entries calls f with each entry of a directory but "." and "..".
+func (s *Store) entries(ctx context.Context, dir []byte, f func(*nfs3.EntryPlus) error) error {
+	var cookie uint64
+	var verf nfs3.CookieVerf
+	for {
+		page, err := s.server.ReadDir(ctx, dir, cookie, verf)
+		if err != nil {
+			return err
+		}
+		for i := range page.Entries {
+			e := &page.Entries[i]
+			cookie = e.Cookie
+			if e.Name == "." || e.Name == ".." {
+				continue
+			}
+			if err := f(e); err != nil {
+				return err
+			}
+		}
+		if page.EOF {
+			return nil
+		}
+		if len(page.Entries) == 0 {
+			return fmt.Errorf("directory listing does not go on at cookie %d: %w", cookie, nfs3.ErrServerFault)
+		}
+		verf = page.Verf
+	}
+}

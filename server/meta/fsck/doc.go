@@ -1,0 +1,25 @@
+// Package fsck proves that a catalog and the data servers agree with each other and with the rules of package schema, and
+// repairs what does not. It looks at names, links and counters, at every row that belongs to an inode, and at every data
+// file on every data server. It does not look at file contents, which no checksum covers.
+//
+// No metadata service may run on the catalog meanwhile. What a crash leaves for the next service to finish is no
+// problem and is only counted: garbage, inodes without names that were open, truncations under way, and files whose
+// writers had not reported their last size.
+//
+// # Memory
+//
+// The catalog is read in streams. Held in memory are about 40 bytes for each inode, some 100 and the name for each
+// directory, and about 50 for each data file.
+//
+// # Repairs
+//
+// A repair never drops bytes that a file may own: a size that is too small is raised to the data, a garbage row of a
+// data file that a layout has is deleted, an inode that lost its name is linked as lost+found/inode-NUMBER. Where bytes
+// are gone the problem says so (Lost). Data files that no layout has become garbage, which the service removes.
+// Repairs are guarded batches: one that finds the catalog changed by somebody else ends the run.
+//
+// # Locks
+//
+// checker.mu guards everything while the data servers are listed side by side; it is held over catalog calls and the
+// calls of a repair.
+package fsck

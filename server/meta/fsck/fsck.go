@@ -1,0 +1,418 @@
+package fsck
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/datafile/store"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+// Kind is a kind of problem.
+type Kind string
+
+// The kinds, and what a repair does.
+const (
+	MissingRoot    Kind = "missing-root"          // there is no root directory: an empty one is made
+	DanglingEntry  Kind = "dangling-entry"        // its inode does not exist: removed
+	StrayEntry     Kind = "stray-entry"           // its directory does not exist: removed
+	SecondEntry    Kind = "second-entry"          // the directory it names has another entry already: removed
+	MisplacedEntry Kind = "misplaced-entry"       // under a wrong cookie: moved
+	EntryType      Kind = "wrong-entry-type"      // the entry's type is not the inode's: set
+	Parent         Kind = "wrong-parent"          // a directory names another parent than the one it is in: set
+	Unlinked       Kind = "unlinked-inode"        // no entry: linked into lost+found
+	Loop           Kind = "unreachable-directory" // a directory inside itself: linked into lost+found
+	LinkCount      Kind = "wrong-link-count"      // set
+	DirCounters    Kind = "wrong-directory-counters"
+	Usage          Kind = "wrong-usage-counter"
+	NextInode      Kind = "wrong-next-inode"  // inodes with higher numbers exist: raised
+	XattrCount     Kind = "wrong-xattr-count" // set
+	LinkedOrphan   Kind = "linked-orphan"     // an inode marked as nameless has a name: the mark is removed
+	StrayRow       Kind = "stray-row"         // belongs to an inode, session or device that does not exist: removed
+	BadLayout      Kind = "bad-layout"        // names unknown devices, or is no layout at all: left
+	SharedDataFile Kind = "shared-data-file"  // several layouts have it: the later ones get an empty one
+	GarbageInUse   Kind = "garbage-in-use"    // also in a layout: no longer garbage
+	NextNumber     Kind = "wrong-next-number" // data files with higher numbers exist: raised
+	InUse          Kind = "wrong-in-use"      // counter of a device's data files: set
+	OrphanDataFile Kind = "orphan-data-file"  // neither in a layout nor garbage: becomes garbage
+	Missing        Kind = "missing-data-file" // in a layout, not on the data server: an empty one is made
+	StaleHandle    Kind = "stale-handle"      // a layout's handle is not the data file's: replaced
+	Owner          Kind = "wrong-owner"       // of a data file: set
+	BeyondSize     Kind = "data-beyond-size"  // a data file is longer than the file: the file's size is raised
+	ForeignFile    Kind = "foreign-file"      // something else among the data files: left
+)
+
+// Problem is something that is not as it should be.
+type Problem struct {
+	Kind     Kind          `json:"kind"`
+	Inode    layout.FileID `json:"inode,omitempty"`
+	Path     string        `json:"path,omitempty"`      // of the inode or entry; of several, one
+	Device   string        `json:"device,omitempty"`    // URL of the data server
+	DataFile string        `json:"data_file,omitempty"` // below the volume's directory
+	Detail   string        `json:"detail,omitempty"`
+	Repaired bool          `json:"repaired"`
+	Lost     bool          `json:"lost,omitempty"` // bytes of the file are gone
+
+	dir  layout.FileID // of the entry in question, if it is one
+	name string
+	key  []byte // of that entry, where it matters
+}
+
+func (p Problem) String() string {
+	var b strings.Builder
+	b.WriteString(string(p.Kind))
+	for _, word := range []struct {
+		format string
+		value  any
+		show   bool
+	}{
+		{" inode %d", p.Inode, p.Inode != 0},
+		{" %q", p.Path, p.Path != ""},
+		{" on %s", p.Device, p.Device != ""},
+		{" data file %s", p.DataFile, p.DataFile != ""},
+		{": %s", p.Detail, p.Detail != ""},
+		{" (data lost)", nil, p.Lost},
+		{" (repaired)", nil, p.Repaired},
+	} {
+		switch {
+		case word.show && word.value == nil:
+			b.WriteString(word.format)
+		case word.show:
+			fmt.Fprintf(&b, word.format, word.value)
+		}
+	}
+	return b.String()
+}
+
+// MaxListed is how many problems a Report lists; the rest are only counted.
+const MaxListed = 10000
+
+// Report is what a run found.
+type Report struct {
+	Volume      string `json:"volume"`
+	Inodes      int64  `json:"inodes"`
+	Directories int64  `json:"directories"`
+	Entries     int64  `json:"entries"`
+	DataFiles   int64  `json:"data_files"` // in layouts
+
+	// Work that the service will finish.
+	Garbage     int64 `json:"pending_garbage"`     // data files to be removed
+	Orphans     int64 `json:"pending_orphans"`     // inodes without names to be removed
+	Truncations int64 `json:"pending_truncations"` // data files to be cut
+	Writers     int64 `json:"pending_writers"`     // sizes to be found out
+
+	Counts   map[Kind]int64 `json:"counts"`
+	Repaired int64          `json:"repaired"`
+	Problems []Problem      `json:"problems"`
+}
+
+// Clean reports whether nothing was found, repaired or not.
+func (r *Report) Clean() bool { return len(r.Counts) == 0 }
+
+// Unrepaired is how many problems are left.
+func (r *Report) Unrepaired() int64 {
+	var n int64
+	for _, count := range r.Counts {
+		n += count
+	}
+	return n - r.Repaired
+}
+
+// ErrCouldNotRun: not everything could be looked at, so nothing is known. Repairs made before are good.
+var ErrCouldNotRun = errors.New("could not run")
+
+// DefaultTimeout is for how long an answer of a data server is waited.
+const DefaultTimeout = 15 * time.Second
+
+// Config says what to check.
+type Config struct {
+	Engine  catalog.Engine // not closed
+	Dial    store.Dialer   // nil = store.DialNFS
+	Repair  bool
+	Log     *slog.Logger  // nil = slog.Default
+	Timeout time.Duration // a data server that does not answer for so long cannot be reached; 0 = DefaultTimeout
+}
+
+// Validate checks the configuration.
+func (c *Config) Validate() error {
+	if c.Engine == nil {
+		return errors.New("fsck: no catalog")
+	}
+	if c.Timeout < 0 {
+		return fmt.Errorf("fsck: timeout %v", c.Timeout)
+	}
+	return nil
+}
+
+// Check looks at everything. It returns ErrCouldNotRun if a data server cannot be reached or the catalog cannot be
+// read.
+func Check(ctx context.Context, cfg Config) (*Report, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Dial == nil {
+		cfg.Dial = store.DialNFS
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = DefaultTimeout
+	}
+	c := &checker{
+		cfg:      cfg,
+		report:   Report{Counts: map[Kind]int64{}},
+		dirs:     map[layout.FileID]*directory{},
+		devices:  map[layout.DeviceID]*device{},
+		sessions: map[string]bool{},
+		beyond:   map[layout.FileID]int64{},
+	}
+	defer c.disconnect()
+	for _, phase := range []struct {
+		name string
+		run  func(context.Context) error
+	}{
+		{"data servers", c.connect},
+		{"inodes", c.checkInodes},
+		{"entries", c.checkEntries},
+		{"connectivity", c.checkConnected},
+		{"links", c.checkLinks},
+		{"directories", c.checkCounters},
+		{"rows of inodes", c.checkRows},
+		{"layouts", c.checkLayouts},
+		{"garbage", c.checkGarbage},
+		{"data files", c.checkDataFiles},
+		{"shared data files", c.checkShared},
+		{"sizes", c.checkSizes},
+		{"totals", c.checkTotals},
+		{"paths", c.findPaths},
+	} {
+		cfg.Log.Debug("fsck", "phase", phase.name)
+		if err := phase.run(ctx); err != nil {
+			return nil, fmt.Errorf("fsck: %s: %w: %w", phase.name, ErrCouldNotRun, err)
+		}
+	}
+	return &c.report, nil
+}
+
+// checker is one run.
+type checker struct {
+	cfg    Config
+	volume schema.Volume
+
+	mu       sync.Mutex // see the package comment; taken only while data servers are listed
+	report   Report
+	inodes   []inode // in the order of their ids
+	dirs     map[layout.FileID]*directory
+	lost     layout.FileID // of lost+found; 0 until it is needed
+	devices  map[layout.DeviceID]*device
+	sessions map[string]bool         // that exist
+	beyond   map[layout.FileID]int64 // files with data beyond their size, and its end
+	shared   []slot                  // that have a data file which another one has as well
+}
+
+// inode is what is remembered of an inode.
+type inode struct {
+	id    layout.FileID
+	size  int64
+	mode  uint32
+	nlink uint32
+	links uint32 // entries found
+	extra int32  // extended attributes found, minus those that the inode tells of
+	state state
+}
+
+type state uint8
+
+const (
+	orphan    state = 1 << iota // marked as nameless
+	unsettled                   // a writer or a truncation will change its size
+)
+
+// directory is what is remembered of a directory.
+type directory struct {
+	parent  layout.FileID // as its inode says
+	in      layout.FileID // where its entry is; 0 = nowhere
+	name    string
+	entries int64 // found
+	subdirs int64
+	counted bool // it has a counter row
+}
+
+// find returns what is remembered of an inode, or nil.
+func (c *checker) find(id layout.FileID) *inode {
+	i, ok := slices.BinarySearchFunc(c.inodes, id, func(n inode, id layout.FileID) int {
+		switch {
+		case n.id < id:
+			return -1
+		case n.id > id:
+			return 1
+		}
+		return 0
+	})
+	if !ok {
+		return nil
+	}
+	return &c.inodes[i]
+}
+
+// found records a problem. In a repairing run it commits what fix puts into a batch first; a nil fix means that there is
+// no repair. A commit that fails ends the run.
+func (c *checker) found(ctx context.Context, p Problem, fix func(b *catalog.Batch) error) error {
+	if c.cfg.Repair && fix != nil {
+		var b catalog.Batch
+		if err := fix(&b); err != nil {
+			return fmt.Errorf("repair of %v: %w", p, err)
+		}
+		if err := c.cfg.Engine.Commit(ctx, &b); err != nil {
+			return fmt.Errorf("repair of %v: %w", p, err)
+		}
+		p.Repaired = true
+	}
+	c.record(p)
+	return nil
+}
+
+// record counts and lists a problem.
+func (c *checker) record(p Problem) {
+	c.cfg.Log.Debug("fsck", "problem", p.String())
+	c.report.Counts[p.Kind]++
+	if p.Repaired {
+		c.report.Repaired++
+	}
+	if len(c.report.Problems) < MaxListed {
+		c.report.Problems = append(c.report.Problems, p)
+	}
+}
+
+// scan calls f with each row of a prefix. f may change rows.
+func (c *checker) scan(ctx context.Context, prefix byte, f func(key, value []byte) error) error {
+	from, to := schema.Of(prefix)
+	for row, err := range c.cfg.Engine.Scan(ctx, from, to, catalog.ScanOptions{}) {
+		if err != nil {
+			return err
+		}
+		if err := f(slices.Clone(row.Key), slices.Clone(row.Value)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// decode reads a row. One that cannot be read ends the run: what depends on it cannot be judged.
+func decode(key, value []byte, row any) error {
+	if err := schema.Decode(value, row); err != nil {
+		return fmt.Errorf("row %q: %w: %w", key, catalog.ErrCorrupt, err)
+	}
+	return nil
+}
+
+// counters reads a counter row, which may be absent.
+func (c *checker) counters(ctx context.Context, key []byte) (catalog.Counters, error) {
+	value, err := c.cfg.Engine.Get(ctx, key)
+	if err != nil && !errors.Is(err, catalog.ErrNotFound) {
+		return nil, err
+	}
+	counters, err := catalog.DecodeCounters(value)
+	if err != nil {
+		return nil, fmt.Errorf("row %q: %w", key, err)
+	}
+	return counters, nil
+}
+
+// change makes a batch put an inode row that f has changed.
+func (c *checker) change(ctx context.Context, b *catalog.Batch, id layout.FileID, f func(*schema.Inode)) error {
+	key := schema.InodeKey(id)
+	old, err := c.cfg.Engine.Get(ctx, key)
+	if err != nil {
+		return err
+	}
+	var row schema.Inode
+	if err := decode(key, old, &row); err != nil {
+		return err
+	}
+	f(&row)
+	row.Ctime = time.Now().UnixNano()
+	b.GuardEqual(key, old)
+	b.Put(key, schema.Encode(&row))
+	return nil
+}
+
+// findPaths gives the problems their paths, as they are now.
+func (c *checker) findPaths(ctx context.Context) error {
+	type place struct {
+		dir  layout.FileID
+		name string
+	}
+	wanted := map[layout.FileID]place{}
+	for i := range c.report.Problems {
+		p := &c.report.Problems[i]
+		if p.Inode != 0 && p.dir == 0 && c.dirs[p.Inode] == nil {
+			wanted[p.Inode] = place{}
+		}
+	}
+	if len(wanted) > 0 {
+		err := c.scan(ctx, schema.PrefixEntry, func(key, value []byte) error {
+			var e schema.Entry
+			if err := decode(key, value, &e); err != nil {
+				return err
+			}
+			if at, ok := wanted[e.ID]; ok && at.dir == 0 {
+				at.dir, _, at.name = schema.EntryOf(key)
+				wanted[e.ID] = at
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for i := range c.report.Problems {
+		p := &c.report.Problems[i]
+		at := wanted[p.Inode]
+		switch {
+		case p.dir != 0:
+			p.Path = c.path(p.dir, p.name)
+		case c.dirs[p.Inode] != nil:
+			p.Path = c.path(p.Inode, "")
+		case at.dir != 0:
+			p.Path = c.path(at.dir, at.name)
+		}
+	}
+	return nil
+}
+
+// path returns the path of name in a directory, or of the directory. It begins with "?" if it does not lead to the
+// root.
+func (c *checker) path(dir layout.FileID, name string) string {
+	names := []string{name}
+	for steps := 0; ; steps++ {
+		d := c.dirs[dir]
+		if dir == layout.RootID {
+			break
+		}
+		if d == nil || d.in == 0 || steps > len(c.dirs) {
+			names = append(names, "?")
+			slices.Reverse(names)
+			return strings.TrimSuffix(strings.Join(names, "/"), "/")
+		}
+		names = append(names, d.name)
+		dir = d.in
+	}
+	slices.Reverse(names)
+	return "/" + strings.TrimSuffix(strings.Join(names, "/"), "/")
+}
+
+// sortedDevices returns the devices in the order of ids, so that runs are alike.
+func (c *checker) sortedDevices() []*device {
+	return slices.SortedFunc(maps.Values(c.devices), func(a, b *device) int { return slices.Compare(a.id[:], b.id[:]) })
+}

@@ -1,0 +1,33 @@
+// Package schema says what the metadata service keeps in its catalog: the keys, and the rows behind them. It is shared
+// by the service, by the manager of data files, and by fsck.
+//
+//	key                                row        what
+//	"c" device[16]                     counters   field 0: data files of the device that are in layouts
+//	"d" device[16]                     Device     a data server
+//	"e" dir[8] cookie[8] name          Entry      a directory entry; cookie is Cookie(name)
+//	"g" device[16] number[8]           empty      a data file that is garbage unless a layout has claimed it
+//	"i" id[8]                          Inode      an inode
+//	"k" dir[8]                         counters   a directory's blind counters, fields Counter...
+//	"l" id[8]                          Layout     where a regular file's data files are
+//	"m"                                counters   field 0: how often a directory changed its parent; always guarded,
+//	                                              which puts such moves into one order
+//	"n"                                counters   field 0: the next free inode number
+//	"o" id[8]                          empty      an inode without names that some session may have open
+//	"r" session[16] slot[2]            Reply      the last answer of a slot that changed the catalog
+//	"s" session[16]                    Session    a client's session
+//	"t" id[8]                          Truncate   data files are to be cut to this size
+//	"u"                                counters   field 0: inodes in use
+//	"v"                                Volume     the volume itself
+//	"w" id[8] session[16]              empty      the session may have written data past the durable size
+//	"x" id[8] name                     raw        an extended attribute
+//
+// Numbers are big-endian, so that keys sort as numbers do. Rows are msgpack arrays, counters are catalog counter rows.
+//
+// # What belongs together in one batch
+//
+// A directory entry, the link count or existence of its inode, and the parent's counters change together. The parent's
+// inode row is only guarded to be present, never rewritten, by what happens in the directory. An inode row goes
+// together with its layout and xattr rows; the layout's data files become garbage rows in that same batch. A data file is
+// born as garbage: the row is written before the file is created on the data server, and the batch that gives the file to a
+// layout deletes it. So a crash at any point leaves a garbage row for every data file that no layout has.
+package schema

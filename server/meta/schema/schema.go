@@ -1,0 +1,255 @@
+package schema
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+
+	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+)
+
+// Prefixes of the keys, see the package comment.
+const (
+	PrefixInUse    = 'c'
+	PrefixDevice   = 'd'
+	PrefixEntry    = 'e'
+	PrefixGarbage  = 'g'
+	PrefixInode    = 'i'
+	PrefixCounters = 'k'
+	PrefixLayout   = 'l'
+	PrefixOrphan   = 'o'
+	PrefixReply    = 'r'
+	PrefixSession  = 's'
+	PrefixTruncate = 't'
+	PrefixWriter   = 'w'
+	PrefixXattr    = 'x'
+)
+
+// Keys of single rows.
+var (
+	KeyMoves     = []byte("m")
+	KeyNextInode = []byte("n")
+	KeyUsage     = []byte("u")
+	KeyVolume    = []byte("v")
+)
+
+// Fields of a directory's counter row. Times are nanoseconds since 1970; the directory's time is the later of this
+// one and the inode row's.
+const (
+	CounterEntries = iota
+	CounterSubdirs
+	CounterMtime
+	CounterCtime
+)
+
+// Format is the version of what the package comment describes; a catalog of another one is refused.
+const Format = 1
+
+// Volume is the file system as a whole.
+type Volume struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Format   int
+	ID       [16]byte
+	Created  int64
+	Policy   Policy // for directories that have none
+}
+
+// Policy is layout.Policy on disk.
+type Policy struct {
+	_msgpack    struct{} `msgpack:",as_array"`
+	StripeUnit  int64
+	StripeCount int
+	Mirrors     int
+}
+
+// Layout returns the policy as package layout's.
+func (p Policy) Layout() layout.Policy {
+	return layout.Policy{StripeUnit: p.StripeUnit, StripeCount: p.StripeCount, Mirrors: p.Mirrors}
+}
+
+// PolicyOf is the inverse of Policy.Layout.
+func PolicyOf(p layout.Policy) Policy {
+	return Policy{StripeUnit: p.StripeUnit, StripeCount: p.StripeCount, Mirrors: p.Mirrors}
+}
+
+// Inode is an inode. A directory's Nlink is not used (it is 2 plus the counter of subdirectories), nor is its Size.
+type Inode struct {
+	_msgpack                   struct{} `msgpack:",as_array"`
+	Mode                       uint32   // type and permission bits as in st_mode
+	Nlink                      uint32
+	UID, GID                   uint32
+	Rdev                       uint32
+	Size                       int64
+	Atime, Mtime, Ctime, Btime int64         // nanoseconds since 1970
+	Parent                     layout.FileID // of a directory; the root is its own. Other inodes have none
+	Target                     string        // of a symbolic link
+	Policy                     Policy        // directory: for what is made in it; regular file: its own, fixed at birth
+	Xattrs                     int           // how many extended attribute rows it has
+}
+
+// Entry is a directory entry.
+type Entry struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	ID       layout.FileID
+	Type     uint32 // S_IFMT bits
+}
+
+// Layout says where a regular file's data files are. Every mirror has Width slots, of which the first len(Servers) have
+// a data file: one, for a file no longer than a stripe unit, or all.
+type Layout struct {
+	_msgpack   struct{} `msgpack:",as_array"`
+	StripeUnit int64
+	Width      int
+	Mirrors    [][]DataFile
+}
+
+// DataFile is one data file on one device.
+type DataFile struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Device   layout.DeviceID
+	Number   uint64 // names it on the device, see DataFileName
+	Handle   []byte
+	UID, GID uint32 // synthetic owner
+}
+
+// Device is a data server.
+type Device struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Host     string   // as the administrator gave it
+	Port     uint16
+	Export   string
+	Root     []byte // handle of the export's root when it was added
+	Next     uint64 // no data file of this or a higher number was ever made
+}
+
+// Session is a client's session.
+type Session struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Client   metarpc.ClientInfo
+	Created  int64
+	Ended    bool // nobody may come back to it; the row stays until all it left behind is dealt with
+}
+
+// Reply is the last answer of a slot that changed the catalog.
+type Reply struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Sequence uint64
+	Frame    []byte // the whole reply frame
+}
+
+// Truncate is the intent to cut data files.
+type Truncate struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Size     int64
+}
+
+// Encode makes a row of one of the structures above.
+func Encode(row any) []byte {
+	b, err := msgpack.Marshal(row)
+	if err != nil {
+		panic("schema: " + err.Error()) // only a type this package does not have can fail
+	}
+	return b
+}
+
+// Decode reads a row that Encode made.
+func Decode(b []byte, row any) error { return msgpack.Unmarshal(b, row) }
+
+// idKey is a key of prefix and number, with room for more bytes that follow.
+func idKey(prefix byte, id layout.FileID, more int) []byte {
+	k := append(make([]byte, 0, 9+more), prefix)
+	return binary.BigEndian.AppendUint64(k, uint64(id))
+}
+
+func InodeKey(id layout.FileID) []byte    { return idKey(PrefixInode, id, 0) }
+func CountersKey(id layout.FileID) []byte { return idKey(PrefixCounters, id, 0) }
+func LayoutKey(id layout.FileID) []byte   { return idKey(PrefixLayout, id, 0) }
+func OrphanKey(id layout.FileID) []byte   { return idKey(PrefixOrphan, id, 0) }
+func TruncateKey(id layout.FileID) []byte { return idKey(PrefixTruncate, id, 0) }
+
+// IDOf reads the inode number that follows a key's prefix.
+func IDOf(key []byte) layout.FileID { return layout.FileID(binary.BigEndian.Uint64(key[1:9])) }
+
+// EntryKey is the key of name in dir.
+func EntryKey(dir layout.FileID, name string) []byte {
+	k := idKey(PrefixEntry, dir, 8+len(name))
+	k = binary.BigEndian.AppendUint64(k, Cookie(name))
+	return append(k, name...)
+}
+
+// EntriesAfter is the first possible key of an entry of dir whose cookie is greater than cookie, and the end of dir's.
+func EntriesAfter(dir layout.FileID, cookie uint64) (from, to []byte) {
+	return binary.BigEndian.AppendUint64(idKey(PrefixEntry, dir, 8), cookie+1), idKey(PrefixEntry, dir+1, 0)
+}
+
+// EntryOf takes an entry's key apart.
+func EntryOf(key []byte) (dir layout.FileID, cookie uint64, name string) {
+	return IDOf(key), binary.BigEndian.Uint64(key[9:17]), string(key[17:])
+}
+
+// Cookie is the place of a name in its directory's order: a hash of it, so that it needs no memory and stays the same
+// while others come and go. It fits a signed 64-bit directory offset and is at least metarpc.FirstCookie.
+func Cookie(name string) uint64 {
+	sum := sha256.Sum256([]byte(name))
+	return max(binary.BigEndian.Uint64(sum[:8])>>1, metarpc.FirstCookie)
+}
+
+func XattrKey(id layout.FileID, name string) []byte {
+	return append(idKey(PrefixXattr, id, len(name)), name...)
+}
+
+// WriterKey is the key that says session may have written id.
+func WriterKey(id layout.FileID, session metarpc.SessionID) []byte {
+	return append(idKey(PrefixWriter, id, len(session)), session[:]...)
+}
+
+func SessionKey(session metarpc.SessionID) []byte {
+	return append([]byte{PrefixSession}, session[:]...)
+}
+
+func ReplyKey(session metarpc.SessionID, slot int) []byte {
+	return binary.BigEndian.AppendUint16(append([]byte{PrefixReply}, session[:]...), uint16(slot))
+}
+
+func DeviceKey(id layout.DeviceID) []byte { return append([]byte{PrefixDevice}, id[:]...) }
+
+// InUseKey is the counter of the data files that layouts have on a device.
+func InUseKey(id layout.DeviceID) []byte { return append([]byte{PrefixInUse}, id[:]...) }
+
+func GarbageKey(id layout.DeviceID, number uint64) []byte {
+	return binary.BigEndian.AppendUint64(append([]byte{PrefixGarbage}, id[:]...), number)
+}
+
+// Of is the range of all keys that start with the given bytes.
+func Of(prefix ...byte) (from, to []byte) {
+	to = append([]byte(nil), prefix...)
+	for i := len(to) - 1; i >= 0; i-- {
+		to[i]++
+		if to[i] != 0 {
+			return prefix, to[:i+1]
+		}
+	}
+	return prefix, nil
+}
+
+// DataFileName is a data file's path below the volume's directory on its device.
+func DataFileName(number uint64) (dir, name string) {
+	const digits = "0123456789abcdef"
+	var hex [16]byte
+	for i := range hex {
+		hex[i] = digits[number>>(60-4*i)&15]
+	}
+	return string(hex[14:]), string(hex[:])
+}
+
+// VolumeDir is the name of a volume's directory in an export.
+func VolumeDir(volume [16]byte) string {
+	const digits = "0123456789abcdef"
+	b := []byte("weft-")
+	for _, c := range volume {
+		b = append(b, digits[c>>4], digits[c&15])
+	}
+	return string(b)
+}
