@@ -1,0 +1,54 @@
+// Package nfs3 is the client of one NFSv3 data server: READ, WRITE and COMMIT in the start/complete form that the data
+// plane wants, over several TCP connections, and the other procedures as blocking calls for whoever manages data files.
+//
+// It knows nothing of stripes, mirrors, layouts, retained writes or the metadata service. It never looks at the
+// verifiers it reports, except within one Op; what an Unstable write needs until its COMMIT is the caller's business.
+//
+// # Requests
+//
+// A [Target] is "hard": an Op ends with what the server answered, however long that takes, unless it is detached or
+// the Target is closed. Inside, and invisible to the caller,
+//
+//   - a READ or WRITE that the server cut short goes on with the rest; three answers in a row that bring nothing end
+//     it with a [ReplyError];
+//   - JUKEBOX is repeated after 0.1 s, doubling up to 15 s;
+//   - what was outstanding on a connection that is lost is sent again on another one, with the same xid. READ, COMMIT
+//     and a WRITE of the same bytes can be repeated at will;
+//   - if the verifier changes between two pieces of one unstable WRITE, the server has lost the first piece and the
+//     whole of it is sent again.
+//
+// Any other status is an [Error], any other failure that the server is to blame for a [ReplyError]. A weaker
+// stability than was asked for is reported in Op.Committed as the server gave it.
+//
+// Of the blocking calls some must not be repeated blindly: CREATE is sent UNCHECKED or EXCLUSIVE by callers that can
+// be interrupted (GUARDED after a resend may say EXIST of the file it made itself), REMOVE and RMDIR take NOENT for
+// success after a resend, and MKDIR takes EXIST for success then and looks the directory up.
+//
+// # Connections
+//
+// A connection is made when there is something to send, and further ones when those that are up have some work in
+// flight already. A request goes to the connection with the fewest bytes outstanding. A connection that is lost is
+// made again, after a back-off of 0.1 to 15 s, as long as there are requests; the addresses are tried in turn. One on
+// which nothing was heard for Config.Timeout while something is outstanding is reset. A reply that cannot be
+// understood ends its connection, since nothing behind it can be trusted; a request whose replies were such three
+// times ends with a ReplyError.
+//
+// Before the first READ or WRITE, FSINFO is asked, with the handle and identity of that request, and Limits shrinks
+// to what the server can take. Requests cut to the old limits are continued inside.
+//
+// # Buffers
+//
+// The payload of a READ goes from the socket into Op.Data, but for the few bytes that arrive together with the head
+// of the reply; that of a WRITE goes from Op.Data by writev. All reading and writing is in non-blocking system calls, each
+// under the mutex that guards the addresses it uses. So Detach can take a buffer away between two of them: what the
+// server still sends is dropped, what is still to be sent comes from a copy, and the connection lives on.
+//
+// # Goroutines and locks
+//
+// Each configured connection has at most one goroutine that dials and then reads and completes replies, so Done runs
+// on it: neither Close nor a blocking call may be made from there. Whoever calls Flush writes until the socket is
+// full; then a goroutine that lives until the queue is empty takes over.
+//
+// Lock order: Target.mu, then stream.mu or sender.mu. The latter two are held across one non-blocking system call, and
+// nothing is called with them. No lock is held while Done runs.
+package nfs3

@@ -1,0 +1,275 @@
+package nfs3
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/layout"
+
+	wire "github.com/weftfs/weft/internal/wire/nfs3"
+)
+
+// maxDial bounds one attempt to connect; Config.Timeout does too.
+const maxDial = 10 * time.Second
+
+// briefly is how long a connection may have lived that is not replaced at once.
+const briefly = time.Second
+
+// slot is the place of one connection: none, one in the making, or one that is up. Guarded by Target.mu.
+type slot struct {
+	t         *Target
+	index     int
+	running   bool  // the goroutine that makes and reads connections lives
+	conn      *conn // that is up
+	addr      int   // index of the address to try next
+	fails     int   // attempts in a row that were no good
+	notBefore time.Time
+	err       error     // of the latest loss; nil while all is well
+	since     time.Time // when that was, or when the connection was made
+}
+
+// start makes the slot connect. Its goroutine owns the slot's connection and the reading of it; it ends when the Target
+// is closed, or when the connection is lost and nothing is outstanding that another one would be needed for.
+// Target.mu is held.
+func (s *slot) start() {
+	s.running = true
+	s.t.wg.Add(1)
+	go s.run()
+}
+
+func (s *slot) run() {
+	defer s.t.wg.Done()
+	for {
+		nc, addr, err := s.dial()
+		var c *conn
+		if err == nil {
+			if c, err = newConn(s, nc, addr); err != nil {
+				nc.Close()
+			}
+		}
+		if err == nil {
+			err = s.serve(c)
+		}
+		if !s.lost(c, addr, err) {
+			return
+		}
+	}
+}
+
+// dial waits for the back-off to end and connects.
+func (s *slot) dial() (*net.TCPConn, netip.AddrPort, error) {
+	t := s.t
+	t.mu.Lock()
+	addr := t.cfg.Addrs[s.addr]
+	wait := time.Until(s.notBefore)
+	t.mu.Unlock()
+	if wait > 0 {
+		timer := time.NewTimer(wait)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-t.ctx.Done():
+			return nil, addr, ErrClosed
+		}
+	}
+	d := net.Dialer{Timeout: min(t.cfg.Timeout, maxDial), Control: t.setUserTimeout}
+	nc, err := d.DialTCP(t.ctx, "tcp", netip.AddrPort{}, addr) // Go sets TCP_NODELAY and keep-alive
+	if op := (*net.OpError)(nil); errors.As(err, &op) {
+		err = op.Err // the rest says again what and where
+	}
+	return nc, addr, err
+}
+
+// setUserTimeout makes the kernel give up a connection whose bytes are not acknowledged for as long as we would wait for a reply.
+func (t *Target) setUserTimeout(_, _ string, raw syscall.RawConn) error {
+	return raw.Control(func(fd uintptr) {
+		// A refinement: without it our own watch still sees the silence.
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(t.cfg.Timeout.Milliseconds()))
+	})
+}
+
+// serve uses the connection until it ends and returns why. Afterwards nothing is on it any more.
+func (s *slot) serve(c *conn) error {
+	t := s.t
+	t.mu.Lock()
+	if t.closed {
+		t.mu.Unlock()
+		c.nc.Close()
+		return ErrClosed
+	}
+	s.conn, s.since = c, time.Now()
+	t.epoch.Add(1)
+	c.watch = time.AfterFunc(t.cfg.Timeout, c.checkSilence)
+	if s.err != nil {
+		c.probe()
+	}
+	t.dispatch()
+	t.mu.Unlock()
+	t.Flush()
+
+	err := c.read()
+	if err == io.EOF {
+		err = errHungUp
+	}
+
+	t.mu.Lock()
+	c.fail(err)
+	for c.writing {
+		c.idle.Wait()
+	}
+	s.conn = nil
+	ended := c.evacuate()
+	t.mu.Unlock()
+	for _, op := range ended {
+		op.Done(op)
+	}
+	return c.err
+}
+
+// probe sends a NULL call on a connection that replaces a lost one, so that its reply tells whether the trouble is over.
+func (c *conn) probe() {
+	r := c.t.newRPC()
+	r.ctl = &control{
+		prog: oncrpc.ProgNFS, proc: uint32(wire.ProcNull), name: wire.ProcNull.String(),
+		probe: true, end: func(error) {},
+	}
+	r.prepare(c.t)
+	c.assign(r)
+}
+
+// evacuate takes everything outstanding from the dead connection, to be sent again on another one, before what is
+// queued. It returns the ops that end instead, whose Done is to be called.
+func (c *conn) evacuate() (done []*layout.Op) {
+	t := c.t
+	if r := c.current; r != nil && isGarbage(c.err) {
+		r.garbled++
+	}
+	if c.current != nil {
+		c.calls[c.current.xid] = c.current
+		c.current = nil
+	}
+	for _, r := range c.calls {
+		sent := c.out.sent(r.end)
+		r.unlink()
+		switch {
+		case t.closed, t.failFast, r.abandoned(), r.ctl != nil && r.ctl.probe:
+			if op := t.end(r, c.err); op != nil {
+				done = append(done, op)
+			}
+		case r.garbled == maxGarbled:
+			if op := t.end(r, &ReplyError{Op: r.name(), Detail: r.detail(), Addr: c.addr, Err: c.err}); op != nil {
+				done = append(done, op)
+			}
+		default:
+			c.remove(r)
+			if sent {
+				r.resent = true
+				t.stats.resent++
+			}
+			r.state, r.end = stateQueued, 0
+			t.queue.pushFront(r)
+		}
+	}
+	return done
+}
+
+// lost records that there is no connection (c is nil if none was made), and tells whether to make another.
+func (s *slot) lost(c *conn, addr netip.AddrPort, err error) bool {
+	t := s.t
+	t.mu.Lock()
+	now := time.Now()
+	var ended []*layout.Op
+	s.notBefore = now
+	switch useful := c != nil && c.proved && !isGarbage(err); {
+	case useful && now.Sub(s.since) > briefly:
+		s.fails = 0
+	case useful:
+		s.fails = 0
+		s.notBefore = now.Add(jitter(minDelay)) // it may go on like this
+	default:
+		// When all addresses were tried, wait before the next round.
+		s.fails++
+		s.addr = (s.addr + 1) % len(t.cfg.Addrs)
+		if round := s.fails / len(t.cfg.Addrs); s.fails%len(t.cfg.Addrs) == 0 {
+			s.notBefore = now.Add(jitter(min(minDelay<<min(round-1, 20), maxDelay)))
+		}
+	}
+	// A connection that had nothing to do is not replaced before there is something; servers close idle ones.
+	quiet := c != nil && !c.missed && !isGarbage(err)
+	again := t.live > 0 && !t.closed && !quiet
+	if !t.closed && !quiet {
+		s.mourn(now, addr, err)
+		if t.failFast {
+			ended = t.endAll(nil, err)
+			again = false
+		}
+	}
+	s.running = again
+	t.settle()
+	t.dispatch() // what was evacuated may find room elsewhere
+	t.mu.Unlock()
+	for _, op := range ended {
+		op.Done(op)
+	}
+	t.Flush()
+	return again
+}
+
+// trouble is what is wrong with a Target: how many slots lost their connection and did not get a working one since.
+type trouble struct {
+	slots int
+	since time.Time
+	err   error // the latest
+}
+
+// mourn records the loss and logs the first of them.
+func (s *slot) mourn(now time.Time, addr netip.AddrPort, err error) {
+	t := s.t
+	if s.err == nil {
+		t.trouble.slots++
+		if t.trouble.slots == 1 {
+			t.trouble.since = now
+			t.cfg.Log.Warn("connection to data server lost, trying again", "server", t.cfg.Name, "address", addr, "outstanding", t.live, "error", err)
+		}
+	}
+	s.err, s.since = err, now
+	t.trouble.err = fmt.Errorf("%v: %w", addr, err)
+}
+
+// settle forgets the losses of slots whose connection works again or, while another one works, is not needed for now;
+// with the last of them the trouble is over.
+func (t *Target) settle() {
+	var works *conn
+	for i := range t.slots {
+		if c := t.slots[i].conn; c != nil && c.proved && !c.dead {
+			works = c
+		}
+	}
+	if works == nil || t.trouble.slots == 0 {
+		return
+	}
+	for i := range t.slots {
+		s := &t.slots[i]
+		if s.err != nil && (!s.running || s.conn != nil && s.conn.proved) {
+			s.err = nil
+			t.trouble.slots--
+		}
+	}
+	if t.trouble.slots == 0 {
+		t.cfg.Log.Info("connection to data server works again", "server", t.cfg.Name, "address", works.addr, "after", time.Since(t.trouble.since).Round(time.Millisecond))
+		t.trouble.since = time.Time{}
+	}
+}
+
+func isGarbage(err error) bool {
+	var m *malformed
+	return errors.As(err, &m)
+}

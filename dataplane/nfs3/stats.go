@@ -1,0 +1,66 @@
+package nfs3
+
+import (
+	"net/netip"
+	"time"
+)
+
+// counters are since New; guarded by Target.mu.
+type counters struct {
+	reads, writes, commits, calls uint64
+	bytesRead, bytesWritten       uint64
+	jukebox, resent, unknown      uint64
+}
+
+// Stats is what a Target is doing and has done.
+type Stats struct {
+	Name        string
+	Connections []ConnStats // one for each that may exist
+
+	Outstanding int // requests from Start to Done, blocking calls included
+	Queued      int // of them: waiting for a connection, for room on one, or for FSINFO
+	Delayed     int // of them: waiting because the server said JUKEBOX
+
+	Reads, Writes, Commits, Calls uint64 // calls answered with OK, pieces counted one by one; Calls are all others answered
+	BytesRead, BytesWritten       uint64
+	Jukebox                       uint64 // replies that said so
+	Resent                        uint64 // calls sent again because their connection was lost
+	Unknown                       uint64 // replies that nobody waited for
+	Connects                      uint64 // connections made
+
+	Trouble time.Time // since when connections are missing that are needed; zero: none
+	Err     error     // why the latest connection was lost or could not be made, if ever
+}
+
+// ConnStats is one connection.
+type ConnStats struct {
+	Addr        netip.AddrPort // of the connection, or to be tried next
+	Up          bool
+	Since       time.Time // of being up, or of the loss
+	Outstanding int       // calls
+	Bytes       int       // what they cost: payload and some overhead
+	Err         error     // why it is not up; nil if it is, or if it is not needed
+}
+
+// Stats returns a snapshot.
+func (t *Target) Stats() Stats {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := &t.stats
+	st := Stats{
+		Name: t.cfg.Name, Outstanding: t.live, Queued: t.queue.len + t.held.len, Delayed: t.delayed.len,
+		Reads: n.reads, Writes: n.writes, Commits: n.commits, Calls: n.calls,
+		BytesRead: n.bytesRead, BytesWritten: n.bytesWritten,
+		Jukebox: n.jukebox, Resent: n.resent, Unknown: n.unknown, Connects: t.epoch.Load(),
+		Trouble: t.trouble.since, Err: t.trouble.err,
+	}
+	for i := range t.slots {
+		s := &t.slots[i]
+		cs := ConnStats{Addr: t.cfg.Addrs[s.addr], Since: s.since, Err: s.err}
+		if c := s.conn; c != nil {
+			cs.Addr, cs.Up, cs.Outstanding, cs.Bytes = c.addr, true, c.count, c.bytes
+		}
+		st.Connections = append(st.Connections, cs)
+	}
+	return st
+}
