@@ -1,0 +1,323 @@
+package data
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	wire "github.com/weftfs/weft/internal/wire/nfs3"
+	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/xdr"
+)
+
+const (
+	// maxHead bounds a call without its payload: the RPC header and two names.
+	maxHead = 16 << 10
+	// maxRecord bounds a whole call.
+	maxRecord = maxIO + maxHead
+	// inputSize is how many bytes of calls are read at once; what of a payload comes with them is copied once more.
+	inputSize = 8 << 10
+	// maxSend is how much goes out at once, and what a client has to take within stallTime; the last reply is not cut.
+	maxSend = 4 << 20
+	// keepSize is the longest reply whose memory is kept for others.
+	keepSize = 4 << 10
+)
+
+// stallTime is for how long a client may neither send the rest of a payload nor take replies. What it holds up meanwhile
+// is memory that others wait for.
+const stallTime = 20 * time.Second
+
+// lingerTime is how long a client has, after its last replies, to see the end of the connection. A connection that is
+// closed while calls arrive is reset, and replies on their way are lost.
+const lingerTime = time.Second
+
+// conn is a client's connection.
+type conn struct {
+	s        *Server
+	nc       net.Conn
+	in       record              // of the goroutine that reads
+	machine  string              // name in the last credential, which is nearly always that in the next one
+	slot     chan struct{}       // one element for each request, from before it is read until its reply was sent
+	payloads *semaphore.Weighted // bytes
+	ended    chan error          // why no more calls are read
+	draining atomic.Bool
+
+	mu      sync.Mutex
+	out     []*request // done, to be sent
+	sending bool       // somebody sends, and owns what follows
+	batch   []*request
+	vec     net.Buffers
+	rest    net.Buffers // of vec
+	err     error       // sending failed
+}
+
+// request is one call and its reply.
+type request struct {
+	call    oncrpc.Call
+	foreign bool // of another RPC version
+	auth    oncrpc.AuthSys
+	cred    *oncrpc.AuthSys // &auth; nil if the call has none
+	head    []byte          // the call, without the payload of a WRITE
+	args    xdr.Decoder     // behind the RPC header
+	write   wire.WriteArgs
+	garbage bool   // write does not decode
+	reply   []byte // the record mark, the RPC header, and results up to a payload
+	payload *buffer
+	data    []byte // in payload: of a WRITE, or to be sent behind reply
+}
+
+var requests = sync.Pool{New: func() any { return new(request) }}
+
+func newConn(s *Server, nc net.Conn) *conn {
+	return &conn{
+		s: s, nc: nc,
+		in:       record{in: bufio.NewReaderSize(nc, inputSize)},
+		slot:     make(chan struct{}, maxRequests),
+		payloads: semaphore.NewWeighted(maxConnPayloads),
+		ended:    make(chan error, 1),
+	}
+}
+
+// drain makes serve return once the requests that were read are answered.
+func (c *conn) drain() {
+	c.draining.Store(true)
+	c.limitReads(time.Time{})
+}
+
+// limitReads bounds the reads that follow; the zero time is no bound. When the connection drains it ends them.
+func (c *conn) limitReads(t time.Time) {
+	c.nc.SetReadDeadline(t)
+	if c.draining.Load() {
+		c.nc.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+// serve answers calls until the client closes, breaks the protocol, or drain. It returns when the last reply was sent.
+func (c *conn) serve() error {
+	go c.next() // reads a call, see there
+	err := <-c.ended
+	for range cap(c.slot) { // until no request is left
+		c.slot <- struct{}{}
+	}
+	defer c.nc.Close()
+	c.mu.Lock()
+	sendErr := c.err
+	c.mu.Unlock()
+	var ne net.Error
+	switch {
+	case c.draining.Load():
+		c.linger()
+		return nil
+	case errors.Is(sendErr, os.ErrDeadlineExceeded):
+		return fmt.Errorf("replies were not taken within %v", stallTime)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("the rest of a call did not come within %v", stallTime)
+	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.As(err, &ne):
+		return nil // the client is gone, or nc was closed for sendErr
+	}
+	return err
+}
+
+func (c *conn) linger() {
+	if tcp, ok := c.nc.(*net.TCPConn); ok && tcp.CloseWrite() == nil {
+		tcp.SetReadDeadline(time.Now().Add(lingerTime))
+		io.Copy(io.Discard, tcp)
+	}
+}
+
+// next reads a call, leaves the reading of the one behind it to a new goroutine, and answers. So no request waits for
+// another goroutine to wake up. The number of these goroutines is bounded by slot.
+func (c *conn) next() {
+	c.slot <- struct{}{}
+	r := requests.Get().(*request)
+	if err := c.readCall(r); err != nil {
+		c.done(r)
+		c.ended <- err
+		return
+	}
+	go c.next()
+	c.handle(r)
+	c.send(r)
+}
+
+// readCall reads one call. The payload of a WRITE goes from the socket to a buffer of its own.
+func (c *conn) readCall(r *request) error {
+	rec := &c.in
+	if err := rec.begin(); err != nil {
+		return err
+	}
+	r.head = rec.fill(grow(r.head[:0], wire.WriteCallHeadMax))
+	d := xdr.NewDecoder(r.head)
+	err := r.call.Decode(&d)
+	r.foreign = err != nil && errors.As(err, new(oncrpc.RPCVersionError))
+	switch {
+	case rec.err != nil:
+		return rec.err
+	case r.foreign:
+	case err != nil:
+		return err
+	default:
+		c.identify(r)
+		if r.isWrite() {
+			c.readWrite(r, d)
+		} else {
+			c.readArgs(r, d)
+		}
+	}
+	rec.skip()
+	return rec.err
+}
+
+// grow returns b with n bytes more.
+func grow(b []byte, n int) []byte { return append(b, make([]byte, n)...) }
+
+func (r *request) isWrite() bool {
+	return r.call.Prog == oncrpc.ProgNFS && r.call.Vers == wire.Version && wire.Proc(r.call.Proc) == wire.ProcWrite
+}
+
+// readArgs reads arguments of which d has the beginning. There are none longer than maxHead; of such only the beginning
+// is left to the handler, for which they do not decode.
+func (c *conn) readArgs(r *request, d xdr.Decoder) {
+	if rest := c.in.rest(); rest > 0 {
+		used, have := d.Offset(), len(r.head)
+		r.head = grow(r.head, min(rest, maxHead-have))
+		r.head = r.head[:have+len(c.in.fill(r.head[have:]))]
+		d = xdr.NewDecoder(r.head[used:])
+	}
+	r.args = d
+}
+
+// readWrite reads the payload of a WRITE. More than maxIO bytes are cut, which the reply tells.
+func (c *conn) readWrite(r *request, d xdr.Decoder) {
+	if r.garbage = r.write.DecodeHead(&d, c.in.rest()) != nil; r.garbage {
+		return
+	}
+	c.allot(r, int(min(r.write.Count, maxIO)))
+	have := copy(r.data, d.Rest())
+	if have == len(r.data) {
+		return
+	}
+	if len(r.data)-have > c.in.in.Buffered() {
+		c.limitReads(time.Now().Add(stallTime))
+		defer c.limitReads(time.Time{})
+	}
+	if r.garbage = len(c.in.fill(r.data[have:])) < len(r.data)-have; r.garbage {
+		c.free(r)
+	}
+}
+
+// allot gives r memory for n bytes of payload, as r.data. It waits for as long as the connection or the server has too
+// much of it, so no file may be locked: others who have memory may wait for the file.
+func (c *conn) allot(r *request, n int) {
+	if n == 0 {
+		return
+	}
+	size := int64(bufferSize(n))
+	c.payloads.Acquire(context.Background(), size)   // a context that does not end gives no error
+	c.s.payloads.Acquire(context.Background(), size) // dito
+	r.payload = getBuffer(n)
+	r.data = r.payload.b[:n]
+}
+
+// free gives r's payload back.
+func (c *conn) free(r *request) {
+	if r.payload == nil {
+		return
+	}
+	size := int64(len(r.payload.b))
+	putBuffer(r.payload)
+	r.payload, r.data = nil, nil
+	c.s.payloads.Release(size)
+	c.payloads.Release(size)
+}
+
+// identify decodes the credential; r.cred stays nil if it is of another flavor or malformed.
+func (c *conn) identify(r *request) {
+	if r.call.Cred.Flavor != oncrpc.FlavorSys {
+		return
+	}
+	r.auth.Machine = c.machine
+	if r.auth.Decode(r.call.Cred.Body) == nil {
+		r.cred = &r.auth
+	}
+	c.machine = r.auth.Machine
+}
+
+// send sends r's reply, and with it those of others that are done meanwhile.
+func (c *conn) send(r *request) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.out = append(c.out, r)
+	if c.sending {
+		return
+	}
+	c.sending = true
+	for len(c.out) > 0 {
+		c.takeBatch()
+		if c.err == nil {
+			c.mu.Unlock()
+			err := c.sendBatch()
+			c.mu.Lock()
+			c.err = err
+		}
+		for _, r := range c.batch {
+			c.done(r)
+		}
+	}
+	c.sending = false
+}
+
+// takeBatch moves replies of maxSend bytes from out to batch. mu is held.
+func (c *conn) takeBatch() {
+	n, size := 0, 0
+	for ; n < len(c.out) && size < maxSend; n++ {
+		size += len(c.out[n].reply) + len(c.out[n].data)
+	}
+	c.batch = append(c.batch[:0], c.out[:n]...)
+	c.out = append(c.out[:0], c.out[n:]...)
+}
+
+// sendBatch sends batch in one system call, if the socket takes it. After a failure the connection is closed.
+func (c *conn) sendBatch() error {
+	c.vec = c.vec[:0]
+	for _, r := range c.batch {
+		c.vec = append(c.vec, r.reply)
+		if n := len(r.data); n > 0 {
+			c.vec = append(c.vec, r.data)
+			if xdr.Pad(n) > 0 {
+				c.vec = append(c.vec, xdr.Padding(n))
+			}
+		}
+	}
+	c.nc.SetWriteDeadline(time.Now().Add(stallTime))
+	c.rest = c.vec // WriteTo moves the slice it is called on
+	_, err := c.rest.WriteTo(c.nc)
+	if err != nil {
+		c.nc.Close()
+	}
+	return err
+}
+
+// done gives back what r holds, its slot among it.
+func (c *conn) done(r *request) {
+	c.free(r)
+	*r = request{head: keep(r.head), reply: keep(r.reply), auth: r.auth}
+	requests.Put(r)
+	<-c.slot
+}
+
+func keep(b []byte) []byte {
+	if cap(b) > keepSize {
+		return nil
+	}
+	return b[:0]
+}

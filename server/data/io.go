@@ -1,0 +1,193 @@
+package data
+
+import (
+	"errors"
+	"math"
+
+	"golang.org/x/sys/unix"
+
+	wire "github.com/weftfs/weft/internal/wire/nfs3"
+	"github.com/weftfs/weft/internal/wire/oncrpc"
+)
+
+// statusOf turns an error of a system call, or one that is a status already, into the protocol's.
+func statusOf(err error) wire.Status {
+	if err == nil {
+		return wire.OK
+	}
+	var st wire.Status
+	var e unix.Errno
+	switch {
+	case errors.As(err, &st):
+		return st
+	case !errors.As(err, &e):
+		return wire.ErrServerFault
+	}
+	switch e {
+	case unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS:
+		return wire.ErrJukebox // ours to get over; the client tries again
+	}
+	return wire.StatusOf(e)
+}
+
+// openData returns a data file, its lock held shared, for a caller who needs the rights in want; closeData ends that.
+func (s *Server) openData(r *request, fh wire.FileHandle, want uint32, st *unix.Stat_t) (*file, wire.Status) {
+	f, err := s.get(fh)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	f.mu.RLock()
+	err = s.stat(f, st)
+	switch {
+	case err != nil:
+	case f.dir:
+		err = wire.ErrIsDir
+	case !authorize(r.cred, st, want):
+		err = wire.ErrAcces
+	case f.readOnly && want == mayWrite:
+		err = wire.ErrROFS
+	default:
+		return f, wire.OK
+	}
+	s.closeData(f)
+	return nil, statusOf(err)
+}
+
+func (s *Server) closeData(f *file) {
+	f.mu.RUnlock()
+	s.cache.put(f)
+}
+
+// read does a READ: at most maxIO bytes, into a buffer that goes out behind the results. Attributes are left out of the
+// replies to READ, WRITE and COMMIT: clients of striped files have them from the metadata service.
+func (c *conn) read(r *request, reply *oncrpc.Reply) {
+	var args wire.ReadArgs
+	if args.Decode(&r.args) != nil {
+		reply.Stat = oncrpc.GarbageArgs
+		r.finish(reply, nil)
+		return
+	}
+	c.allot(r, int(min(args.Count, maxIO)))
+	var res wire.ReadRes
+	res.Status = c.s.readData(r, &args, &res)
+	if res.Count == 0 {
+		c.free(r)
+	}
+	r.data = r.data[:res.Count]
+	r.begin(reply)
+	r.reply = res.AppendHead(r.reply)
+	r.end()
+}
+
+// readData reads into r.data as much as there is.
+func (s *Server) readData(r *request, args *wire.ReadArgs, res *wire.ReadRes) wire.Status {
+	var st unix.Stat_t
+	f, status := s.openData(r, args.FH, mayRead, &st)
+	if status != wire.OK {
+		return status
+	}
+	defer s.closeData(f)
+	if args.Offset >= uint64(st.Size) {
+		res.EOF = true
+		return wire.OK
+	}
+	left := st.Size - int64(args.Offset)
+	want := r.data[:min(int64(len(r.data)), left)]
+	n, err := pread(f.fd, want, int64(args.Offset))
+	if err != nil {
+		return statusOf(err)
+	}
+	res.Count = uint32(n)
+	res.EOF = int64(n) == left || n < len(want) // the latter if the file was cut meanwhile
+	return wire.OK
+}
+
+// pread fills b unless the file ends.
+func pread(fd int, b []byte, off int64) (n int, err error) {
+	for n < len(b) {
+		m, err := unix.Pread(fd, b[n:], off+int64(n))
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return 0, err
+		case m == 0:
+			return n, nil
+		default:
+			n += m
+		}
+	}
+	return n, nil
+}
+
+// write does a WRITE of the payload that was read with the call.
+func (c *conn) write(r *request, reply *oncrpc.Reply) {
+	if r.garbage {
+		reply.Stat = oncrpc.GarbageArgs
+		r.finish(reply, nil)
+		return
+	}
+	var res wire.WriteRes
+	// The verifier of before: if a sync fails meanwhile, this write may be among what is lost.
+	res.Verf = *c.s.verf.Load()
+	res.Status = c.s.writeData(r, &res)
+	c.free(r)
+	r.begin(reply)
+	r.reply = res.Append(r.reply)
+	r.end()
+}
+
+func (s *Server) writeData(r *request, res *wire.WriteRes) wire.Status {
+	args := &r.write
+	var st unix.Stat_t
+	f, status := s.openData(r, args.FH, mayWrite, &st)
+	if status != wire.OK {
+		return status
+	}
+	defer s.closeData(f)
+	if args.Offset > math.MaxInt64-uint64(len(r.data)) {
+		return wire.ErrFBig
+	}
+	n, err := pwrite(f.fd, r.data, int64(args.Offset))
+	if n > 0 {
+		f.sync.dirty.Store(true)
+		err = nil // what is left the client sends again, and gets the error then
+	}
+	if err == nil && args.Stable != wire.Unstable {
+		_, err = s.sync(f, args.Stable == wire.FileSync)
+	}
+	res.Count, res.Committed = uint32(n), args.Stable
+	return statusOf(err)
+}
+
+// pwrite writes all of b, or tells how much it did before the error.
+func pwrite(fd int, b []byte, off int64) (n int, err error) {
+	for n < len(b) {
+		m, err := unix.Pwrite(fd, b[n:], off+int64(n))
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return n, err
+		case m == 0:
+			return n, unix.EIO
+		default:
+			n += m
+		}
+	}
+	return n, nil
+}
+
+// commit syncs the whole file, whatever range was asked for: the kernel has no cheaper way that also keeps what is
+// needed to find the data.
+func (s *Server) commit(r *request, a *wire.CommitArgs) results {
+	res := &wire.CommitRes{}
+	var st unix.Stat_t
+	f, status := s.openData(r, a.FH, mayWrite, &st)
+	if status != wire.OK {
+		res.Status = status
+		return res
+	}
+	defer s.closeData(f)
+	verf, err := s.sync(f, false)
+	res.Status, res.Verf = statusOf(err), verf
+	return res
+}

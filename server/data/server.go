@@ -1,0 +1,323 @@
+package data
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/sys/unix"
+
+	wire "github.com/weftfs/weft/internal/wire/nfs3"
+)
+
+// Bounds of a server.
+const (
+	maxIO           = 4 << 20   // bytes of one READ or WRITE
+	prefIO          = 1 << 20   // what FSINFO recommends
+	maxPayloads     = 512 << 20 // bytes of payload in memory, over all connections
+	maxConnPayloads = 32 << 20  // and of one connection
+	maxRequests     = 128       // that are read, run, or have a reply to be sent, per connection
+	maxFiles        = 4096      // cached descriptors
+)
+
+// acceptDelay is the pause after an accept that failed for want of descriptors or memory.
+const acceptDelay = 100 * time.Millisecond
+
+// Config of a server.
+type Config struct {
+	Dir string       // made if missing
+	Log *slog.Logger // nil: slog.Default()
+}
+
+// ErrLocked tells that another server runs on the directory.
+var ErrLocked = errors.New("another data server runs on it")
+
+// Server serves one directory.
+type Server struct {
+	log      *slog.Logger
+	lock     *os.File
+	root     int // descriptor of the export
+	rootFH   wire.FileHandle
+	handles  handles
+	cache    cache
+	payloads *semaphore.Weighted
+	maxConns int
+
+	// verf is the write verifier; replaced by newVerifier.
+	verf atomic.Pointer[wire.WriteVerf]
+
+	mu        sync.Mutex
+	listeners map[net.Listener]bool
+	conns     map[*conn]bool
+	full      bool // the last connection was refused for there being too many
+	closing   bool
+	closed    chan struct{}  // closed at the end of Shutdown
+	wg        sync.WaitGroup // of connections
+}
+
+// Open prepares the directory and locks it.
+func Open(cfg Config) (*Server, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	s, err := open(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("data server directory %s: %w", cfg.Dir, err)
+	}
+	return s, nil
+}
+
+func open(cfg Config) (*Server, error) {
+	if err := checkCapabilities(); err != nil {
+		return nil, err
+	}
+	if err := makeDir(cfg.Dir); err != nil {
+		return nil, err
+	}
+	lock, err := os.OpenFile(filepath.Join(cfg.Dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		lock.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, ErrLocked
+		}
+		return nil, err
+	}
+	var nofile unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &nofile); err != nil {
+		lock.Close()
+		return nil, err
+	}
+	s := &Server{
+		log:       cfg.Log,
+		lock:      lock,
+		payloads:  semaphore.NewWeighted(maxPayloads),
+		maxConns:  int(min(nofile.Cur/4, 1<<16)),
+		listeners: map[net.Listener]bool{},
+		conns:     map[*conn]bool{},
+		closed:    make(chan struct{}),
+	}
+	// A process may run several servers, which share its descriptors.
+	s.cache.init(&s.handles, int(min(nofile.Cur/8, maxFiles)))
+	if err := s.openExport(cfg.Dir); err != nil {
+		lock.Close()
+		return nil, err
+	}
+	s.newVerifier()
+	return s, nil
+}
+
+func (s *Server) openExport(dir string) error {
+	export := filepath.Join(dir, "export")
+	if err := makeDir(export); err != nil {
+		return err
+	}
+	key, err := loadKey(filepath.Join(dir, "key"), export)
+	if err != nil {
+		return err
+	}
+	if s.root, err = unix.Open(export, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return err
+	}
+	if err := s.openRoot(key); err != nil {
+		unix.Close(s.root)
+		return err
+	}
+	return nil
+}
+
+// openRoot makes the root's handle and finds out whether handles can be opened at all.
+func (s *Server) openRoot(key []byte) (err error) {
+	if s.handles, err = newHandles(key, s.root); err != nil {
+		return err
+	}
+	if s.rootFH, _, err = s.handles.of(s.root, ""); err != nil {
+		return fmt.Errorf("file handle of the export: %w", err)
+	}
+	probe, err := s.handles.open(s.rootFH)
+	if err != nil {
+		return fmt.Errorf("its file system opens no files by their handles (open_by_handle_at): %w", err)
+	}
+	unix.Close(probe.fd)
+	return nil
+}
+
+// makeDir makes a directory, and its parents, so that it will still be there after a power cut.
+func makeDir(dir string) error {
+	parent := filepath.Dir(dir)
+	err := os.Mkdir(dir, 0o755)
+	if errors.Is(err, os.ErrNotExist) && parent != dir {
+		if err := makeDir(parent); err != nil {
+			return err
+		}
+		err = os.Mkdir(dir, 0o755)
+	}
+	if err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	return syncDir(parent)
+}
+
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// checkCapabilities tells what a process lacks that does not run as root. Without it a server would start, and fail at
+// its first data file.
+func checkCapabilities() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var have [2]unix.CapUserData
+	if err := unix.Capget(&header, &have[0]); err != nil {
+		return err
+	}
+	var missing []string
+	for _, c := range []struct {
+		bit  int
+		name string
+	}{
+		{unix.CAP_CHOWN, "CAP_CHOWN (give data files to their synthetic owners)"},
+		{unix.CAP_DAC_OVERRIDE, "CAP_DAC_OVERRIDE (open them)"},
+		{unix.CAP_DAC_READ_SEARCH, "CAP_DAC_READ_SEARCH (open them by file handle)"},
+		{unix.CAP_FOWNER, "CAP_FOWNER (set their modes and times)"},
+	} {
+		if have[0].Effective&(1<<c.bit) == 0 {
+			missing = append(missing, c.name)
+		}
+	}
+	if missing != nil {
+		return fmt.Errorf("a data server runs as root; this process lacks %s: %w", strings.Join(missing, ", "), unix.EPERM)
+	}
+	return nil
+}
+
+// newVerifier makes clients send again whatever they have not seen committed.
+func (s *Server) newVerifier() {
+	var v wire.WriteVerf
+	rand.Read(v[:])
+	s.verf.Store(&v)
+}
+
+// Serve accepts connections until Shutdown, when it returns nil. It closes l.
+func (s *Server) Serve(l net.Listener) error {
+	defer l.Close()
+	s.mu.Lock()
+	if s.closing {
+		s.mu.Unlock()
+		return nil
+	}
+	s.listeners[l] = true
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		delete(s.listeners, l)
+		s.mu.Unlock()
+	}()
+	failing := false
+	for {
+		nc, err := l.Accept()
+		switch {
+		case err == nil:
+			failing = false
+			s.start(nc)
+			continue
+		case s.isClosing():
+			return nil
+		case errors.Is(err, unix.ECONNABORTED):
+			continue
+		case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM):
+			if !failing {
+				s.log.Error("cannot accept connections, trying on", "addr", l.Addr(), "err", err)
+			}
+			failing = true
+			time.Sleep(acceptDelay)
+			continue
+		}
+		return err
+	}
+}
+
+func (s *Server) isClosing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closing
+}
+
+// start serves a connection, unless there are too many.
+func (s *Server) start(nc net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	full := len(s.conns) >= s.maxConns
+	if full && !s.full {
+		s.log.Error("too many connections, refusing more", "connections", len(s.conns), "client", nc.RemoteAddr())
+	}
+	s.full = full
+	if full || s.closing {
+		nc.Close()
+		return
+	}
+	c := newConn(s, nc)
+	s.conns[c] = true
+	s.wg.Add(1)
+	go func() { // owns the connection and ends with it
+		defer s.wg.Done()
+		if err := c.serve(); err != nil {
+			s.log.Warn("connection closed", "client", nc.RemoteAddr(), "err", err)
+		}
+		s.mu.Lock()
+		delete(s.conns, c)
+		s.mu.Unlock()
+	}()
+}
+
+// Shutdown stops accepting, lets requests that have been read end and be answered, and closes everything. When ctx ends
+// first the connections are cut, and only the requests that run are waited for: they use descriptors.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.mu.Lock()
+	first := !s.closing
+	s.closing = true
+	for l := range s.listeners {
+		l.Close()
+	}
+	for c := range s.conns {
+		c.drain()
+	}
+	s.mu.Unlock()
+	if first {
+		go func() { // ends with the last connection
+			s.wg.Wait()
+			s.cache.close()
+			unix.Close(s.root)
+			s.lock.Close()
+			close(s.closed)
+		}()
+	}
+	select {
+	case <-s.closed:
+		return nil
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	for c := range s.conns {
+		c.nc.Close()
+	}
+	s.mu.Unlock()
+	<-s.closed
+	return ctx.Err()
+}
