@@ -437,7 +437,8 @@ func (c *checker) checkDataFile(ctx context.Context, d *device, f *store.File) e
 		}
 	}
 	n := c.find(claim.inode)
-	if size := store.Size(&f.Attr); size > n.size && n.state&unsettled == 0 {
+	// Nobody will see the size of an inode without names again; its writer may have given up without reporting it.
+	if size := store.Size(&f.Attr); size > n.size && n.state&(unsettled|orphan) == 0 {
 		c.beyond[n.id] = max(c.beyond[n.id], size)
 	}
 	return nil

@@ -1,0 +1,77 @@
+package meta
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+)
+
+// handler executes a call. args and the result are pointers to the op's types.
+type handler func(s *Service, ctx context.Context, c *call, args any) (any, error)
+
+// handlers has one for each op. Answers of ops that may be executed only once are made with change.
+var handlers = [...]handler{
+	metarpc.OpRenew:          handle((*Service).renewSession),
+	metarpc.OpEndSession:     handle((*Service).endSession),
+	metarpc.OpGetAttr:        handle((*Service).getAttr),
+	metarpc.OpSetAttr:        handle((*Service).setAttr),
+	metarpc.OpLookup:         handle((*Service).lookup),
+	metarpc.OpCreate:         handle((*Service).create),
+	metarpc.OpMakeNode:       handle((*Service).makeNode),
+	metarpc.OpLink:           handle((*Service).link),
+	metarpc.OpRemove:         handle((*Service).remove),
+	metarpc.OpRename:         handle((*Service).rename),
+	metarpc.OpReadDir:        handle((*Service).readDir),
+	metarpc.OpReadLink:       handle((*Service).readLink),
+	metarpc.OpGetXattr:       handle((*Service).getXattr),
+	metarpc.OpSetXattr:       handle((*Service).setXattr),
+	metarpc.OpListXattr:      handle((*Service).listXattr),
+	metarpc.OpRemoveXattr:    handle((*Service).removeXattr),
+	metarpc.OpOpen:           handle((*Service).open),
+	metarpc.OpClose:          handle((*Service).close),
+	metarpc.OpLayoutGet:      handle((*Service).layoutGet),
+	metarpc.OpLayoutReturn:   handle((*Service).layoutReturn),
+	metarpc.OpLayoutCommit:   handle((*Service).layoutCommit),
+	metarpc.OpDescribeLayout: handle((*Service).describeLayout),
+	metarpc.OpDevices:        handle((*Service).devices),
+	metarpc.OpAddDevice:      handle((*Service).addDevice),
+	metarpc.OpStatFS:         handle((*Service).statFS),
+	metarpc.OpStatus:         handle((*Service).statusOf),
+}
+
+func handle[A, R any](f func(*Service, context.Context, *call, *A) (*R, error)) handler {
+	return func(s *Service, ctx context.Context, c *call, args any) (any, error) {
+		r, err := f(s, ctx, c, args.(*A))
+		if err != nil {
+			return nil, err
+		}
+		return r, nil
+	}
+}
+
+// Answers of the service that are errnos. Errors of the catalog may hold an errno of its disk, which is not the
+// application's; so only an *Error is an answer.
+var (
+	errExist    = refuse(syscall.EEXIST)
+	errNoEntry  = refuse(syscall.ENOENT)
+	errNotDir   = refuse(syscall.ENOTDIR)
+	errIsDir    = refuse(syscall.EISDIR)
+	errNotEmpty = refuse(syscall.ENOTEMPTY)
+	errInvalid  = refuse(syscall.EINVAL)
+	errLinks    = refuse(syscall.EMLINK)
+	errPerm     = refuse(syscall.EPERM)
+	errStale    = refuse(syscall.ESTALE)
+	errNoData   = refuse(syscall.ENODATA)
+	errNoSpace  = refuse(syscall.ENOSPC)
+)
+
+func refuse(errno syscall.Errno) *metarpc.Error {
+	return &metarpc.Error{Status: metarpc.Status(errno)}
+}
+
+// refusef is refuse with words for people.
+func refusef(status metarpc.Status, format string, args ...any) error {
+	return &metarpc.Error{Status: status, Message: fmt.Sprintf(format, args...)}
+}

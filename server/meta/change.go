@@ -1,0 +1,167 @@
+package meta
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+const (
+	maxTries  = 200                    // of one change, before the service says that it cannot do it
+	firstWait = 500 * time.Microsecond // longest wait before the third try, doubled for each further one
+	lastWait  = 20 * time.Millisecond  // up to this
+)
+
+// errRetry from a build function means that what it read does not fit together, because somebody is changing it.
+var errRetry = errors.New("changed while it was read")
+
+// errContended ends a change that never got through.
+var errContended = fmt.Errorf("given up after %d tries: others kept changing the same rows", maxTries)
+
+// tx is one attempt at a change: its batch, and who wants to know whether it was committed.
+type tx struct {
+	catalog.Batch
+	outcome []func(committed bool)
+}
+
+// onOutcome has f called once when it is known whether the batch was committed, the last one first.
+func (t *tx) onOutcome(f func(committed bool)) { t.outcome = append(t.outcome, f) }
+
+func (t *tx) settle(committed bool) {
+	for i := len(t.outcome) - 1; i >= 0; i-- {
+		t.outcome[i](committed)
+	}
+}
+
+// change does what a call that may be executed only once asks for. build reads what it needs and fills a batch whose
+// guards name all it relied on; it is called again, with a fresh tx, as often as a guard does not hold. Its result goes
+// into the same batch as the call's answer. If it leaves the batch empty there is nothing to do and to remember.
+//
+// With a nil c the change is nobody's answer.
+func change[R any](ctx context.Context, s *Service, c *call, build func(*tx) (*R, error)) (*R, error) {
+	for try := range maxTries {
+		if err := backOff(ctx, try); err != nil {
+			return nil, err
+		}
+		t := new(tx)
+		result, err := build(t)
+		if err == nil && t.Len() == 0 {
+			t.settle(false)
+			return result, nil
+		}
+		if err == nil {
+			err = s.commit(ctx, c, t, result)
+		}
+		if errors.Is(err, catalog.ErrUnknown) && c != nil {
+			err = s.findOut(ctx, c)
+		}
+		t.settle(err == nil)
+		if err == nil {
+			return result, nil
+		}
+		guard := (*catalog.GuardError)(nil)
+		if !errors.Is(err, errRetry) && !errors.Is(err, catalog.ErrConflict) && !errors.Is(err, catalog.ErrUnknown) &&
+			!errors.As(err, &guard) {
+			return nil, err
+		}
+	}
+	return nil, errContended
+}
+
+// commit commits t, with the answer of c if there is a call.
+func (s *Service) commit(ctx context.Context, c *call, t *tx, result any) error {
+	if c == nil {
+		return s.engine.Commit(ctx, &t.Batch)
+	}
+	frame, err := c.reply(result)
+	if err != nil {
+		return err
+	}
+	t.Put(schema.ReplyKey(c.sess.id, c.h.Slot), schema.Encode(&schema.Reply{Sequence: c.h.Sequence, Frame: frame}))
+	if err := s.engine.Commit(ctx, &t.Batch); err != nil {
+		return err
+	}
+	c.frame = frame
+	return nil
+}
+
+// findOut looks whether the try of c whose outcome is unknown was committed, and then takes the answer from there;
+// errRetry if not. Should it be committed later still, the guards of the next try do not hold, and what that one reads
+// is this one's work.
+func (s *Service) findOut(ctx context.Context, c *call) error {
+	if err := s.engine.Commit(ctx, new(catalog.Batch)); err != nil { // what is read next must not be lost in a crash
+		return err
+	}
+	var row schema.Reply
+	raw, err := s.get(ctx, schema.ReplyKey(c.sess.id, c.h.Slot), &row)
+	if err == nil && (raw == nil || row.Sequence != c.h.Sequence) {
+		err = errRetry
+	}
+	if err == nil {
+		c.frame = row.Frame
+	}
+	return err
+}
+
+// backOff waits before a try: not at all before the first two, then for a random time, so that whoever collided goes
+// apart.
+func backOff(ctx context.Context, try int) error {
+	if try < 2 {
+		return ctx.Err()
+	}
+	return pause(ctx, rand.N(min(firstWait<<min(try-2, 10), lastWait)))
+}
+
+func pause(ctx context.Context, wait time.Duration) error {
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// persist calls f until it succeeds or ctx ends, more and more seldom, and logs when it begins and ends to fail.
+func (s *Service) persist(ctx context.Context, what string, f func() error) error {
+	wait := 100 * time.Millisecond
+	var since time.Time
+	for {
+		err := f()
+		switch {
+		case err == nil && since.IsZero():
+			return nil
+		case err == nil:
+			s.log.Info(what+": succeeded", "after", time.Since(since).Round(time.Millisecond))
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case since.IsZero():
+			since = time.Now()
+			s.log.Warn(what+": failed; trying again", "error", err)
+		}
+		if err := pause(ctx, wait); err != nil {
+			return err
+		}
+		wait = min(2*wait, 15*time.Second)
+	}
+}
+
+// status is what a client is told of err. What is not an answer but a failure of the service goes to the log.
+func (s *Service) status(c *call, err error) (metarpc.Status, string) {
+	if e := (*metarpc.Error)(nil); errors.As(err, &e) {
+		return e.Status, e.Message
+	}
+	if c.sess.ctx.Err() != nil {
+		return metarpc.StatusShutdown, "the service or the session is going down"
+	}
+	s.log.Error("call failed", "op", c.h.Op, "session", c.sess, "error", err)
+	return metarpc.StatusInternal, err.Error()
+}

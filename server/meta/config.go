@@ -1,0 +1,85 @@
+package meta
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+// Files is what the service asks of data servers. Package datafile has it.
+type Files interface {
+	// Assign gives the file data files for [off, off+n) if it lacks them, and returns the layout row. That row and the
+	// session's writer row are durable when it returns. An error that is ENOSPC or ESTALE (errors.Is) is the
+	// caller's; after any other the range may be asked for again later.
+	Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID) (schema.Layout, error)
+	// Segments is a row as layouts for clients.
+	Segments(row schema.Layout, mode layout.IOMode) []metarpc.Segment
+	// Describe is a row for people; the zero row is that of a file without data files.
+	Describe(row schema.Layout, ino schema.Inode) metarpc.Described
+	// Discard adds what makes the row's data files garbage to the batch that deletes the row.
+	Discard(b *catalog.Batch, row schema.Layout)
+	// Kick tells that there is new garbage.
+	Kick()
+	// Truncate cuts every data file that is longer. While a data server is away it waits, until ctx ends.
+	Truncate(ctx context.Context, row schema.Layout, size int64) error
+	// Sync makes every data file stable and returns the end of the longest. It waits as Truncate does.
+	Sync(ctx context.Context, row schema.Layout) (end int64, err error)
+
+	Devices(ctx context.Context) []metarpc.DeviceInfo
+	AddDevice(ctx context.Context, url string) (metarpc.DeviceInfo, error)
+	StatFS() (total, free, avail int64) // bytes
+	GarbageCount(ctx context.Context) int64
+}
+
+// Defaults of a Config.
+const (
+	DefaultLease = 30 * time.Second
+	DefaultSlots = 128
+)
+
+// DefaultPolicy is how files are laid out where neither the administrator nor a directory says anything.
+var DefaultPolicy = layout.Policy{StripeUnit: 1 << 20, StripeCount: 4, Mirrors: 1}
+
+// Config is what a Service works with.
+type Config struct {
+	Engine  catalog.Engine // not closed by the Service
+	Files   Files          // not closed by the Service
+	Log     *slog.Logger   // nil = slog.Default
+	Lease   time.Duration  // a session lives so long without a frame; 0 = DefaultLease
+	Slots   int            // calls a session may have outstanding; 0 = DefaultSlots
+	Policy  layout.Policy  // default policy of a volume that is made now; unset fields from DefaultPolicy
+	Program string         // "weftd 1.2.3", for Status
+}
+
+// Validate checks the configuration.
+func (c *Config) Validate() error {
+	if c.Engine == nil || c.Files == nil {
+		return errors.New("metadata service: no catalog or no data files")
+	}
+	if c.Lease != 0 && (c.Lease < metarpc.MinLease || c.Lease > metarpc.MaxLease) {
+		return fmt.Errorf("metadata service: lease of %v, want %v to %v", c.Lease, metarpc.MinLease, metarpc.MaxLease)
+	}
+	if c.Slots < 0 || c.Slots > metarpc.MaxSlots {
+		return fmt.Errorf("metadata service: %d slots, want 1 to %d", c.Slots, metarpc.MaxSlots)
+	}
+	return c.Policy.Validate()
+}
+
+func (c *Config) setDefaults() {
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	if c.Lease == 0 {
+		c.Lease = DefaultLease
+	}
+	if c.Slots == 0 {
+		c.Slots = DefaultSlots
+	}
+}

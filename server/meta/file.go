@@ -1,0 +1,178 @@
+package meta
+
+import (
+	"context"
+	"slices"
+
+	"github.com/weftfs/weft/layout"
+)
+
+// file is what is known in memory of a regular file: who has it open or may write it, and what is being done to it as a
+// whole. It exists as long as it says anything. All of it is guarded by Service.mu.
+type file struct {
+	id       layout.FileID
+	claims   []*claim
+	orphan   bool   // has no name left; its last close removes it
+	removing bool   // somebody decides whether it goes, and does it
+	sizing   bool   // somebody cuts it or finds out its size
+	stop     func() // ends what sizing stands for, because the file is gone
+	cut      *cut   // being shortened
+	granting int    // layouts for writing whose answer is not yet in its connection's queue
+	waiters  int
+	changed  chan struct{} // closed at the next change of anything above; nil when nobody waits
+}
+
+// claim is what one session has to do with one file.
+type claim struct {
+	sess      *session
+	file      *file
+	open      bool
+	writer    bool // may have a writer row
+	assigning int  // calls that may be making that row
+	returning bool // it is being deleted
+	unsure    bool // the row is of an earlier instance, and what it was told of sizes is not known again yet
+	report         // what the session says of the file and is not yet in its inode row
+}
+
+// report is the end and time of a session's writes; zero says nothing.
+type report struct {
+	end, mtime int64
+}
+
+// file returns the record of id, made if there is none; s.mu is held. It lasts until s.mu is released, and after that
+// as long as something is in it.
+func (s *Service) file(id layout.FileID) *file {
+	f := s.files[id]
+	if f == nil {
+		f = &file{id: id}
+		s.files[id] = f
+	}
+	return f
+}
+
+// claim returns what sess has to do with f, made if there is nothing; s.mu is held.
+func (f *file) claim(sess *session) *claim {
+	cl := sess.claims[f.id]
+	if cl == nil {
+		cl = &claim{sess: sess, file: f}
+		sess.claims[f.id] = cl
+		f.claims = append(f.claims, cl)
+	}
+	return cl
+}
+
+// changedFile wakes who waits for a change of f, and drops f and its claims if they say nothing any more; s.mu is held.
+func (s *Service) changedFile(f *file) {
+	if f.changed != nil {
+		close(f.changed)
+		f.changed = nil
+	}
+	f.claims = slices.DeleteFunc(f.claims, func(cl *claim) bool {
+		idle := !cl.open && !cl.writer && cl.assigning == 0 && !cl.returning && cl.report == report{}
+		if idle {
+			delete(cl.sess.claims, f.id)
+		}
+		return idle
+	})
+	if len(f.claims) == 0 && !f.orphan && !f.removing && !f.sizing && f.granting == 0 && f.waiters == 0 {
+		delete(s.files, f.id)
+	}
+}
+
+// wait releases s.mu until f has changed or ctx ends. f stays the file's record meanwhile.
+func (s *Service) wait(ctx context.Context, f *file) error {
+	if f.changed == nil {
+		f.changed = make(chan struct{})
+	}
+	changed := f.changed
+	f.waiters++
+	s.mu.Unlock()
+	var err error
+	select {
+	case <-changed:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	s.mu.Lock()
+	f.waiters--
+	if err != nil {
+		s.changedFile(f) // it may have been the last thing that kept f
+	}
+	return err
+}
+
+// opened reports whether any session has f open; s.mu is held.
+func (f *file) opened() bool {
+	return slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.open })
+}
+
+// reported is what all sessions together say of f; s.mu is held.
+func (f *file) reported() report {
+	var r report
+	for _, cl := range f.claims {
+		r = r.and(cl.report)
+	}
+	return r
+}
+
+// and is what two reports say together.
+func (r report) and(o report) report { return report{max(r.end, o.end), max(r.mtime, o.mtime)} }
+
+// said returns what is reported of each of the files, as far as it is known.
+func (s *Service) said(ids ...layout.FileID) []report {
+	all, _ := s.look(ids)
+	return all
+}
+
+// reports is said, after finding out about the files of which too little is known.
+//
+// Read reports before inode rows: a report leaves memory only after it is in the row, so whoever reads in this order never
+// misses both.
+func (s *Service) reports(ctx context.Context, ids ...layout.FileID) ([]report, error) {
+	for {
+		all, unsure := s.look(ids)
+		if len(unsure) == 0 {
+			return all, nil
+		}
+		for _, id := range unsure {
+			if err := s.makeSure(ctx, id); err != nil {
+				return nil, err
+			}
+		}
+	}
+}
+
+func (s *Service) look(ids []layout.FileID) (all []report, unsure []layout.FileID) {
+	all = make([]report, len(ids))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, id := range ids {
+		f := s.files[id]
+		if f == nil {
+			continue
+		}
+		all[i] = f.reported()
+		// A file that is being cut is as long as its row says.
+		if f.unsure() && (f.cut == nil || f.cut.phase != cutCutting) {
+			unsure = append(unsure, id)
+		}
+	}
+	return all, unsure
+}
+
+// unsure reports whether f may be longer than is known; Service.mu is held.
+func (f *file) unsure() bool {
+	return slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.unsure })
+}
+
+// gone forgets what sessions had to do with a file that no longer exists; s.mu is held.
+func (s *Service) gone(f *file) {
+	f.orphan = false
+	for _, cl := range f.claims {
+		cl.open, cl.writer, cl.unsure, cl.report = false, false, false, report{}
+	}
+	if f.stop != nil {
+		f.stop()
+	}
+	s.changedFile(f)
+}

@@ -1,0 +1,696 @@
+package meta
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/catalog/memory"
+	"github.com/weftfs/weft/server/meta/catalog/pebble"
+	"github.com/weftfs/weft/server/meta/datafile"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+const testUnit = 64 << 10
+
+// The manager of data files is what the service is made for.
+var _ Files = (*datafile.Manager)(nil)
+
+// fakeFiles stands in for data servers. It keeps layouts in the catalog as package datafile does, and the data files'
+// lengths in memory.
+type fakeFiles struct {
+	engine catalog.Engine
+
+	mu       sync.Mutex
+	next     uint64
+	length   map[uint64]int64 // of each data file, by number
+	unstable map[uint64]bool
+	down     error         // what Sync and Truncate fail with
+	stall    chan struct{} // Sync and Truncate wait for it, or for ctx
+	assign   error         // what Assign fails with
+	stalled  int           // calls that wait
+	changed  *sync.Cond
+}
+
+func newFakeFiles(engine catalog.Engine) *fakeFiles {
+	f := &fakeFiles{engine: engine, length: map[uint64]int64{}, unstable: map[uint64]bool{}}
+	f.changed = sync.NewCond(&f.mu)
+	return f
+}
+
+func (f *fakeFiles) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID) (schema.Layout, error) {
+	f.mu.Lock()
+	err := f.assign
+	f.mu.Unlock()
+	if err != nil {
+		return schema.Layout{}, err
+	}
+	for {
+		var row schema.Layout
+		old, err := f.engine.Get(ctx, schema.LayoutKey(id))
+		if err != nil && !errors.Is(err, catalog.ErrNotFound) {
+			return row, err
+		}
+		if old != nil {
+			if err := schema.Decode(old, &row); err != nil {
+				return row, err
+			}
+		} else {
+			row = schema.Layout{StripeUnit: ino.Policy.StripeUnit, Width: ino.Policy.StripeCount, Mirrors: make([][]schema.DataFile, ino.Policy.Mirrors)}
+		}
+		want := 1
+		if off+n > row.StripeUnit || n == layout.ToEOF {
+			want = row.Width
+		}
+		f.mu.Lock()
+		for i := range row.Mirrors {
+			for len(row.Mirrors[i]) < want {
+				f.next++
+				row.Mirrors[i] = append(row.Mirrors[i], schema.DataFile{
+					Device: layout.DeviceID{byte(len(row.Mirrors[i]) + 1)}, Number: f.next, Handle: []byte{1}, UID: 1000, GID: 1000,
+				})
+				f.length[f.next] = 0
+			}
+		}
+		f.mu.Unlock()
+		var b catalog.Batch
+		b.GuardPresent(schema.InodeKey(id))
+		if old != nil {
+			b.GuardEqual(schema.LayoutKey(id), old)
+		} else {
+			b.GuardAbsent(schema.LayoutKey(id))
+		}
+		b.Put(schema.LayoutKey(id), schema.Encode(&row))
+		b.Put(schema.WriterKey(id, session), nil)
+		err = f.engine.Commit(ctx, &b)
+		guard := (*catalog.GuardError)(nil)
+		if errors.As(err, &guard) && guard.Index == 0 {
+			return row, fmt.Errorf("inode %d: %w", id, syscall.ESTALE)
+		}
+		if !errors.As(err, &guard) {
+			return row, err
+		}
+	}
+}
+
+func (f *fakeFiles) Segments(row schema.Layout, mode layout.IOMode) []metarpc.Segment {
+	if len(row.Mirrors) == 0 {
+		return nil
+	}
+	seg := metarpc.Segment{Len: row.StripeUnit, IOMode: mode, StripeUnit: row.StripeUnit}
+	if len(row.Mirrors[0]) == row.Width {
+		seg.Len = layout.ToEOF
+	}
+	for _, m := range row.Mirrors {
+		var mirror []metarpc.DataFile
+		for _, d := range m {
+			mirror = append(mirror, metarpc.DataFile{Device: d.Device, Handle: d.Handle, UID: d.UID, GID: d.GID})
+		}
+		seg.Mirrors = append(seg.Mirrors, mirror)
+	}
+	return []metarpc.Segment{seg}
+}
+
+func (f *fakeFiles) Describe(row schema.Layout, ino schema.Inode) metarpc.Described {
+	return metarpc.Described{Size: ino.Size, StripeUnit: ino.Policy.StripeUnit, Mirrors: make([][]metarpc.DescribedServer, len(row.Mirrors))}
+}
+
+func (f *fakeFiles) Discard(b *catalog.Batch, row schema.Layout) {
+	for _, m := range row.Mirrors {
+		for _, d := range m {
+			b.Put(schema.GarbageKey(d.Device, d.Number), nil)
+		}
+	}
+}
+
+func (f *fakeFiles) Kick() {}
+
+// wait does what stall and down ask for.
+func (f *fakeFiles) wait(ctx context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for f.stall != nil {
+		stall := f.stall
+		f.stalled++
+		f.changed.Broadcast()
+		f.mu.Unlock()
+		var err error
+		select {
+		case <-stall:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		f.mu.Lock()
+		f.stalled--
+		if err != nil {
+			return err
+		}
+	}
+	return f.down
+}
+
+// hold makes Sync and Truncate wait until release is called.
+func (f *fakeFiles) hold() (release func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stall = make(chan struct{})
+	return sync.OnceFunc(func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		close(f.stall)
+		f.stall = nil
+	})
+}
+
+// awaitStalled returns when n calls wait for release.
+func (f *fakeFiles) awaitStalled(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for f.stalled < n {
+		f.changed.Wait()
+	}
+}
+
+func (f *fakeFiles) fail(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.down = err
+}
+
+func (f *fakeFiles) Truncate(ctx context.Context, row schema.Layout, size int64) error {
+	if err := f.wait(ctx); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, m := range row.Mirrors {
+		for _, d := range m {
+			f.length[d.Number] = min(f.length[d.Number], size)
+		}
+	}
+	return nil
+}
+
+func (f *fakeFiles) Sync(ctx context.Context, row schema.Layout) (end int64, err error) {
+	if err := f.wait(ctx); err != nil {
+		return 0, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, m := range row.Mirrors {
+		for _, d := range m {
+			end = max(end, f.length[d.Number])
+			delete(f.unstable, d.Number)
+		}
+	}
+	return end, nil
+}
+
+// write is what a client's UNSTABLE write of the bytes before end does to the data files of one mirror.
+func (f *fakeFiles) write(t *testing.T, id layout.FileID, end int64) {
+	t.Helper()
+	row := f.row(t, id)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, m := range row.Mirrors {
+		i := int((end - 1) / row.StripeUnit % int64(row.Width))
+		n := m[i].Number
+		f.length[n] = max(f.length[n], end)
+		f.unstable[n] = true
+	}
+}
+
+// end is the end of the longest data file.
+func (f *fakeFiles) end(t *testing.T, id layout.FileID) int64 {
+	t.Helper()
+	row := f.row(t, id)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	end := int64(0)
+	for _, m := range row.Mirrors {
+		for _, d := range m {
+			end = max(end, f.length[d.Number])
+		}
+	}
+	return end
+}
+
+func (f *fakeFiles) row(t *testing.T, id layout.FileID) (row schema.Layout) {
+	t.Helper()
+	raw, err := f.engine.Get(t.Context(), schema.LayoutKey(id))
+	if err != nil {
+		t.Fatalf("layout of %d: %v", id, err)
+	}
+	if err := schema.Decode(raw, &row); err != nil {
+		t.Fatal(err)
+	}
+	return row
+}
+
+func (f *fakeFiles) Devices(context.Context) []metarpc.DeviceInfo {
+	return []metarpc.DeviceInfo{{Device: metarpc.Device{ID: layout.DeviceID{1}, Addrs: []string{"127.0.0.1:2049"}}, URL: "nfs://127.0.0.1:2049/a", Reachable: true}}
+}
+
+func (f *fakeFiles) AddDevice(ctx context.Context, url string) (metarpc.DeviceInfo, error) {
+	if url != "nfs://127.0.0.1:2049/a" {
+		return metarpc.DeviceInfo{}, fmt.Errorf("dial %s: %w", url, syscall.ECONNREFUSED)
+	}
+	return f.Devices(ctx)[0], nil
+}
+
+func (f *fakeFiles) StatFS() (total, free, avail int64) { return 1000, 500, 400 }
+func (f *fakeFiles) GarbageCount(ctx context.Context) int64 {
+	return countRows(ctx, f.engine, schema.PrefixGarbage)
+}
+
+func countRows(ctx context.Context, engine catalog.Engine, prefix byte) int64 {
+	from, to := schema.Of(prefix)
+	n := int64(0)
+	for range engine.Scan(ctx, from, to, catalog.ScanOptions{KeysOnly: true}) {
+		n++
+	}
+	return n
+}
+
+// logTo shows what the service logs when a test fails.
+func logTo(t testing.TB) *slog.Logger {
+	if _, ok := t.(*testing.B); ok {
+		return slog.New(slog.DiscardHandler)
+	}
+	return slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelInfo}))
+}
+
+type testWriter struct{ t testing.TB }
+
+func (w testWriter) Write(p []byte) (int, error) {
+	w.t.Log(string(bytes.TrimRight(p, "\n")))
+	return len(p), nil
+}
+
+// host runs a service that can be killed and started again on the same catalog.
+type host struct {
+	t      testing.TB
+	engine catalog.Engine
+	files  *fakeFiles
+	lease  time.Duration
+	listen func() net.Listener
+	dial   func() (net.Conn, error)
+
+	svc *Service
+	l   net.Listener
+}
+
+// newHost starts a service on an engine, on the loopback interface.
+func newHost(t testing.TB, engine catalog.Engine) *host {
+	h := &host{t: t, engine: engine, files: newFakeFiles(engine), lease: time.Minute}
+	h.listen = func() net.Listener {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	h.dial = func() (net.Conn, error) { return net.Dial("tcp", h.l.Addr().String()) }
+	return h
+}
+
+func (h *host) start() *host {
+	h.t.Helper()
+	svc, err := New(context.Background(), Config{
+		Engine: h.engine, Files: h.files, Log: logTo(h.t), Lease: h.lease, Slots: 16,
+		Policy: layout.Policy{StripeUnit: testUnit, StripeCount: 2}, Program: "weftd test",
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.svc, h.l = svc, h.listen()
+	served := make(chan error, 1)
+	go func(l net.Listener) { served <- svc.Serve(l) }(h.l)
+	h.t.Cleanup(func() {
+		h.kill(svc)
+		if err := <-served; err != nil && !errors.Is(err, net.ErrClosed) {
+			h.t.Errorf("Serve: %v", err)
+		}
+	})
+	return h
+}
+
+// kill stops a service without letting calls end.
+func (h *host) kill(svc *Service) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	svc.Shutdown(ctx)
+}
+
+// restart kills the service and starts it again.
+func (h *host) restart() {
+	h.t.Helper()
+	h.kill(h.svc)
+	h.start()
+}
+
+// startMemory is a service on an empty catalog in memory.
+func startMemory(t testing.TB) *host {
+	t.Helper()
+	return newHost(t, memory.New()).start()
+}
+
+// engines are the kinds of catalog that tests run on where durability matters.
+var engines = map[string]func(testing.TB) catalog.Engine{
+	"memory": func(testing.TB) catalog.Engine { return memory.New() },
+	"pebble": func(t testing.TB) catalog.Engine {
+		e, err := pebble.Open(pebble.Config{Dir: t.TempDir(), Logger: logTo(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { e.Close() })
+		return e
+	},
+}
+
+// client is a client of the protocol with no comfort.
+type client struct {
+	t      testing.TB
+	h      *host
+	hello  metarpc.Hello
+	recall func(*metarpc.LayoutRecallArgs) metarpc.Status // nil = OK
+
+	mu       sync.Mutex
+	welcome  *metarpc.Welcome
+	conn     net.Conn
+	sequence []uint64
+	free     chan int
+	waiting  map[[2]uint64]chan []byte // by slot and sequence
+}
+
+var clients byte
+
+func (h *host) client() *client {
+	h.t.Helper()
+	c := h.newClient()
+	c.connect()
+	return c
+}
+
+func (h *host) newClient() *client {
+	c := &client{t: h.t, h: h, waiting: map[[2]uint64]chan []byte{}}
+	clients++
+	c.hello = metarpc.Hello{
+		Magic: metarpc.Magic, Lowest: metarpc.Version, Highest: metarpc.Version,
+		Client: metarpc.ClientInfo{ID: [16]byte{clients}, Host: "test", PID: int(clients), Program: "test", Mount: "/mnt"},
+	}
+	h.t.Cleanup(c.drop)
+	return c
+}
+
+// greet connects and returns what the service says to the hello.
+func (c *client) greet() (net.Conn, *metarpc.Welcome) {
+	c.t.Helper()
+	conn, err := c.h.dial()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	frame, err := metarpc.AppendHello(nil, &c.hello)
+	if err == nil {
+		_, err = conn.Write(frame)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	body, err := metarpc.ReadFrame(conn, nil, metarpc.MaxHello)
+	if err != nil {
+		c.t.Fatalf("welcome: %v", err)
+	}
+	w, err := metarpc.ParseWelcome(body)
+	if err != nil {
+		c.t.Fatalf("welcome: %v", err)
+	}
+	return conn, w
+}
+
+// connect connects, with the session it has if it has one.
+func (c *client) connect() {
+	c.t.Helper()
+	c.drop()
+	conn, w := c.greet()
+	if w.Status != metarpc.StatusOK {
+		c.t.Fatalf("welcome: %v %s", w.Status, w.Message)
+	}
+	c.mu.Lock()
+	c.conn, c.welcome = conn, w
+	c.hello.Session = w.Session
+	if c.free == nil {
+		c.free = make(chan int, w.Slots)
+		c.sequence = make([]uint64, w.Slots)
+		for i := range w.Slots {
+			c.free <- i
+		}
+	}
+	c.mu.Unlock()
+	go c.read(conn)
+}
+
+// drop closes the connection.
+func (c *client) drop() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.conn != nil {
+		c.conn.Close()
+		c.conn = nil
+	}
+}
+
+// read hands out replies and answers callbacks, until the connection is closed.
+func (c *client) read(conn net.Conn) {
+	r := bufio.NewReader(conn)
+	var buf []byte
+	for {
+		var err error
+		if buf, err = metarpc.ReadFrame(r, buf, metarpc.MaxFrame); err != nil {
+			return
+		}
+		body := bytes.Clone(buf)
+		kind, err := metarpc.FrameKind(body)
+		switch {
+		case err == nil && kind == metarpc.KindReply:
+			h, _, err := metarpc.ParseReplyHeader(body)
+			if err != nil {
+				c.t.Errorf("reply: %v", err)
+				return
+			}
+			c.mu.Lock()
+			key := [2]uint64{uint64(h.Slot), h.Sequence}
+			if ch := c.waiting[key]; ch != nil {
+				ch <- body
+				delete(c.waiting, key)
+			}
+			c.mu.Unlock()
+		case err == nil && kind == metarpc.KindCallBack:
+			h, args, err := metarpc.ParseCallBack(body)
+			if err != nil {
+				c.t.Errorf("callback: %v", err)
+				return
+			}
+			go func() {
+				status := metarpc.StatusOK
+				if c.recall != nil {
+					status = c.recall(args.(*metarpc.LayoutRecallArgs))
+				}
+				frame, _ := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: h.Number, Status: status})
+				conn.Write(frame)
+			}()
+		default:
+			c.t.Errorf("frame of kind %v: %v", kind, err)
+			return
+		}
+	}
+}
+
+// send sends a call and returns where its answer's frame will come.
+func (c *client) send(h metarpc.CallHeader, args any) chan []byte {
+	c.t.Helper()
+	frame, err := metarpc.AppendCall(nil, h, args)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	ch := make(chan []byte, 1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waiting[[2]uint64{uint64(h.Slot), h.Sequence}] = ch
+	if c.conn != nil {
+		c.conn.Write(frame) // if that fails no answer comes
+	}
+	return ch
+}
+
+// begin sends a call as the next one of a free slot.
+func (c *client) begin(op metarpc.Op, args any) (metarpc.CallHeader, chan []byte) {
+	c.t.Helper()
+	slot := <-c.free
+	c.mu.Lock()
+	c.sequence[slot]++
+	h := metarpc.CallHeader{Slot: slot, Sequence: c.sequence[slot], Op: op, Cred: metarpc.Cred{UID: 7, GID: 8}}
+	c.mu.Unlock()
+	return h, c.send(h, args)
+}
+
+// finish waits for an answer and frees the slot.
+func (c *client) finish(h metarpc.CallHeader, ch chan []byte, result any) error {
+	body := <-ch
+	c.free <- h.Slot
+	r, rest, err := metarpc.ParseReplyHeader(body)
+	if err != nil {
+		return err
+	}
+	if r.Status != metarpc.StatusOK {
+		return &metarpc.Error{Op: h.Op, Status: r.Status, Message: r.Message}
+	}
+	return metarpc.DecodeResult(h.Op, rest, result)
+}
+
+// ask makes a call.
+func ask[R any](c *client, op metarpc.Op, args any) (R, error) {
+	var r R
+	h, ch := c.begin(op, args)
+	err := c.finish(h, ch, &r)
+	return r, err
+}
+
+// must makes a call that is to succeed.
+func must[R any](c *client, op metarpc.Op, args any) R {
+	c.t.Helper()
+	r, err := ask[R](c, op, args)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return r
+}
+
+func (c *client) mkdir(parent layout.FileID, name string) layout.FileID {
+	c.t.Helper()
+	return must[metarpc.AttrResult](c, metarpc.OpMakeNode, &metarpc.MakeNodeArgs{Parent: parent, Name: name, Mode: syscall.S_IFDIR | 0o755}).Attr.ID
+}
+
+// touch makes a regular file that nobody has open.
+func (c *client) touch(parent layout.FileID, name string) layout.FileID {
+	c.t.Helper()
+	return must[metarpc.AttrResult](c, metarpc.OpMakeNode, &metarpc.MakeNodeArgs{Parent: parent, Name: name, Mode: syscall.S_IFREG | 0o644}).Attr.ID
+}
+
+func (c *client) create(parent layout.FileID, name string) layout.FileID {
+	c.t.Helper()
+	return must[metarpc.CreateResult](c, metarpc.OpCreate, &metarpc.CreateArgs{Parent: parent, Name: name, Mode: 0o644}).Attr.ID
+}
+
+func (c *client) attr(id layout.FileID) metarpc.Attr {
+	c.t.Helper()
+	return must[metarpc.AttrResult](c, metarpc.OpGetAttr, &metarpc.IDArgs{ID: id}).Attr
+}
+
+func (c *client) remove(parent layout.FileID, name string) {
+	c.t.Helper()
+	must[metarpc.Empty](c, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: parent, Name: name})
+}
+
+func (c *client) closeFile(id layout.FileID) {
+	c.t.Helper()
+	must[metarpc.Empty](c, metarpc.OpClose, &metarpc.CloseArgs{IDs: []layout.FileID{id}})
+}
+
+// layout asks for a layout for writing and returns up to where it reaches.
+func (c *client) layout(id layout.FileID, off, n int64) (end int64, err error) {
+	r, err := ask[metarpc.LayoutResult](c, metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: id, IOMode: layout.IOModeRW, Off: off, Len: n})
+	if err != nil {
+		return 0, err
+	}
+	for _, s := range r.Segments {
+		end = max(end, layout.Range{Off: s.Off, Len: s.Len}.End())
+	}
+	return end, nil
+}
+
+func (c *client) report(provisional bool, reports ...metarpc.SizeReport) []metarpc.Attr {
+	c.t.Helper()
+	return must[metarpc.LayoutCommitResult](c, metarpc.OpLayoutCommit,
+		&metarpc.LayoutCommitArgs{Reports: reports, Provisional: provisional}).Attrs
+}
+
+// list reads a whole directory.
+func (c *client) list(dir layout.FileID, page int) []metarpc.DirEntry {
+	c.t.Helper()
+	var all []metarpc.DirEntry
+	cookie := uint64(0)
+	for {
+		r := must[metarpc.ReadDirResult](c, metarpc.OpReadDir, &metarpc.ReadDirArgs{ID: dir, Cookie: cookie, Limit: page})
+		all = append(all, r.Entries...)
+		if r.EOF {
+			return all
+		}
+		cookie = r.Entries[len(r.Entries)-1].Cookie
+	}
+}
+
+func statusOf(err error) metarpc.Status {
+	var e *metarpc.Error
+	if errors.As(err, &e) {
+		return e.Status
+	}
+	if err != nil {
+		return math.MaxUint32
+	}
+	return metarpc.StatusOK
+}
+
+func wantStatus(t testing.TB, err error, want metarpc.Status) {
+	t.Helper()
+	if got := statusOf(err); got != want {
+		t.Errorf("status %v (%v), want %v", got, err, want)
+	}
+}
+
+// dump is all rows of the catalog but those that change by themselves.
+func dump(t testing.TB, engine catalog.Engine) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for kv, err := range engine.Scan(context.Background(), nil, nil, catalog.ScanOptions{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[string(kv.Key)] = string(kv.Value)
+	}
+	return all
+}
+
+// eventually waits for something that happens in the background.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("still not: %s", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// put changes a row behind the service's back.
+func put(t testing.TB, h *host, key, value []byte) {
+	t.Helper()
+	var b catalog.Batch
+	b.Put(key, value)
+	if err := h.engine.Commit(context.Background(), &b); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,164 @@
+package meta
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+// maxLinks is how many names an inode can have, as in ext4.
+const maxLinks = 65000
+
+func now() int64 { return time.Now().UnixNano() }
+
+func isDir(mode uint32) bool     { return mode&syscall.S_IFMT == syscall.S_IFDIR }
+func isRegular(mode uint32) bool { return mode&syscall.S_IFMT == syscall.S_IFREG }
+
+// decode reads a row. What cannot be read is a fault of the catalog, never of the caller.
+func decode(key, raw []byte, row any) error {
+	if err := schema.Decode(raw, row); err != nil {
+		return fmt.Errorf("row %q: %w: %w", key, catalog.ErrCorrupt, err)
+	}
+	return nil
+}
+
+// get reads a row into row and returns it as stored, for a guard; nil if there is none.
+func (s *Service) get(ctx context.Context, key []byte, row any) ([]byte, error) {
+	raw, err := s.engine.Get(ctx, key)
+	if errors.Is(err, catalog.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return raw, decode(key, raw, row)
+}
+
+// inode reads an inode, ESTALE if there is none of that number.
+func (s *Service) inode(ctx context.Context, id layout.FileID) (row schema.Inode, raw []byte, err error) {
+	raw, err = s.get(ctx, schema.InodeKey(id), &row)
+	if err == nil && raw == nil {
+		err = errStale
+	}
+	return row, raw, err
+}
+
+// regular is inode for what only a regular file has.
+func (s *Service) regular(ctx context.Context, id layout.FileID) (row schema.Inode, raw []byte, err error) {
+	row, raw, err = s.inode(ctx, id)
+	if err == nil && !isRegular(row.Mode) {
+		err = notRegular(row.Mode)
+	}
+	return row, raw, err
+}
+
+func notRegular(mode uint32) error {
+	if isDir(mode) {
+		return errIsDir
+	}
+	return errInvalid
+}
+
+// attributes reads what stat(2) shows of an inode.
+func (s *Service) attributes(ctx context.Context, id layout.FileID) (metarpc.Attr, error) {
+	reported, err := s.reports(ctx, id)
+	if err != nil {
+		return metarpc.Attr{}, err
+	}
+	keys := [][]byte{schema.InodeKey(id), schema.CountersKey(id)}
+	raw, err := s.engine.GetMany(ctx, keys)
+	if err != nil {
+		return metarpc.Attr{}, err
+	}
+	if raw[0] == nil {
+		return metarpc.Attr{}, errStale
+	}
+	var row schema.Inode
+	if err := decode(keys[0], raw[0], &row); err != nil {
+		return metarpc.Attr{}, err
+	}
+	counters, err := decodeCounters(keys[1], raw[1])
+	if err != nil {
+		return metarpc.Attr{}, err
+	}
+	return attrOf(id, &row, counters, reported[0]), nil
+}
+
+func decodeCounters(key, raw []byte) (catalog.Counters, error) {
+	counters, err := catalog.DecodeCounters(raw)
+	if err != nil {
+		return nil, fmt.Errorf("row %q: %w", key, err)
+	}
+	return counters, nil
+}
+
+// attrOf puts together what stat(2) shows: counters are a directory's, reported is of a regular file. A directory's size is the
+// number of its entries.
+func attrOf(id layout.FileID, row *schema.Inode, counters catalog.Counters, reported report) metarpc.Attr {
+	a := metarpc.Attr{
+		ID: id, Mode: row.Mode, Nlink: row.Nlink, UID: row.UID, GID: row.GID, Rdev: row.Rdev, Size: row.Size,
+		Atime: row.Atime, Mtime: row.Mtime, Ctime: row.Ctime, Btime: row.Btime,
+	}
+	switch row.Mode & syscall.S_IFMT {
+	case syscall.S_IFDIR:
+		a.Nlink = uint32(2 + max(counters.Field(schema.CounterSubdirs), 0))
+		a.Size = max(counters.Field(schema.CounterEntries), 0)
+		a.Mtime = max(a.Mtime, counters.Field(schema.CounterMtime))
+		a.Ctime = max(a.Ctime, counters.Field(schema.CounterCtime))
+	case syscall.S_IFREG:
+		written := *row
+		applyReport(&written, reported, now())
+		a.Size, a.Mtime, a.Ctime = written.Size, written.Mtime, written.Ctime
+	}
+	return a
+}
+
+// applyReport gives an inode the size and times of a report. It gives the same to who stats a file before and after the
+// report is made durable, so that nobody sees the change time move without a change.
+//
+// Reports of several writers may come in any order, so the later time wins. Only a time in the future gives way: it was
+// set by hand, and a write since then replaces it.
+func applyReport(row *schema.Inode, r report, now int64) {
+	row.Size = max(row.Size, r.end)
+	if r.mtime == 0 {
+		return
+	}
+	if row.Mtime > now {
+		row.Mtime = r.mtime
+	}
+	row.Mtime = max(row.Mtime, r.mtime)
+	row.Ctime = max(row.Ctime, r.mtime)
+}
+
+// touch adds to t that names came to or went from a directory.
+func touch(t *tx, dir layout.FileID, entries, subdirs int64, now int64) {
+	key := schema.CountersKey(dir)
+	if entries != 0 {
+		t.Add(key, schema.CounterEntries, entries)
+	}
+	if subdirs != 0 {
+		t.Add(key, schema.CounterSubdirs, subdirs)
+	}
+	t.Max(key, schema.CounterMtime, now)
+	t.Max(key, schema.CounterCtime, now)
+}
+
+func (s *Service) getAttr(ctx context.Context, _ *call, a *metarpc.IDArgs) (*metarpc.AttrResult, error) {
+	attr, err := s.attributes(ctx, a.ID)
+	return &metarpc.AttrResult{Attr: attr}, err
+}
+
+func (s *Service) readLink(ctx context.Context, _ *call, a *metarpc.IDArgs) (*metarpc.BytesResult, error) {
+	row, _, err := s.inode(ctx, a.ID)
+	if err == nil && row.Mode&syscall.S_IFMT != syscall.S_IFLNK {
+		err = errInvalid
+	}
+	return &metarpc.BytesResult{Value: []byte(row.Target)}, err
+}

@@ -1,0 +1,371 @@
+package meta
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+// layoutWait is how long a call waits for a truncation to end before the client is told to ask again, so that such calls
+// do not keep the slots that the client needs in order to give back what the truncation waits for.
+const layoutWait = 500 * time.Millisecond
+
+func (s *Service) layoutGet(ctx context.Context, c *call, a *metarpc.LayoutGetArgs) (*metarpc.LayoutResult, error) {
+	row, _, err := s.regular(ctx, a.ID)
+	if err != nil {
+		return nil, err
+	}
+	if a.IOMode == layout.IOModeRW {
+		return s.grant(ctx, c, a, row)
+	}
+	r := new(metarpc.LayoutResult)
+	var l schema.Layout
+	raw, err := s.get(ctx, schema.LayoutKey(a.ID), &l)
+	if err != nil || raw == nil {
+		return r, err
+	}
+	wanted := layout.Range{Off: a.Off, Len: a.Len}
+	for _, seg := range s.cfg.Files.Segments(l, layout.IOModeRead) {
+		if wanted.Overlaps(layout.Range{Off: seg.Off, Len: seg.Len}) {
+			r.Segments = append(r.Segments, seg)
+		}
+	}
+	return r, nil
+}
+
+// grant answers a LayoutGet for writing.
+func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, row schema.Inode) (*metarpc.LayoutResult, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.file(a.ID)
+	cl := f.claim(c.sess)
+	for cl.returning || f.removing { // a row made now could outlive its claim, or its file
+		if err := s.wait(ctx, f); err != nil {
+			return nil, err
+		}
+		cl = f.claim(c.sess)
+	}
+	cl.writer = true // before there is a row, so that a truncation that begins now recalls what is granted here
+	cl.assigning++
+	assigned := func() {
+		cl.assigning--
+		s.changedFile(f)
+	}
+	limit, err := s.awaitGrant(ctx, f, a.Off)
+	if err != nil {
+		assigned()
+		return nil, err
+	}
+	s.mu.Unlock()
+	l, err := s.cfg.Files.Assign(ctx, a.ID, row, a.Off, min(a.Len, limit-a.Off), c.sess.id)
+	if err != nil {
+		err = s.assignError(ctx, c, a.ID, err)
+	}
+	s.mu.Lock()
+	if err == nil {
+		limit, err = s.awaitGrant(ctx, f, a.Off)
+	}
+	if err != nil {
+		if errors.Is(err, errStale) {
+			cl.writer = false // whatever row there was went with the file
+		}
+		assigned()
+		return nil, err
+	}
+	f.granting++
+	c.after = func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		f.granting--
+		assigned()
+	}
+	return &metarpc.LayoutResult{Segments: clipped(s.cfg.Files.Segments(l, layout.IOModeRW), limit)}, nil
+}
+
+// awaitGrant returns up to where a layout for writing that holds off may be granted; s.mu is held, and released while it
+// waits for a truncation below off to end.
+func (s *Service) awaitGrant(ctx context.Context, f *file, off int64) (limit int64, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable,
+		"inode %d is being truncated", f.id))
+	defer cancel()
+	for f.cut != nil && f.cut.size <= off {
+		if err := s.wait(ctx, f); err != nil {
+			return 0, context.Cause(ctx)
+		}
+	}
+	if f.cut != nil {
+		return f.cut.size, nil
+	}
+	return layout.ToEOF, nil
+}
+
+// clipped cuts off what segments cover from limit on.
+func clipped(segments []metarpc.Segment, limit int64) []metarpc.Segment {
+	if limit == layout.ToEOF {
+		return segments
+	}
+	for i := range segments {
+		segments[i].Len = min(segments[i].Len, limit-segments[i].Off)
+	}
+	return slices.DeleteFunc(segments, func(seg metarpc.Segment) bool { return seg.Len <= 0 })
+}
+
+// assignError is what a client is told when its file got no data files.
+func (s *Service) assignError(ctx context.Context, c *call, id layout.FileID, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(err, syscall.ESTALE):
+		return errStale
+	case errors.Is(err, syscall.ENOSPC):
+		return refusef(errNoSpace.Status, "%v", err)
+	case errors.Is(err, catalog.ErrClosed), errors.Is(err, catalog.ErrCorrupt), errors.Is(err, catalog.ErrInvalid):
+		return err
+	}
+	if _, _, gone := s.inode(ctx, id); errors.Is(gone, errStale) {
+		return errStale
+	}
+	return refusef(metarpc.StatusLayoutUnavailable, "%v", err)
+}
+
+// layoutReturn forgets that the session may write files, except where it still has something to report. That may be lost in
+// a crash, which then costs a needless look at the data files, so it does not wait for the disk.
+func (s *Service) layoutReturn(ctx context.Context, c *call, a *metarpc.LayoutReturnArgs) (*metarpc.Empty, error) {
+	var keys [][]byte
+	var returning []*claim
+	s.mu.Lock()
+	for _, id := range a.IDs {
+		cl := c.sess.claims[id]
+		if cl == nil || !cl.writer || cl.assigning > 0 || cl.report != (report{}) {
+			continue
+		}
+		cl.writer, cl.unsure, cl.returning = false, false, true
+		returning = append(returning, cl)
+		keys = append(keys, schema.WriterKey(id, c.sess.id))
+	}
+	s.mu.Unlock()
+	var err error
+	for part := range slices.Chunk(keys, s.engine.Caps().MaxKeys) {
+		b := catalog.Batch{Deletes: part, Durability: catalog.NoSync}
+		err = errors.Join(err, s.engine.Commit(ctx, &b))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, cl := range returning {
+		cl.writer, cl.returning = err != nil, false
+		s.changedFile(cl.file)
+	}
+	return &metarpc.Empty{}, err
+}
+
+func (s *Service) layoutCommit(ctx context.Context, c *call, a *metarpc.LayoutCommitArgs) (*metarpc.LayoutCommitResult, error) {
+	// One report for each file, so that a batch writes no row twice.
+	index := make(map[layout.FileID]int, len(a.Reports))
+	var reports []fileReport
+	for _, r := range a.Reports {
+		i, ok := index[r.ID]
+		if !ok {
+			i = len(reports)
+			index[r.ID] = i
+			reports = append(reports, fileReport{id: r.ID})
+		}
+		reports[i].end = max(reports[i].end, r.End)
+		reports[i].mtime = max(reports[i].mtime, r.Mtime)
+	}
+	var err error
+	if a.Provisional {
+		err = s.note(ctx, c.sess, reports)
+	} else {
+		size := max(1, s.engine.Caps().MaxKeys/2) // a guard and a put for each
+		for part := range slices.Chunk(reports, size) {
+			if err = s.record(ctx, c.sess, part); err != nil {
+				break
+			}
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	r := &metarpc.LayoutCommitResult{Attrs: make([]metarpc.Attr, len(a.Reports))}
+	for i := range a.Reports {
+		r.Attrs[i] = reports[index[a.Reports[i].ID]].attr
+	}
+	return r, nil
+}
+
+// fileReport is a session's report of one file, and what the file looks like with it.
+type fileReport struct {
+	id layout.FileID
+	report
+	attr metarpc.Attr // zero if there is no such regular file
+}
+
+func idsOf(reports []fileReport) []layout.FileID {
+	ids := make([]layout.FileID, len(reports))
+	for i := range reports {
+		ids[i] = reports[i].id
+	}
+	return ids
+}
+
+// note keeps reports in memory.
+func (s *Service) note(ctx context.Context, sess *session, reports []fileReport) error {
+	before := s.said(idsOf(reports)...)
+	rows, _, err := s.reportedInodes(ctx, reports)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range reports {
+		r := &reports[i]
+		if rows[i] == nil {
+			continue
+		}
+		f := s.file(r.id)
+		now, err := s.clip(ctx, f, r.report)
+		if err != nil {
+			return err
+		}
+		cl := f.claim(sess)
+		cl.end = max(cl.end, now.end)
+		cl.mtime = max(cl.mtime, now.mtime)
+		cl.unsure = false
+		r.attr = attrOf(r.id, rows[i], nil, f.reported().and(before[i]))
+		s.changedFile(f)
+	}
+	return nil
+}
+
+// clip takes from a report what a truncation under way has cut off or will. While it is not known whether the new size
+// is committed it waits. s.mu is held, and released while it waits.
+func (s *Service) clip(ctx context.Context, f *file, r report) (report, error) {
+	for f.cut != nil && f.cut.phase == cutCommitting {
+		if err := s.wait(ctx, f); err != nil {
+			return r, err
+		}
+	}
+	if f.cut != nil && f.cut.phase == cutCutting {
+		r.end = min(r.end, f.cut.size)
+	}
+	return r, nil
+}
+
+// reportedInodes reads the inodes that reports are about: nil where there is no such regular file.
+func (s *Service) reportedInodes(ctx context.Context, reports []fileReport) (rows []*schema.Inode, raw [][]byte, err error) {
+	keys := make([][]byte, len(reports))
+	for i := range reports {
+		keys[i] = schema.InodeKey(reports[i].id)
+	}
+	raw, err = s.engine.GetMany(ctx, keys)
+	if err != nil {
+		return nil, nil, err
+	}
+	rows = make([]*schema.Inode, len(reports))
+	for i := range raw {
+		if raw[i] == nil {
+			continue
+		}
+		row := new(schema.Inode)
+		if err := decode(keys[i], raw[i], row); err != nil {
+			return nil, nil, err
+		}
+		if isRegular(row.Mode) {
+			rows[i] = row
+		}
+	}
+	return rows, raw, nil
+}
+
+// record makes reports durable. Files that others keep changing do not hold up the rest for ever: after some tries it
+// goes on with half of the reports at a time.
+func (s *Service) record(ctx context.Context, sess *session, reports []fileReport) error {
+	const tries = 8
+	for try := range maxTries {
+		if try == tries && len(reports) > 1 {
+			half := len(reports) / 2
+			if err := s.record(ctx, sess, reports[:half]); err != nil {
+				return err
+			}
+			return s.record(ctx, sess, reports[half:])
+		}
+		if err := backOff(ctx, try); err != nil {
+			return err
+		}
+		err := s.tryRecord(ctx, sess, reports)
+		guard := (*catalog.GuardError)(nil)
+		if !errors.As(err, &guard) && !errors.Is(err, catalog.ErrConflict) && !errors.Is(err, catalog.ErrUnknown) {
+			return err
+		}
+	}
+	return errContended
+}
+
+func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileReport) error {
+	before := s.said(idsOf(reports)...)
+	rows, raw, err := s.reportedInodes(ctx, reports)
+	if err != nil {
+		return err
+	}
+	clips := make([]report, len(reports))
+	s.mu.Lock()
+	for i := range reports {
+		clips[i] = reports[i].report
+		if f := s.files[reports[i].id]; f != nil {
+			if clips[i], err = s.clip(ctx, f, clips[i]); err != nil {
+				s.mu.Unlock()
+				return err
+			}
+			s.changedFile(f)
+		}
+	}
+	s.mu.Unlock()
+	var b catalog.Batch
+	at := now()
+	for i, row := range rows {
+		if row == nil {
+			continue
+		}
+		key := schema.InodeKey(reports[i].id)
+		before := *row
+		applyReport(row, clips[i], at)
+		b.GuardEqual(key, raw[i])
+		if *row != before {
+			b.Put(key, schema.Encode(row))
+		}
+	}
+	// Also if nothing changes: then it is the guards that say so durably.
+	if err := s.engine.Commit(ctx, &b); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, row := range rows {
+		reports[i].attr = metarpc.Attr{}
+		if row == nil {
+			continue
+		}
+		reported := before[i]
+		if f := s.files[reports[i].id]; f != nil {
+			if cl := f.claimOf(sess); cl != nil {
+				if cl.end <= row.Size {
+					cl.end = 0
+				}
+				if cl.mtime <= row.Mtime {
+					cl.mtime = 0
+				}
+			}
+			reported = reported.and(f.reported())
+			s.changedFile(f)
+		}
+		reports[i].attr = attrOf(reports[i].id, row, nil, reported)
+	}
+	return nil
+}

@@ -1,0 +1,371 @@
+package meta
+
+import (
+	"context"
+	"errors"
+	"syscall"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+// place is a name in a directory, as it was read: with or without an entry.
+type place struct {
+	dir    layout.FileID
+	name   string
+	parent schema.Inode
+	key    []byte // of the entry
+	raw    []byte // the entry as stored; nil if there is none
+	entry  schema.Entry
+}
+
+// place reads a name in dir. That there is no entry is no error, that there is no directory is one.
+func (s *Service) place(ctx context.Context, dir layout.FileID, name string) (*place, error) {
+	p := &place{dir: dir, name: name, key: schema.EntryKey(dir, name)}
+	keys := [][]byte{p.key, schema.InodeKey(dir)}
+	raw, err := s.engine.GetMany(ctx, keys)
+	if err != nil {
+		return nil, err
+	}
+	if raw[1] == nil {
+		return nil, errStale
+	}
+	if err := decode(keys[1], raw[1], &p.parent); err != nil {
+		return nil, err
+	}
+	if !isDir(p.parent.Mode) {
+		return nil, errNotDir
+	}
+	if p.raw = raw[0]; p.raw != nil {
+		if err := decode(keys[0], p.raw, &p.entry); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+func (p *place) exists() bool { return p.raw != nil }
+
+// guard makes t depend on the entry being as it was read.
+func (p *place) guard(t *tx) {
+	if p.exists() {
+		t.GuardEqual(p.key, p.raw) // and so its directory exists
+		return
+	}
+	t.GuardPresent(schema.InodeKey(p.dir))
+	t.GuardAbsent(p.key)
+}
+
+// put makes the name one of an inode.
+func (p *place) put(t *tx, id layout.FileID, mode uint32) {
+	t.Put(p.key, schema.Encode(&schema.Entry{ID: id, Type: mode & syscall.S_IFMT}))
+}
+
+func (s *Service) lookup(ctx context.Context, _ *call, a *metarpc.NameArgs) (*metarpc.AttrResult, error) {
+	key := schema.EntryKey(a.Parent, a.Name)
+	for try := range maxTries {
+		if err := backOff(ctx, try); err != nil {
+			return nil, err
+		}
+		var entry schema.Entry
+		raw, err := s.get(ctx, key, &entry)
+		if err != nil {
+			return nil, err
+		}
+		if raw == nil {
+			if _, err := s.directory(ctx, a.Parent); err != nil {
+				return nil, err
+			}
+			return nil, errNoEntry
+		}
+		attr, err := s.attributes(ctx, entry.ID)
+		if !errors.Is(err, errStale) { // else the name went, or went to another inode, in between
+			return &metarpc.AttrResult{Attr: attr}, err
+		}
+	}
+	return nil, errContended
+}
+
+// directory reads the inode of a directory.
+func (s *Service) directory(ctx context.Context, id layout.FileID) (schema.Inode, error) {
+	row, _, err := s.inode(ctx, id)
+	if err == nil && !isDir(row.Mode) {
+		err = errNotDir
+	}
+	return row, err
+}
+
+// newInode is an inode made in a directory on behalf of cred.
+func newInode(parent *schema.Inode, cred metarpc.Cred, mode uint32, now int64) schema.Inode {
+	row := schema.Inode{
+		Mode: mode, Nlink: 1, UID: cred.UID, GID: cred.GID, Atime: now, Mtime: now, Ctime: now, Btime: now,
+	}
+	if parent.Mode&syscall.S_ISGID != 0 {
+		row.GID = parent.GID
+		if isDir(mode) {
+			row.Mode |= syscall.S_ISGID
+		}
+	}
+	return row
+}
+
+// insert adds a new inode and its name to t.
+func (p *place) insert(t *tx, id layout.FileID, row *schema.Inode) {
+	p.guard(t)
+	p.put(t, id, row.Mode)
+	t.Put(schema.InodeKey(id), schema.Encode(row))
+	subdirs := int64(0)
+	if isDir(row.Mode) {
+		subdirs = 1
+	}
+	touch(t, p.dir, 1, subdirs, row.Btime)
+	t.Add(schema.KeyUsage, 0, 1)
+}
+
+func (s *Service) create(ctx context.Context, c *call, a *metarpc.CreateArgs) (*metarpc.CreateResult, error) {
+	return change(ctx, s, c, func(t *tx) (*metarpc.CreateResult, error) {
+		p, err := s.place(ctx, a.Parent, a.Name)
+		if err != nil {
+			return nil, err
+		}
+		if p.exists() {
+			return s.openExisting(ctx, c, p, a.Exclusive)
+		}
+		id, err := s.numbers.take(ctx)
+		if err != nil {
+			return nil, err
+		}
+		row := newInode(&p.parent, c.h.Cred, syscall.S_IFREG|a.Mode, now())
+		row.Policy = s.policy(&p.parent)
+		// Others can find and remove the file as soon as it is committed, so it is open before.
+		s.mu.Lock()
+		s.file(id).claim(c.sess).open = true
+		s.mu.Unlock()
+		t.onOutcome(func(committed bool) {
+			if !committed {
+				s.mu.Lock()
+				s.gone(s.file(id))
+				s.mu.Unlock()
+			}
+		})
+		p.insert(t, id, &row)
+		return &metarpc.CreateResult{Attr: attrOf(id, &row, nil, report{}), Created: true}, nil
+	})
+}
+
+func (s *Service) openExisting(ctx context.Context, c *call, p *place, exclusive bool) (*metarpc.CreateResult, error) {
+	switch {
+	case exclusive:
+		return nil, errExist
+	case p.entry.Type == syscall.S_IFDIR:
+		return nil, errIsDir
+	case p.entry.Type != syscall.S_IFREG:
+		return nil, errExist
+	}
+	attr, err := s.openFile(ctx, c.sess, p.entry.ID)
+	if errors.Is(err, errStale) {
+		return nil, errRetry
+	}
+	return &metarpc.CreateResult{Attr: attr}, err
+}
+
+// policy is what a new regular file in a directory gets.
+func (s *Service) policy(parent *schema.Inode) schema.Policy {
+	return schema.PolicyOf(parent.Policy.Layout().Or(s.volume.Policy.Layout()))
+}
+
+func (s *Service) makeNode(ctx context.Context, c *call, a *metarpc.MakeNodeArgs) (*metarpc.AttrResult, error) {
+	return change(ctx, s, c, func(t *tx) (*metarpc.AttrResult, error) {
+		p, err := s.place(ctx, a.Parent, a.Name)
+		if err != nil {
+			return nil, err
+		}
+		if p.exists() {
+			return nil, errExist
+		}
+		id, err := s.numbers.take(ctx)
+		if err != nil {
+			return nil, err
+		}
+		row := newInode(&p.parent, c.h.Cred, a.Mode, now())
+		switch a.Mode & syscall.S_IFMT {
+		case syscall.S_IFDIR:
+			row.Nlink = 0
+			row.Parent = p.dir
+			row.Policy = p.parent.Policy
+		case syscall.S_IFREG:
+			row.Policy = s.policy(&p.parent)
+		case syscall.S_IFLNK:
+			row.Target = a.Target
+			row.Size = int64(len(a.Target))
+		case syscall.S_IFCHR, syscall.S_IFBLK:
+			row.Rdev = a.Rdev
+		}
+		p.insert(t, id, &row)
+		return &metarpc.AttrResult{Attr: attrOf(id, &row, nil, report{})}, nil
+	})
+}
+
+func (s *Service) link(ctx context.Context, c *call, a *metarpc.LinkArgs) (*metarpc.AttrResult, error) {
+	return change(ctx, s, c, func(t *tx) (*metarpc.AttrResult, error) {
+		p, err := s.place(ctx, a.Parent, a.Name)
+		if err != nil {
+			return nil, err
+		}
+		if p.exists() {
+			return nil, errExist
+		}
+		reported, err := s.reports(ctx, a.ID)
+		if err != nil {
+			return nil, err
+		}
+		row, raw, err := s.inode(ctx, a.ID)
+		switch {
+		case err != nil:
+			return nil, err
+		case isDir(row.Mode):
+			return nil, errPerm
+		case row.Nlink == 0:
+			return nil, errNoEntry // nobody can name it, so nobody can name it anew
+		case row.Nlink >= maxLinks:
+			return nil, errLinks
+		}
+		p.guard(t)
+		t.GuardEqual(schema.InodeKey(a.ID), raw)
+		at := now()
+		row.Nlink++
+		row.Ctime = at
+		t.Put(schema.InodeKey(a.ID), schema.Encode(&row))
+		p.put(t, a.ID, row.Mode)
+		touch(t, p.dir, 1, 0, at)
+		return &metarpc.AttrResult{Attr: attrOf(a.ID, &row, nil, reported[0])}, nil
+	})
+}
+
+func (s *Service) remove(ctx context.Context, c *call, a *metarpc.RemoveArgs) (*metarpc.Empty, error) {
+	return change(ctx, s, c, func(t *tx) (*metarpc.Empty, error) {
+		p, err := s.place(ctx, a.Parent, a.Name)
+		if err != nil {
+			return nil, err
+		}
+		dir := p.entry.Type == syscall.S_IFDIR
+		switch {
+		case !p.exists():
+			return nil, errNoEntry
+		case dir && !a.Dir:
+			return nil, errIsDir
+		case !dir && a.Dir:
+			return nil, errNotDir
+		}
+		at := now()
+		p.guard(t)
+		t.Delete(p.key)
+		subdirs := int64(0)
+		if dir {
+			subdirs = -1
+		}
+		touch(t, p.dir, -1, subdirs, at)
+		return &metarpc.Empty{}, s.unlink(ctx, t, p.entry, at)
+	})
+}
+
+// unlink adds to t what it does to an inode that the entry for it goes. The entry itself and its directory are the caller's.
+func (s *Service) unlink(ctx context.Context, t *tx, entry schema.Entry, at int64) error {
+	row, raw, err := s.inode(ctx, entry.ID)
+	if errors.Is(err, errStale) {
+		return errRetry
+	}
+	if err != nil {
+		return err
+	}
+	key := schema.InodeKey(entry.ID)
+	t.GuardEqual(key, raw)
+	switch {
+	case isDir(row.Mode):
+		from, to := schema.EntriesAfter(entry.ID, 0)
+		for _, err := range s.engine.Scan(ctx, from, to, catalog.ScanOptions{Limit: 1, KeysOnly: true}) {
+			if err == nil {
+				err = errNotEmpty
+			}
+			return err
+		}
+		t.GuardRangeEmpty(from, to)
+		t.Delete(schema.CountersKey(entry.ID))
+	case row.Nlink > 1:
+		row.Nlink--
+		row.Ctime = at
+		t.Put(key, schema.Encode(&row))
+		return nil
+	case isRegular(row.Mode):
+		keep, err := s.beginRemoval(ctx, t, entry.ID)
+		if err != nil {
+			return err
+		}
+		if keep {
+			row.Nlink = 0
+			row.Ctime = at
+			t.Put(key, schema.Encode(&row))
+			t.Put(schema.OrphanKey(entry.ID), nil)
+			return nil
+		}
+		if err := s.discard(ctx, t, entry.ID); err != nil {
+			return err
+		}
+	}
+	return s.destroy(ctx, t, entry.ID, &row)
+}
+
+// destroy adds to t that an inode goes: its own row, which the caller guards, and its extended attributes, which
+// change only together with it.
+func (s *Service) destroy(ctx context.Context, t *tx, id layout.FileID, row *schema.Inode) error {
+	t.Delete(schema.InodeKey(id))
+	t.Add(schema.KeyUsage, 0, -1)
+	if row.Xattrs == 0 {
+		return nil
+	}
+	from, to := xattrRange(id)
+	for kv, err := range s.engine.Scan(ctx, from, to, catalog.ScanOptions{KeysOnly: true}) {
+		if err != nil {
+			return err
+		}
+		t.Delete(append([]byte(nil), kv.Key...))
+	}
+	return nil
+}
+
+// discard adds to t what goes together with the inode of a regular file: its layout, its data files, and the notes about
+// who may be writing it.
+func (s *Service) discard(ctx context.Context, t *tx, id layout.FileID) error {
+	key := schema.LayoutKey(id)
+	var row schema.Layout
+	raw, err := s.get(ctx, key, &row)
+	if err != nil {
+		return err
+	}
+	if raw == nil {
+		t.GuardAbsent(key)
+	} else {
+		t.GuardEqual(key, raw)
+		t.Delete(key)
+		s.cfg.Files.Discard(&t.Batch, row)
+		t.onOutcome(func(committed bool) {
+			if committed {
+				s.cfg.Files.Kick()
+			}
+		})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.file(id)
+	for _, cl := range f.claims {
+		if cl.writer {
+			t.Delete(schema.WriterKey(id, cl.sess.id))
+		}
+	}
+	if f.cut != nil {
+		t.Delete(schema.TruncateKey(id))
+	}
+	return nil
+}

@@ -1,0 +1,323 @@
+package meta
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"maps"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/catalog/memory"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+// onceCall is a call of an op that may be executed only once.
+type onceCall struct {
+	name string
+	op   metarpc.Op
+	args any
+}
+
+// onceCalls prepares the root directory and returns a call for each such op, none of which succeeds twice in the same way.
+func onceCalls(c *client) []onceCall {
+	c.t.Helper()
+	const root = layout.RootID
+	d := c.mkdir(root, "d")
+	f := c.touch(root, "f")
+	c.touch(root, "unlink-me")
+	c.mkdir(root, "rmdir-me")
+	c.touch(root, "old")
+	c.touch(root, "victim")
+	long := c.create(root, "long")
+	must[metarpc.Empty](c, metarpc.OpSetXattr, &metarpc.XattrArgs{ID: f, Name: "user.old", Value: []byte("x")})
+	if _, err := c.layout(long, 0, 1); err != nil {
+		c.t.Fatal(err)
+	}
+	return []onceCall{
+		{"setattr", metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: f, Mask: metarpc.SetMode | metarpc.SetMtimeNow, Mode: 0o600}},
+		{"truncate", metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: long, Mask: metarpc.SetSize, Size: 1000}},
+		{"create", metarpc.OpCreate, &metarpc.CreateArgs{Parent: root, Name: "new", Mode: 0o644, Exclusive: true}},
+		{"mkdir", metarpc.OpMakeNode, &metarpc.MakeNodeArgs{Parent: root, Name: "newdir", Mode: syscall.S_IFDIR | 0o755}},
+		{"link", metarpc.OpLink, &metarpc.LinkArgs{ID: f, Parent: d, Name: "hard"}},
+		{"unlink", metarpc.OpRemove, &metarpc.RemoveArgs{Parent: root, Name: "unlink-me"}},
+		{"rmdir", metarpc.OpRemove, &metarpc.RemoveArgs{Parent: root, Name: "rmdir-me", Dir: true}},
+		{"rename", metarpc.OpRename, &metarpc.RenameArgs{OldParent: root, OldName: "old", NewParent: root, NewName: "victim"}},
+		{"rename a directory", metarpc.OpRename, &metarpc.RenameArgs{OldParent: root, OldName: "newdir", NewParent: d, NewName: "sub"}},
+		{"setxattr", metarpc.OpSetXattr, &metarpc.XattrArgs{ID: f, Name: "user.a", Value: []byte("1"), Flags: metarpc.XattrCreate}},
+		{"removexattr", metarpc.OpRemoveXattr, &metarpc.XattrArgs{ID: f, Name: "user.old"}},
+	}
+}
+
+// TestOnceTable makes sure that onceCalls leaves no such op out.
+func TestOnceTable(t *testing.T) {
+	h := startMemory(t)
+	seen := map[metarpc.Op]bool{}
+	for _, call := range onceCalls(h.client()) {
+		seen[call.op] = true
+	}
+	for op := metarpc.Op(1); op.Valid(); op++ {
+		if op.Once() != seen[op] {
+			t.Errorf("%v: once %t, tested %t", op, op.Once(), seen[op])
+		}
+		if int(op) >= len(handlers) || handlers[op] == nil {
+			t.Errorf("%v has no handler", op)
+		}
+	}
+}
+
+// TestExactlyOnce resends each call that must not be executed twice: to the same service, on another connection, and to
+// the next one, as if the answer had been lost in the crash.
+func TestExactlyOnce(t *testing.T) {
+	for kind, open := range engines {
+		t.Run(kind, func(t *testing.T) {
+			h := newHost(t, open(t)).start()
+			c := h.client()
+			for _, call := range onceCalls(c) {
+				hdr, ch := c.begin(call.op, call.args)
+				first := <-ch
+				if r, _, err := metarpc.ParseReplyHeader(first); err != nil || r.Status != metarpc.StatusOK {
+					t.Fatalf("%s: %+v %v", call.name, r, err)
+				}
+				state := dump(t, h.engine)
+				again := func(how string) {
+					t.Helper()
+					if second := <-c.send(hdr, call.args); !bytes.Equal(first, second) {
+						t.Errorf("%s, %s: another answer: %x, first %x", call.name, how, second, first)
+					}
+					if after := dump(t, h.engine); !maps.Equal(state, after) {
+						t.Errorf("%s, %s: the catalog has changed", call.name, how)
+					}
+				}
+				again("same connection")
+				c.connect()
+				again("next connection")
+				h.restart()
+				c.connect()
+				again("next service")
+				again("next service, once more")
+				c.free <- hdr.Slot
+			}
+			checkCatalog(t, h.engine)
+		})
+	}
+}
+
+// uncertain is an engine whose commits sometimes do not say how they ended.
+type uncertain struct {
+	catalog.Engine
+	next atomic.Int32 // what happens to the next commit that is a call's: 0 nothing, 1 done but unknown, 2 not done and unknown
+}
+
+func (e *uncertain) Commit(ctx context.Context, b *catalog.Batch) error {
+	answer := false
+	for _, row := range b.Puts {
+		answer = answer || row.Key[0] == schema.PrefixReply
+	}
+	if !answer {
+		return e.Engine.Commit(ctx, b)
+	}
+	switch e.next.Swap(0) {
+	case 1:
+		return errors.Join(e.Engine.Commit(ctx, b), catalog.ErrUnknown)
+	case 2:
+		return catalog.ErrUnknown
+	}
+	return e.Engine.Commit(ctx, b)
+}
+
+// TestUnknownOutcome has each such call executed exactly once though the engine did not say whether it did.
+func TestUnknownOutcome(t *testing.T) {
+	for _, fault := range []int32{1, 2} {
+		engine := &uncertain{Engine: memory.New()}
+		h := newHost(t, engine).start()
+		c := h.client()
+		for _, call := range onceCalls(c) {
+			engine.next.Store(fault)
+			hdr, ch := c.begin(call.op, call.args)
+			if err := c.finish(hdr, ch, call.op.NewResult()); err != nil {
+				t.Errorf("fault %d: %s: %v", fault, call.name, err)
+			}
+			if engine.next.Load() != 0 {
+				t.Errorf("fault %d: %s: not met", fault, call.name)
+			}
+		}
+		// What the outcome of a change is told to has been told.
+		h.svc.mu.Lock()
+		for id, f := range h.svc.files {
+			if f.removing || f.sizing || f.cut != nil || f.waiters != 0 {
+				t.Errorf("fault %d: inode %d left as %+v", fault, id, f)
+			}
+		}
+		h.svc.mu.Unlock()
+		checkCatalog(t, engine)
+	}
+}
+
+// TestReplayedCreateIsOpen checks that a file whose creation is answered by the next service is open there.
+func TestReplayedCreateIsOpen(t *testing.T) {
+	h := startMemory(t)
+	c, other := h.client(), h.client()
+	args := &metarpc.CreateArgs{Parent: layout.RootID, Name: "f", Mode: 0o644}
+	hdr, ch := c.begin(metarpc.OpCreate, args)
+	<-ch
+	h.restart()
+	c.connect()
+	other.connect()
+	var r metarpc.CreateResult
+	if err := c.finish(hdr, c.send(hdr, args), &r); err != nil {
+		t.Fatal(err)
+	}
+	h.svc.endGrace()
+	other.remove(layout.RootID, "f")
+	if a := c.attr(r.Attr.ID); a.Nlink != 0 {
+		t.Errorf("%+v", a)
+	}
+	c.closeFile(r.Attr.ID)
+	_, err := ask[metarpc.AttrResult](c, metarpc.OpGetAttr, &metarpc.IDArgs{ID: r.Attr.ID})
+	wantStatus(t, err, metarpc.Status(syscall.ESTALE))
+}
+
+// TestInodeNumbers checks that no number is given out twice, whatever happens.
+func TestInodeNumbers(t *testing.T) {
+	engine := memory.New()
+	if _, err := OpenVolume(t.Context(), engine, layout.Policy{}); err != nil {
+		t.Fatal(err)
+	}
+	seen := map[layout.FileID]bool{layout.RootID: true}
+	a, b := newNumbers(engine), newNumbers(engine)
+	for i := range 3 * inodeChunk {
+		n := a
+		switch {
+		case i%3 == 0:
+			n = b
+		case i%1000 == 1: // a crash
+			a = newNumbers(engine)
+		}
+		id, err := n.take(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seen[id] {
+			t.Fatalf("number %d twice", id)
+		}
+		seen[id] = true
+	}
+}
+
+func TestVolume(t *testing.T) {
+	engine := memory.New()
+	vol, err := OpenVolume(t.Context(), engine, layout.Policy{Mirrors: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := layout.Policy{StripeUnit: DefaultPolicy.StripeUnit, StripeCount: DefaultPolicy.StripeCount, Mirrors: 2}
+	if vol.Policy.Layout() != want || vol.ID == [16]byte{} {
+		t.Errorf("%+v", vol)
+	}
+	again, err := OpenVolume(t.Context(), engine, layout.Policy{Mirrors: 3})
+	if err != nil || again != vol {
+		t.Errorf("%+v %v, want %+v", again, err, vol)
+	}
+	checkCatalog(t, engine)
+	vol.Format++
+	var b catalog.Batch
+	b.Put(schema.KeyVolume, schema.Encode(&vol))
+	if err := engine.Commit(t.Context(), &b); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(t.Context(), Config{Engine: engine, Files: newFakeFiles(engine)}); err == nil {
+		t.Error("a volume of another format was opened")
+	}
+}
+
+// hooked is an engine whose commits are first shown to a function, which may keep them waiting or refuse them.
+type hooked struct {
+	catalog.Engine
+	mu     sync.Mutex
+	before func(b *catalog.Batch) error
+}
+
+func (e *hooked) hook(before func(b *catalog.Batch) error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.before = before
+}
+
+func (e *hooked) Commit(ctx context.Context, b *catalog.Batch) error {
+	e.mu.Lock()
+	before := e.before
+	e.mu.Unlock()
+	if before != nil {
+		if err := before(b); err != nil {
+			return err
+		}
+	}
+	return e.Engine.Commit(ctx, b)
+}
+
+// TestContention checks that a change which never gets through ends with an error after a bounded number of tries, and that
+// one contended file does not keep the reports of others from being recorded.
+func TestContention(t *testing.T) {
+	engine := &hooked{Engine: memory.New()}
+	var refused atomic.Int64
+	refuse := func(which func(b *catalog.Batch) bool) {
+		refused.Store(0)
+		engine.hook(func(b *catalog.Batch) error {
+			if !which(b) {
+				return nil
+			}
+			refused.Add(1)
+			return catalog.ErrConflict
+		})
+	}
+	h := newHost(t, engine).start()
+	c := h.client()
+	var reports []metarpc.SizeReport
+	for i := range 10 {
+		reports = append(reports, metarpc.SizeReport{ID: c.touch(layout.RootID, string(rune('a'+i))), End: int64(i + 1)})
+	}
+	refuse(func(b *catalog.Batch) bool { return len(b.Guards) > 3 })
+	for i, a := range c.report(false, reports...) {
+		if a.Size != int64(i+1) {
+			t.Errorf("%+v", a)
+		}
+	}
+	if refused.Load() == 0 {
+		t.Error("no conflict met")
+	}
+	refuse(func(b *catalog.Batch) bool { return len(b.Puts) > 0 })
+	_, err := ask[metarpc.CreateResult](c, metarpc.OpCreate, &metarpc.CreateArgs{Parent: layout.RootID, Name: "x"})
+	wantStatus(t, err, metarpc.StatusInternal)
+	if n := refused.Load(); n != maxTries {
+		t.Errorf("%d tries, want %d", n, maxTries)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	engine := memory.New()
+	good := Config{Engine: engine, Files: newFakeFiles(engine)}
+	for name, edit := range map[string]func(*Config){
+		"no engine":       func(c *Config) { c.Engine = nil },
+		"no files":        func(c *Config) { c.Files = nil },
+		"short lease":     func(c *Config) { c.Lease = 1 },
+		"long lease":      func(c *Config) { c.Lease = 2 * metarpc.MaxLease },
+		"too many slots":  func(c *Config) { c.Slots = metarpc.MaxSlots + 1 },
+		"negative slots":  func(c *Config) { c.Slots = -1 },
+		"policy too wide": func(c *Config) { c.Policy.StripeCount = layout.MaxStripeCount + 1 },
+	} {
+		bad := good
+		edit(&bad)
+		if _, err := New(t.Context(), bad); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	if err := good.Validate(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,207 @@
+package meta
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+func (s *Service) open(ctx context.Context, c *call, a *metarpc.IDArgs) (*metarpc.AttrResult, error) {
+	attr, err := s.openFile(ctx, c.sess, a.ID)
+	return &metarpc.AttrResult{Attr: attr}, err
+}
+
+// openFile makes a regular file open for a session, and returns its attributes.
+func (s *Service) openFile(ctx context.Context, sess *session, id layout.FileID) (metarpc.Attr, error) {
+	s.mu.Lock()
+	f := s.file(id)
+	for f.removing {
+		if err := s.wait(ctx, f); err != nil {
+			s.mu.Unlock()
+			return metarpc.Attr{}, err
+		}
+	}
+	cl := f.claim(sess)
+	before := cl.open
+	cl.open = true // from here on it is kept; if it is there now, it stays
+	s.mu.Unlock()
+	attr, err := s.attributes(ctx, id)
+	if err == nil && !isRegular(attr.Mode) {
+		err = notRegular(attr.Mode)
+	}
+	if err != nil && !before {
+		s.closeFile(ctx, sess, id) // if that fails, the end of the session does it
+	}
+	return attr, err
+}
+
+func (s *Service) close(ctx context.Context, c *call, a *metarpc.CloseArgs) (*metarpc.Empty, error) {
+	for _, id := range a.IDs {
+		if err := s.closeFile(ctx, c.sess, id); err != nil {
+			return nil, err
+		}
+	}
+	return &metarpc.Empty{}, nil
+}
+
+// closeFile makes a file no longer open for a session, and removes it if that was what kept it. If that fails the file
+// stays open for the session.
+func (s *Service) closeFile(ctx context.Context, sess *session, id layout.FileID) error {
+	s.mu.Lock()
+	f := s.files[id]
+	for f != nil && f.removing {
+		if err := s.wait(ctx, f); err != nil {
+			s.mu.Unlock()
+			return err
+		}
+		f = s.files[id]
+	}
+	cl := sess.claims[id]
+	if cl == nil || !cl.open {
+		if f != nil {
+			s.changedFile(f)
+		}
+		s.mu.Unlock()
+		return nil
+	}
+	cl.open = false
+	if !f.orphan || s.grace || f.opened() {
+		s.changedFile(f)
+		s.mu.Unlock()
+		return nil
+	}
+	cl.open = true
+	s.mu.Unlock()
+	return s.removeOrphan(ctx, id, sess)
+}
+
+// removeOrphan removes a file without names, unless a session other than closing has it open.
+func (s *Service) removeOrphan(ctx context.Context, id layout.FileID, closing *session) error {
+	_, err := change(ctx, s, nil, func(t *tx) (*metarpc.Empty, error) {
+		gone := false
+		s.mu.Lock()
+		f := s.file(id)
+		for f.removing {
+			if err := s.wait(ctx, f); err != nil {
+				s.mu.Unlock()
+				return nil, err
+			}
+		}
+		kept := false
+		for _, cl := range f.claims {
+			kept = kept || cl.open && cl.sess != closing
+		}
+		if kept || !f.orphan {
+			if cl := f.claimOf(closing); cl != nil {
+				cl.open = false
+			}
+			s.changedFile(f)
+			s.mu.Unlock()
+			return nil, nil
+		}
+		f.removing = true
+		s.mu.Unlock()
+		t.onOutcome(func(committed bool) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			f.removing = false
+			if committed || gone {
+				s.gone(f)
+			} else {
+				s.changedFile(f)
+			}
+		})
+		row, raw, err := s.inode(ctx, id)
+		if gone = errors.Is(err, errStale); gone { // by an earlier try whose outcome was unknown
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		t.GuardEqual(schema.InodeKey(id), raw)
+		t.Delete(schema.OrphanKey(id))
+		if err := s.discard(ctx, t, id); err != nil {
+			return nil, err
+		}
+		return nil, s.destroy(ctx, t, id, &row)
+	})
+	return err
+}
+
+// claimOf returns what sess has to do with f, nil if there is nothing; Service.mu is held.
+func (f *file) claimOf(sess *session) *claim {
+	if sess == nil {
+		return nil
+	}
+	return sess.claims[f.id]
+}
+
+// beginRemoval decides whether a file that loses its last name goes or is kept because a session has it open or, in the
+// grace period, may come back and say so. Until t's outcome is known nobody else decides about the file, and who opens
+// it waits.
+func (s *Service) beginRemoval(ctx context.Context, t *tx, id layout.FileID) (keep bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.file(id)
+	for f.removing {
+		if err := s.wait(ctx, f); err != nil {
+			return false, err
+		}
+	}
+	f.removing = true
+	keep = s.grace || f.opened()
+	t.onOutcome(func(committed bool) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		f.removing = false
+		switch {
+		case !committed:
+			s.changedFile(f)
+		case !keep:
+			s.gone(f)
+		default:
+			f.orphan = true
+			s.changedFile(f)
+			if !s.grace && !f.opened() { // what kept it ended meanwhile
+				s.reap(id)
+			}
+		}
+	})
+	return keep, nil
+}
+
+// reap removes orphans in the background.
+func (s *Service) reap(ids ...layout.FileID) {
+	s.tasks.Go(func() { // ends when each file is gone or somebody has it open, or with s.ctx
+		each(ids, func(id layout.FileID) {
+			s.persist(s.ctx, fmt.Sprintf("removal of inode %d, which has no name", id), func() error {
+				return s.removeOrphan(s.ctx, id, nil)
+			})
+		})
+	})
+}
+
+// endGrace ends the grace period, in which nobody else could know what sessions have open, and removes the orphans that
+// none of them claimed. It returns how many.
+func (s *Service) endGrace() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.grace = false
+	var orphans []layout.FileID
+	for id, f := range s.files {
+		if f.orphan && !f.removing && !f.opened() {
+			orphans = append(orphans, id)
+		}
+		for _, cl := range f.claims {
+			if s.sessions[cl.sess.id] != nil {
+				cl.unsure = false // it has had time to say what it knows
+			}
+		}
+	}
+	s.reap(orphans...)
+	return len(orphans)
+}

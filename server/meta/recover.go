@@ -1,0 +1,313 @@
+package meta
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+// atOnce is how many files are worked on at a time in one piece of background work.
+const atOnce = 8
+
+// each calls f for all ids, several at once, and returns when all calls have.
+func each(ids []layout.FileID, f func(id layout.FileID)) {
+	var next atomic.Int64
+	var workers sync.WaitGroup
+	for range min(atOnce, len(ids)) {
+		workers.Go(func() { // takes the next id until there are none
+			for i := next.Add(1); i <= int64(len(ids)); i = next.Add(1) {
+				f(ids[i-1])
+			}
+		})
+	}
+	workers.Wait()
+}
+
+// cleanUp deals with what an ended session leaves behind, until it succeeds or the service stops; then a later instance
+// does it.
+func (s *Service) cleanUp(sess *session) {
+	sess.running.Wait() // their context has ended
+	what := fmt.Sprintf("clean-up of session %v", sess)
+	row := schema.Session{Client: sess.client, Created: sess.created, Ended: true}
+	err := s.persist(s.ctx, what, func() error {
+		var b catalog.Batch
+		b.Put(schema.SessionKey(sess.id), schema.Encode(&row))
+		return s.engine.Commit(s.ctx, &b)
+	})
+	if err != nil {
+		return
+	}
+	s.mu.Lock()
+	ids := slices.Collect(maps.Keys(sess.claims)) // nobody adds claims to an ended session
+	s.mu.Unlock()
+	each(ids, func(id layout.FileID) {
+		s.persist(s.ctx, fmt.Sprintf("%s: inode %d", what, id), func() error { return s.release(sess, id) })
+	})
+	s.persist(s.ctx, what, func() error {
+		var b catalog.Batch
+		for slot := range len(sess.slots) {
+			b.Delete(schema.ReplyKey(sess.id, slot))
+		}
+		b.Delete(schema.SessionKey(sess.id))
+		return s.engine.Commit(s.ctx, &b)
+	})
+	if s.ctx.Err() == nil {
+		s.log.Info("nothing is left of the session", "session", sess, "files", len(ids))
+	}
+}
+
+// release ends all that a session has to do with a file.
+func (s *Service) release(sess *session, id layout.FileID) error {
+	if err := s.closeFile(s.ctx, sess, id); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	cl := sess.claims[id]
+	written := cl != nil && (cl.writer || cl.report != report{})
+	s.mu.Unlock()
+	if !written {
+		return nil
+	}
+	f, err := s.beginSizing(s.ctx, id)
+	if err != nil {
+		return err
+	}
+	defer s.endSizing(f)
+	return s.makeStable(f, sess)
+}
+
+// makeStable makes what a session wrote stable, and its size and times durable. The caller has the file's sizing, so
+// no truncation comes in between.
+func (s *Service) makeStable(f *file, sess *session) error {
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	s.mu.Lock()
+	f.stop = cancel
+	s.mu.Unlock()
+	end, err := s.sync(ctx, f.id)
+	if err != nil {
+		if _, _, gone := s.inode(s.ctx, f.id); !errors.Is(gone, errStale) {
+			return err
+		}
+	}
+	_, err = change(s.ctx, s, nil, func(t *tx) (*struct{}, error) {
+		row, raw, err := s.regular(s.ctx, f.id)
+		t.onOutcome(func(committed bool) {
+			if committed {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				if cl := f.claimOf(sess); cl != nil {
+					cl.writer, cl.unsure, cl.report = false, false, report{}
+				}
+				s.changedFile(f)
+			}
+		})
+		t.Delete(schema.WriterKey(f.id, sess.id))
+		if errors.Is(err, errStale) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		s.mu.Lock()
+		var said report
+		if cl := f.claimOf(sess); cl != nil {
+			said = cl.report
+		}
+		s.mu.Unlock()
+		at := now()
+		if max(end, said.end) > row.Size && (end > said.end || said.mtime == 0) {
+			said.mtime = max(said.mtime, at) // it died before it said when it wrote
+		}
+		said.end = max(end, said.end)
+		before := row
+		applyReport(&row, said, at)
+		if row != before {
+			t.GuardEqual(schema.InodeKey(f.id), raw)
+			t.Put(schema.InodeKey(f.id), schema.Encode(&row))
+		}
+		return nil, nil
+	})
+	return err
+}
+
+// sync makes what is in a file's data files stable and returns where it ends.
+func (s *Service) sync(ctx context.Context, id layout.FileID) (end int64, err error) {
+	var l schema.Layout
+	raw, err := s.get(ctx, schema.LayoutKey(id), &l)
+	if err != nil || raw == nil {
+		return 0, err
+	}
+	return s.cfg.Files.Sync(ctx, l)
+}
+
+// makeSure finds out how long a file is whose writers have not yet said it to this instance. What they said to an earlier
+// one is lost, but others may have seen it, so it must not seem shorter now: its data files tell. If they are out of
+// reach for a lease, what is durable has to do.
+func (s *Service) makeSure(ctx context.Context, id layout.FileID) error {
+	f, err := s.beginSizing(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer s.endSizing(f)
+	waiting, cancel := context.WithTimeout(ctx, s.cfg.Lease)
+	defer cancel()
+	s.mu.Lock()
+	f.stop = cancel
+	unsure := f.unsure()
+	s.mu.Unlock()
+	if !unsure {
+		return nil
+	}
+	end, err := s.sync(waiting, id)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	row, _, gone := s.inode(ctx, id)
+	if gone == nil && err != nil {
+		s.log.Warn("size not found out, the last durable one is shown", "inode", id, "error", err)
+	}
+	if end <= row.Size {
+		end = 0 // nothing that its writer would have to report
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, cl := range f.claims {
+		if cl.unsure {
+			cl.unsure = false
+			cl.end = max(cl.end, end)
+		}
+	}
+	s.changedFile(f)
+	return nil
+}
+
+// load reads what earlier instances left: sessions that may come back, and work that is not done.
+func (s *Service) load(ctx context.Context) error {
+	known := func(id metarpc.SessionID, row schema.Session) *session {
+		sess := s.newSession(id, row)
+		sess.known, sess.ended = true, row.Ended
+		if row.Ended {
+			sess.cancel()
+		}
+		s.sessions[id] = sess
+		return sess
+	}
+	// What belongs to a session is deleted before the session. Should there be a row without one all the same, it is
+	// cleaned up as if the session had just ended.
+	owner := func(id metarpc.SessionID, key []byte) *session {
+		if sess := s.sessions[id]; sess != nil {
+			return sess
+		}
+		s.log.Warn("the catalog has a row of a session that it does not have", "key", fmt.Sprintf("%q", key))
+		return known(id, schema.Session{Ended: true})
+	}
+	for kv, err := range s.rows(ctx, schema.PrefixSession, 1+16) {
+		if err != nil {
+			return err
+		}
+		var row schema.Session
+		if err := decode(kv.Key, kv.Value, &row); err != nil {
+			return err
+		}
+		known([16]byte(kv.Key[1:]), row)
+	}
+	for kv, err := range s.rows(ctx, schema.PrefixReply, 1+16+2) {
+		if err != nil {
+			return err
+		}
+		var row schema.Reply
+		if err := decode(kv.Key, kv.Value, &row); err != nil {
+			return err
+		}
+		sess := owner([16]byte(kv.Key[1:17]), kv.Key)
+		number := int(binary.BigEndian.Uint16(kv.Key[17:]))
+		for number >= len(sess.slots) { // the earlier instance had more
+			sess.slots = append(sess.slots, slot{})
+		}
+		sess.slots[number] = slot{sequence: row.Sequence, frame: row.Frame, restored: true}
+	}
+	for kv, err := range s.rows(ctx, schema.PrefixWriter, 1+8+16) {
+		if err != nil {
+			return err
+		}
+		cl := s.file(schema.IDOf(kv.Key)).claim(owner([16]byte(kv.Key[9:]), kv.Key))
+		cl.writer, cl.unsure = true, true
+	}
+	for kv, err := range s.rows(ctx, schema.PrefixOrphan, 1+8) {
+		if err != nil {
+			return err
+		}
+		s.file(schema.IDOf(kv.Key)).orphan = true
+	}
+	for kv, err := range s.rows(ctx, schema.PrefixTruncate, 1+8) {
+		if err != nil {
+			return err
+		}
+		var row schema.Truncate
+		if err := decode(kv.Key, kv.Value, &row); err != nil {
+			return err
+		}
+		f := s.file(schema.IDOf(kv.Key))
+		f.sizing, f.cut = true, &cut{size: row.Size, phase: cutCutting}
+	}
+	return nil
+}
+
+// rows scans all rows of a prefix and refuses keys that do not have the length they must have.
+func (s *Service) rows(ctx context.Context, prefix byte, length int) func(func(catalog.Row, error) bool) {
+	from, to := schema.Of(prefix)
+	return func(yield func(catalog.Row, error) bool) {
+		for kv, err := range s.engine.Scan(ctx, from, to, catalog.ScanOptions{}) {
+			if err == nil && len(kv.Key) != length {
+				err = fmt.Errorf("row %q: %w: a key of %d bytes", kv.Key, catalog.ErrCorrupt, len(kv.Key))
+			}
+			if !yield(kv, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// resume starts the work that earlier instances left, and the grace period if a session may come back.
+func (s *Service) resume() {
+	var ended []*session
+	cuts, orphans := 0, 0
+	s.mu.Lock()
+	for id, sess := range s.sessions {
+		if sess.ended {
+			ended = append(ended, sess)
+			delete(s.sessions, id)
+		}
+	}
+	known := len(s.sessions)
+	for _, f := range s.files {
+		if f.cut != nil {
+			cuts++
+			s.tasks.Go(func() { s.cutData(f) }) // owns the file's sizing; ends when the data files are cut, or with s.ctx
+		}
+		if f.orphan {
+			orphans++
+		}
+	}
+	s.grace = true
+	s.mu.Unlock()
+	s.log.Info("metadata service starts", "volume", fmt.Sprintf("%x", s.volume.ID), "sessions", known,
+		"ended sessions", len(ended), "truncations", cuts, "files without names", orphans, "grace", known > 0)
+	if known == 0 {
+		s.endGrace()
+	}
+	for _, sess := range ended {
+		s.tasks.Go(func() { s.cleanUp(sess) }) // ends when nothing of the session is left, or with s.ctx
+	}
+}

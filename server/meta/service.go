@@ -1,0 +1,165 @@
+package meta
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+// Service serves a volume. There may be one for a catalog at a time.
+type Service struct {
+	cfg      Config
+	engine   catalog.Engine
+	log      *slog.Logger
+	volume   schema.Volume
+	instance [16]byte
+	started  time.Time
+	numbers  *numbers
+	moving   chan struct{} // has one token, for whoever moves a directory to another parent
+	ctx      context.Context
+	stop     context.CancelFunc
+	tasks    sync.WaitGroup // every goroutine of the service
+	draining atomic.Bool    // no new call is executed
+
+	mu        sync.Mutex
+	sessions  map[metarpc.SessionID]*session // those that have not ended
+	files     map[layout.FileID]*file
+	grace     bool
+	graceEnd  time.Time
+	conns     map[*conn]struct{} // nil once stopped
+	listeners map[net.Listener]struct{}
+}
+
+// New makes the service of the volume in the catalog, which it makes if the catalog is empty, and takes up what an
+// earlier instance left. Serve lets clients in. The caller calls Shutdown in the end, and closes catalog and data files
+// after that.
+func New(ctx context.Context, cfg Config) (*Service, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg.setDefaults()
+	volume, err := OpenVolume(ctx, cfg.Engine, cfg.Policy)
+	if err != nil {
+		return nil, err
+	}
+	s := &Service{
+		cfg:       cfg,
+		engine:    cfg.Engine,
+		log:       cfg.Log,
+		volume:    volume,
+		started:   time.Now(),
+		numbers:   newNumbers(cfg.Engine),
+		moving:    make(chan struct{}, 1),
+		sessions:  map[metarpc.SessionID]*session{},
+		files:     map[layout.FileID]*file{},
+		conns:     map[*conn]struct{}{},
+		listeners: map[net.Listener]struct{}{},
+	}
+	rand.Read(s.instance[:])
+	s.moving <- struct{}{}
+	s.graceEnd = s.started.Add(cfg.Lease)
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	if err := s.load(ctx); err != nil {
+		s.stop()
+		return nil, fmt.Errorf("read the catalog: %w", err)
+	}
+	s.resume()
+	s.tasks.Go(s.watchLeases)
+	return s, nil
+}
+
+// Serve lets clients in through a listener until Shutdown, or until the listener fails. It closes the listener.
+func (s *Service) Serve(l net.Listener) error {
+	defer l.Close()
+	s.mu.Lock()
+	if s.conns == nil || s.draining.Load() {
+		s.mu.Unlock()
+		return net.ErrClosed
+	}
+	s.listeners[l] = struct{}{}
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		delete(s.listeners, l)
+		s.mu.Unlock()
+	}()
+	s.log.Info("metadata service listens", "address", l.Addr().String())
+	for {
+		nc, err := l.Accept()
+		if err == nil {
+			s.mu.Lock()
+			if s.conns == nil {
+				nc.Close()
+			} else {
+				s.tasks.Go(func() { s.serveConn(nc) }) // owns the connection; ends with it
+			}
+			s.mu.Unlock()
+			continue
+		}
+		if s.draining.Load() {
+			return nil
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return fmt.Errorf("metadata service: %w", err)
+		}
+		// Out of descriptors, for example: those who are connected go on.
+		s.log.Warn("connection not accepted", "error", err)
+		if pause(s.ctx, 100*time.Millisecond) != nil {
+			return nil
+		}
+	}
+}
+
+// Shutdown lets the calls being executed end, as long as ctx allows, tells the rest StatusShutdown, and stops all that
+// the service does. What is then not done is done by the next instance. It returns ctx's error if it did not wait for
+// all calls.
+func (s *Service) Shutdown(ctx context.Context) error {
+	s.draining.Store(true)
+	s.mu.Lock()
+	for l := range s.listeners {
+		l.Close()
+	}
+	var sessions []*session
+	for _, sess := range s.sessions {
+		sessions = append(sessions, sess)
+	}
+	s.mu.Unlock()
+	ended := make(chan struct{})
+	go func() { // ends when all calls have, at the latest when s.stop makes them
+		defer close(ended)
+		for _, sess := range sessions {
+			sess.mu.Lock() // whoever found the service not draining under this lock has been counted
+			sess.mu.Unlock()
+			sess.running.Wait()
+		}
+	}()
+	var err error
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	s.stop()
+	s.mu.Lock()
+	conns := s.conns
+	s.conns = nil
+	s.mu.Unlock()
+	for c := range conns {
+		c.close()
+	}
+	s.tasks.Wait()
+	<-ended
+	s.log.Info("metadata service stopped")
+	return err
+}

@@ -1,0 +1,473 @@
+package meta
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+// session is a client's session. Its claims are guarded by Service.mu.
+type session struct {
+	id      metarpc.SessionID
+	client  metarpc.ClientInfo
+	created int64     // nanoseconds since 1970
+	known   bool      // from the catalog: made by an earlier instance
+	epoch   time.Time // what renewed counts from; its monotonic clock does not jump
+	ctx     context.Context
+	cancel  context.CancelFunc // at the end of the session
+	running sync.WaitGroup     // calls being executed; none is added once ended is set
+	renewed atomic.Int64       // nanoseconds since epoch, when the last frame came
+	claims  map[layout.FileID]*claim
+
+	mu       sync.Mutex
+	ended    bool
+	returned bool // has been on a connection of this instance
+	conn     *conn
+	address  string
+	slots    []slot
+	backs    map[uint64]*callback // by number, unanswered
+	lastBack uint64
+}
+
+// slot is where one call at a time is executed.
+type slot struct {
+	sequence uint64
+	busy     bool
+	conn     *conn  // where the answer of the call being executed goes: it came from there last
+	frame    []byte // the answer of sequence; nil if executing that call again is as good
+	restored bool   // frame is from the catalog, written by an earlier instance
+}
+
+// callback is a call to the client.
+type callback struct {
+	op   metarpc.BackOp
+	args any
+	done chan metarpc.Status // has room for the one answer
+}
+
+// String is enough of the id to tell sessions apart in a log.
+func (sess *session) String() string { return hex.EncodeToString(sess.id[:4]) }
+
+func (s *Service) newSession(id metarpc.SessionID, row schema.Session) *session {
+	sess := &session{
+		id:      id,
+		client:  row.Client,
+		created: row.Created,
+		epoch:   s.started,
+		claims:  map[layout.FileID]*claim{},
+		slots:   make([]slot, s.cfg.Slots),
+		backs:   map[uint64]*callback{},
+	}
+	sess.ctx, sess.cancel = context.WithCancel(s.ctx)
+	sess.renew()
+	return sess
+}
+
+func (sess *session) renew() { sess.renewed.Store(int64(time.Since(sess.epoch))) }
+
+// idle is how long ago the last frame came.
+func (sess *session) idle() time.Duration {
+	return time.Since(sess.epoch) - time.Duration(sess.renewed.Load())
+}
+
+// welcome answers a hello and binds the session to the connection. An error tells why the client was refused.
+func (s *Service) welcome(c *conn, hello *metarpc.Hello, address string) (*session, error) {
+	sess, refusal := s.session(hello)
+	if refusal == nil && s.attach(sess, c, address) {
+		return sess, nil
+	}
+	if refusal == nil {
+		refusal = &metarpc.Error{Status: metarpc.StatusBadSession, Message: "the session has just ended"}
+	}
+	c.send(welcomeFrame(&metarpc.Welcome{Status: refusal.Status, Message: refusal.Message}))
+	return nil, refusal
+}
+
+func welcomeFrame(w *metarpc.Welcome) []byte {
+	w.Magic, w.Version = metarpc.Magic, metarpc.Version
+	frame, err := metarpc.AppendWelcome(nil, w)
+	if err != nil {
+		panic("meta: " + err.Error()) // its message is cut to what fits
+	}
+	return frame
+}
+
+// session returns the session a hello asks for, or makes one.
+func (s *Service) session(hello *metarpc.Hello) (*session, *metarpc.Error) {
+	refuse := func(status metarpc.Status, format string, args ...any) (*session, *metarpc.Error) {
+		return nil, &metarpc.Error{Status: status, Message: fmt.Sprintf(format, args...)}
+	}
+	if hello.Lowest > metarpc.Version || hello.Highest < metarpc.Version {
+		return refuse(metarpc.StatusVersion, "this service speaks version %d of the protocol, the client %d to %d",
+			metarpc.Version, hello.Lowest, hello.Highest)
+	}
+	if s.draining.Load() {
+		return refuse(metarpc.StatusShutdown, "the service is going down")
+	}
+	if hello.Session != (metarpc.SessionID{}) {
+		s.mu.Lock()
+		sess := s.sessions[hello.Session]
+		s.mu.Unlock()
+		if sess == nil || sess.client.ID != hello.Client.ID {
+			return refuse(metarpc.StatusBadSession, "there is no such session of this client")
+		}
+		return sess, nil
+	}
+	var id metarpc.SessionID
+	rand.Read(id[:])
+	row := schema.Session{Client: hello.Client, Created: time.Now().UnixNano()}
+	var b catalog.Batch
+	b.GuardAbsent(schema.SessionKey(id))
+	b.Put(schema.SessionKey(id), schema.Encode(&row))
+	if err := s.engine.Commit(s.ctx, &b); err != nil {
+		s.log.Error("session not made", "error", err)
+		return refuse(metarpc.StatusInternal, "make a session: %v", err)
+	}
+	sess := s.newSession(id, row)
+	s.mu.Lock()
+	s.sessions[id] = sess
+	s.mu.Unlock()
+	return sess, nil
+}
+
+// attach makes c the session's connection and sends the welcome, unless the session has ended. The welcome is queued
+// together with the change: a client that has seen it may make another connection at once, which then is the newest.
+func (s *Service) attach(sess *session, c *conn, address string) bool {
+	sess.renew()
+	sess.mu.Lock()
+	if sess.ended {
+		sess.mu.Unlock()
+		return false
+	}
+	old, first := sess.conn, !sess.returned
+	sess.conn, sess.address, sess.returned = c, address, true
+	flush := c.enqueue(welcomeFrame(&metarpc.Welcome{
+		Session: sess.id, Volume: s.volume.ID, Instance: s.instance, Slots: s.cfg.Slots, Lease: int64(s.cfg.Lease),
+	}))
+	again := make(map[uint64]*callback, len(sess.backs))
+	for _, cb := range sess.backs {
+		sess.lastBack++
+		again[sess.lastBack] = cb
+		c.enqueue(s.backFrame(sess.lastBack, cb))
+	}
+	sess.backs = again
+	sess.mu.Unlock()
+	if flush {
+		c.flush()
+	}
+	if old != nil {
+		old.close()
+	}
+	log := s.log.With("session", sess, "address", address)
+	switch {
+	case !first:
+		log.Info("client connected again")
+	case sess.known:
+		log.Info("client of an earlier instance came back", "host", sess.client.Host, "mount", sess.client.Mount)
+		s.mu.Lock()
+		s.graceEnd = time.Now().Add(s.cfg.Lease) // no earlier than it was; this happens once for each session
+		s.mu.Unlock()
+	default:
+		log.Info("client connected", "host", sess.client.Host, "pid", sess.client.PID, "program", sess.client.Program,
+			"mount", sess.client.Mount)
+	}
+	return true
+}
+
+// detach tells the session that c is lost. It reports whether c was the session's connection.
+func (sess *session) detach(c *conn) bool {
+	sess.mu.Lock()
+	defer sess.mu.Unlock()
+	if sess.conn != c {
+		return false
+	}
+	sess.conn = nil
+	return true
+}
+
+// call is a call being executed.
+type call struct {
+	sess  *session
+	h     metarpc.CallHeader
+	frame []byte // the answer, once it is settled by a batch that holds it
+	after func() // called when the answer is in the connection's queue, behind which a callback's frame would come
+}
+
+// accept finds out what to do with a call that came in and starts its execution. refusal is what was wrong with its
+// arguments.
+func (s *Service) accept(sess *session, from *conn, h metarpc.CallHeader, args any, refusal *metarpc.Error) error {
+	sess.mu.Lock()
+	if sess.conn != from {
+		sess.mu.Unlock()
+		return errReplaced
+	}
+	if h.Slot >= len(sess.slots) {
+		sess.mu.Unlock()
+		from.send(s.refusal(h, metarpc.StatusBadSlot, fmt.Sprintf("slot %d of %d", h.Slot, len(sess.slots))))
+		return nil
+	}
+	sl := &sess.slots[h.Slot]
+	again := h.Sequence == sl.sequence
+	switch {
+	case again && sl.busy:
+		sl.conn = from
+		sess.mu.Unlock()
+		return nil
+	case again && sl.frame != nil && !sl.restored:
+		frame := sl.frame
+		sess.mu.Unlock()
+		from.send(frame)
+		return nil
+	case h.Sequence < sl.sequence:
+		last := sl.sequence
+		sess.mu.Unlock()
+		from.send(s.refusal(h, metarpc.StatusBadSequence, fmt.Sprintf("sequence %d after %d", h.Sequence, last)))
+		return nil
+	case sl.busy:
+		sess.mu.Unlock()
+		from.send(s.refusal(h, metarpc.StatusBadSlot, fmt.Sprintf("slot %d is busy", h.Slot)))
+		return nil
+	case s.draining.Load():
+		sess.mu.Unlock()
+		from.send(s.refusal(h, metarpc.StatusShutdown, "the service is going down"))
+		return nil
+	}
+	var first []byte // the answer given before the restart
+	if again {
+		first = sl.frame
+	}
+	*sl = slot{sequence: h.Sequence, busy: true, conn: from}
+	sess.running.Add(1)
+	sess.mu.Unlock()
+	// This goroutine owns the slot until it has put the answer into a queue. There are no more of them than slots.
+	s.tasks.Go(func() {
+		defer sess.running.Done()
+		c := &call{sess: sess, h: h, frame: first}
+		s.answer(c, args, refusal)
+		sess.mu.Lock()
+		sl := &sess.slots[h.Slot]
+		to := sl.conn
+		sl.busy, sl.conn = false, nil
+		if h.Op.Once() {
+			sl.frame = c.frame
+		}
+		sess.mu.Unlock()
+		flush := to.enqueue(c.frame)
+		if c.after != nil {
+			c.after()
+		}
+		if flush {
+			to.flush()
+		}
+	})
+	return nil
+}
+
+// answer executes a call and leaves its answer in c.frame. If that is set already, an earlier instance executed it.
+func (s *Service) answer(c *call, args any, refusal *metarpc.Error) {
+	var result any
+	var err error
+	switch {
+	case refusal != nil:
+		err = refusal
+	case c.frame != nil:
+		if err = s.replay(c.sess.ctx, c, args); err == nil {
+			return
+		}
+		c.frame = nil
+	default:
+		result, err = handlers[c.h.Op](s, c.sess.ctx, c, args)
+		if err == nil && c.frame != nil {
+			return
+		}
+	}
+	if err == nil {
+		c.frame, err = c.reply(result)
+	}
+	if err != nil {
+		status, message := s.status(c, err)
+		c.frame = s.refusal(c.h, status, message)
+	}
+}
+
+func (c *call) reply(result any) ([]byte, error) {
+	return metarpc.AppendReply(nil, metarpc.ReplyHeader{Slot: c.h.Slot, Sequence: c.h.Sequence}, result)
+}
+
+func (s *Service) refusal(h metarpc.CallHeader, status metarpc.Status, message string) []byte {
+	frame, err := metarpc.AppendReply(nil, metarpc.ReplyHeader{
+		Slot: h.Slot, Sequence: h.Sequence, Status: status, Message: message,
+	}, nil)
+	if err != nil {
+		panic("meta: " + err.Error()) // a reply without a result always fits a frame
+	}
+	return frame
+}
+
+// replay makes this instance know what executing the call made the earlier one know, or wait for.
+func (s *Service) replay(ctx context.Context, c *call, args any) error {
+	switch a := args.(type) {
+	case *metarpc.CreateArgs:
+		var r metarpc.CreateResult
+		_, result, err := metarpc.ParseReplyHeader(c.frame[4:])
+		if err == nil {
+			err = metarpc.DecodeResult(c.h.Op, result, &r)
+		}
+		if err != nil {
+			return fmt.Errorf("stored reply: %w", err)
+		}
+		if _, err := s.openFile(ctx, c.sess, r.Attr.ID); err != nil && !errors.Is(err, errStale) {
+			return err
+		}
+	case *metarpc.SetAttrArgs:
+		return s.awaitCut(ctx, a.ID)
+	}
+	return nil
+}
+
+// errEnded tells that a session is over.
+var errEnded = errors.New("the session has ended")
+
+// callBack calls the client and waits for its answer, across connections, until ctx or the session ends. Whoever does
+// not answer for a lease loses the session.
+func (s *Service) callBack(ctx context.Context, sess *session, op metarpc.BackOp, args any) error {
+	cb := &callback{op: op, args: args, done: make(chan metarpc.Status, 1)}
+	sess.mu.Lock()
+	if sess.ended {
+		sess.mu.Unlock()
+		return errEnded
+	}
+	sess.lastBack++
+	number := sess.lastBack
+	sess.backs[number] = cb
+	c := sess.conn
+	sess.mu.Unlock()
+	defer sess.forget(cb)
+	if c != nil {
+		c.send(s.backFrame(number, cb))
+	}
+	lease := time.NewTimer(s.cfg.Lease)
+	defer lease.Stop()
+	select {
+	case status := <-cb.done:
+		if status != metarpc.StatusOK {
+			s.end(sess, fmt.Sprintf("it refused %v: %v", op, status))
+			return errEnded
+		}
+		return nil
+	case <-lease.C:
+		s.end(sess, fmt.Sprintf("it did not answer %v for %v", op, s.cfg.Lease))
+		return errEnded
+	case <-sess.ctx.Done():
+		return errEnded
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *Service) backFrame(number uint64, cb *callback) []byte {
+	frame, err := metarpc.AppendCallBack(nil, metarpc.BackHeader{Number: number, Op: cb.op}, cb.args)
+	if err != nil {
+		panic("meta: " + err.Error()) // the arguments of callbacks are of fixed size
+	}
+	return frame
+}
+
+// answered hands a callback's answer to whoever waits for it.
+func (sess *session) answered(from *conn, r metarpc.BackReply) {
+	sess.mu.Lock()
+	defer sess.mu.Unlock()
+	if cb := sess.backs[r.Number]; cb != nil && sess.conn == from {
+		delete(sess.backs, r.Number)
+		cb.done <- r.Status
+	}
+}
+
+func (sess *session) forget(cb *callback) {
+	sess.mu.Lock()
+	defer sess.mu.Unlock()
+	for number, other := range sess.backs {
+		if other == cb {
+			delete(sess.backs, number)
+		}
+	}
+}
+
+func (s *Service) endSession(_ context.Context, c *call, _ *metarpc.Empty) (*metarpc.Empty, error) {
+	c.after = func() { s.end(c.sess, "the client ended it") }
+	return &metarpc.Empty{}, nil
+}
+
+func (s *Service) renewSession(context.Context, *call, *metarpc.Empty) (*metarpc.Empty, error) {
+	return &metarpc.Empty{}, nil // receive has done it
+}
+
+// end ends a session: at once for the client, in the background for what it leaves behind.
+func (s *Service) end(sess *session, reason string) {
+	sess.mu.Lock()
+	if sess.ended {
+		sess.mu.Unlock()
+		return
+	}
+	sess.ended = true
+	c := sess.conn
+	sess.conn = nil
+	sess.mu.Unlock()
+	s.log.Info("session ends", "session", sess, "host", sess.client.Host, "mount", sess.client.Mount, "reason", reason)
+	s.mu.Lock()
+	delete(s.sessions, sess.id)
+	s.mu.Unlock()
+	sess.cancel()
+	if c != nil {
+		c.close()
+	}
+	s.tasks.Go(func() { s.cleanUp(sess) }) // ends when nothing of the session is left, or with s.ctx
+}
+
+// watchLeases ends sessions whose lease is over, and then the grace period. It ends with s.ctx.
+func (s *Service) watchLeases() {
+	interval := s.cfg.Lease / 4
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	last := time.Now()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		now := time.Now()
+		late := now.Sub(last) > 2*interval
+		last = now
+		s.mu.Lock()
+		sessions := make([]*session, 0, len(s.sessions))
+		for _, sess := range s.sessions {
+			sessions = append(sessions, sess)
+		}
+		s.mu.Unlock()
+		for _, sess := range sessions {
+			switch {
+			case late:
+				sess.renew() // it was this process that stood still; frames may be waiting to be read
+			case sess.idle() > s.cfg.Lease:
+				s.end(sess, fmt.Sprintf("no word from it for %v", sess.idle().Round(time.Millisecond)))
+			}
+		}
+		s.mu.Lock()
+		over := s.grace && !late && now.After(s.graceEnd)
+		s.mu.Unlock()
+		if over {
+			s.log.Info("grace period over", "unclaimed files without names", s.endGrace())
+		}
+	}
+}

@@ -1,0 +1,309 @@
+package meta
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+func (s *Service) setAttr(ctx context.Context, c *call, a *metarpc.SetAttrArgs) (*metarpc.AttrResult, error) {
+	if a.Mask&metarpc.SetSize != 0 {
+		return s.setSize(ctx, c, a)
+	}
+	r, err := change(ctx, s, c, func(t *tx) (*metarpc.AttrResult, error) {
+		said, err := s.reports(ctx, a.ID)
+		if err != nil {
+			return nil, err
+		}
+		reported := said[0]
+		row, raw, err := s.inode(ctx, a.ID)
+		if err != nil {
+			return nil, err
+		}
+		setAttrs(&row, a, now())
+		t.GuardEqual(schema.InodeKey(a.ID), raw)
+		t.Put(schema.InodeKey(a.ID), schema.Encode(&row))
+		var counters catalog.Counters
+		if isDir(row.Mode) {
+			if counters, err = s.resetDirTime(ctx, t, a); err != nil {
+				return nil, err
+			}
+		}
+		if setsMtime(a.Mask) {
+			reported.mtime = 0 // what was written before is older than what is set now
+		}
+		return &metarpc.AttrResult{Attr: attrOf(a.ID, &row, counters, reported)}, nil
+	})
+	if err == nil && setsMtime(a.Mask) {
+		s.mu.Lock()
+		if f := s.files[a.ID]; f != nil {
+			for _, cl := range f.claims {
+				cl.mtime = 0
+			}
+			s.changedFile(f)
+		}
+		s.mu.Unlock()
+	}
+	return r, err
+}
+
+func setsMtime(m metarpc.AttrMask) bool { return m&(metarpc.SetMtime|metarpc.SetMtimeNow) != 0 }
+
+// setAttrs sets what is asked for, except a size.
+func setAttrs(row *schema.Inode, a *metarpc.SetAttrArgs, now int64) {
+	if a.Mask&metarpc.SetUID != 0 {
+		row.UID = a.UID
+	}
+	if a.Mask&metarpc.SetGID != 0 {
+		row.GID = a.GID
+	}
+	if a.Mask&(metarpc.SetUID|metarpc.SetGID) != 0 && !isDir(row.Mode) {
+		// As chown(2) does for everybody on Linux: a set-gid bit without group execution is not one of execution.
+		row.Mode &^= syscall.S_ISUID
+		if row.Mode&syscall.S_IXGRP != 0 {
+			row.Mode &^= syscall.S_ISGID
+		}
+	}
+	if a.Mask&metarpc.SetMode != 0 {
+		row.Mode = row.Mode&syscall.S_IFMT | a.Mode
+	}
+	switch {
+	case a.Mask&metarpc.SetAtimeNow != 0:
+		row.Atime = now
+	case a.Mask&metarpc.SetAtime != 0:
+		row.Atime = a.Atime
+	}
+	switch {
+	case a.Mask&metarpc.SetMtimeNow != 0:
+		row.Mtime = now
+	case a.Mask&metarpc.SetMtime != 0:
+		row.Mtime = a.Mtime
+	}
+	row.Ctime = now
+}
+
+// resetDirTime takes the time of the last change in a directory back if a sets another one, since of the two the later
+// is shown. Only this guards a counter row: creations in the directory that come in between make it start over.
+func (s *Service) resetDirTime(ctx context.Context, t *tx, a *metarpc.SetAttrArgs) (catalog.Counters, error) {
+	key := schema.CountersKey(a.ID)
+	raws, err := s.engine.GetMany(ctx, [][]byte{key})
+	if err != nil {
+		return nil, err
+	}
+	raw := raws[0]
+	counters, err := decodeCounters(key, raw)
+	if err != nil || !setsMtime(a.Mask) || raw == nil {
+		return counters, err
+	}
+	value := catalog.EncodeCounters(counters.Field(schema.CounterEntries), counters.Field(schema.CounterSubdirs), 0,
+		counters.Field(schema.CounterCtime))
+	t.GuardEqual(key, raw)
+	t.Put(key, value)
+	return catalog.DecodeCounters(value)
+}
+
+// cut is the setting of a file's size while data past it may exist or come to exist.
+type cut struct {
+	size  int64
+	phase cutPhase
+}
+
+// cutPhase is how far a cut has got, see the package comment.
+type cutPhase uint8
+
+const (
+	cutRecalling  cutPhase = iota // the size is not set yet: reports are taken
+	cutCommitting                 // it is being set: reports wait
+	cutCutting                    // it is set: reports are clipped to it
+)
+
+// setSize sets a size, and the other attributes of the same call.
+func (s *Service) setSize(ctx context.Context, c *call, a *metarpc.SetAttrArgs) (*metarpc.AttrResult, error) {
+	if _, _, err := s.regular(ctx, a.ID); err != nil {
+		return nil, err
+	}
+	f, err := s.beginSizing(ctx, a.ID)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	f.cut = &cut{size: a.Size}
+	s.mu.Unlock()
+	r, intent, err := s.commitSize(ctx, c, f, a)
+	if err != nil || !intent {
+		s.endSizing(f)
+		return r, err
+	}
+	// From here on the truncation happens, whatever becomes of the call and its session.
+	done := make(chan struct{})
+	s.tasks.Go(func() { // owns the file's sizing; ends when the data files are cut or the file is gone, or with s.ctx
+		defer close(done)
+		s.cutData(f)
+	})
+	select {
+	case <-done:
+		return r, s.ctx.Err()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// beginSizing waits until nobody else finds out or sets the file's size, and takes that right.
+func (s *Service) beginSizing(ctx context.Context, id layout.FileID) (*file, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.file(id)
+	for f.sizing {
+		if err := s.wait(ctx, f); err != nil {
+			return nil, err
+		}
+	}
+	f.sizing = true
+	return f, nil
+}
+
+func (s *Service) endSizing(f *file) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f.sizing, f.cut, f.stop = false, nil, nil
+	s.changedFile(f)
+}
+
+// commitSize recalls layouts and commits the size, with an intent if data has to be cut. The caller has the file's
+// sizing, and has made the cut.
+func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.SetAttrArgs) (r *metarpc.AttrResult, intent bool, err error) {
+	if err := s.recall(ctx, f, c.sess, a.Size); err != nil {
+		return nil, false, err
+	}
+	r, err = change(ctx, s, c, func(t *tx) (*metarpc.AttrResult, error) {
+		s.mu.Lock()
+		f.cut.phase = cutCommitting
+		written := slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.writer || cl.report != report{} })
+		s.mu.Unlock()
+		t.onOutcome(func(committed bool) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			f.cut.phase = cutRecalling
+			if committed {
+				f.cut.phase = cutCutting
+				for _, cl := range f.claims {
+					cl.end = min(cl.end, a.Size)
+					cl.mtime = 0
+				}
+			}
+			s.changedFile(f)
+		})
+		row, raw, err := s.regular(ctx, f.id)
+		if err != nil {
+			return nil, err
+		}
+		var l schema.Layout
+		rawLayout, err := s.get(ctx, schema.LayoutKey(f.id), &l)
+		if err != nil {
+			return nil, err
+		}
+		intent = rawLayout != nil && (written || a.Size < row.Size)
+		at := now()
+		setAttrs(&row, a, at)
+		if !setsMtime(a.Mask) {
+			row.Mtime = at
+		}
+		row.Size = a.Size
+		t.GuardEqual(schema.InodeKey(f.id), raw)
+		t.Put(schema.InodeKey(f.id), schema.Encode(&row))
+		if intent {
+			t.Put(schema.TruncateKey(f.id), schema.Encode(&schema.Truncate{Size: a.Size}))
+		}
+		return &metarpc.AttrResult{Attr: attrOf(f.id, &row, nil, report{})}, nil
+	})
+	return r, intent, err
+}
+
+// recall takes the layouts past size away from all who may write the file, except from by, who sees to that itself. It
+// returns when all have answered or lost their sessions, or ctx ends.
+func (s *Service) recall(ctx context.Context, f *file, by *session, size int64) error {
+	s.mu.Lock()
+	// An answer that grants a layout has to be on its way before the recall is.
+	for f.granting > 0 {
+		if err := s.wait(ctx, f); err != nil {
+			s.mu.Unlock()
+			return err
+		}
+	}
+	var writers []*session
+	for _, cl := range f.claims {
+		if cl.writer && cl.sess != by {
+			writers = append(writers, cl.sess)
+		}
+	}
+	s.mu.Unlock()
+	var recalls sync.WaitGroup
+	for _, sess := range writers {
+		recalls.Go(func() { // ends with the answer, the session, its lease, or ctx
+			args := &metarpc.LayoutRecallArgs{ID: f.id, Off: size, Len: layout.ToEOF}
+			if err := s.callBack(ctx, sess, metarpc.BackLayoutRecall, args); err != nil {
+				s.log.Warn("layout not given back", "inode", f.id, "session", sess, "error", err)
+			}
+		})
+	}
+	recalls.Wait()
+	return ctx.Err()
+}
+
+// cutData cuts the data files of a file whose cut is committed, and ends its sizing.
+func (s *Service) cutData(f *file) {
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	s.mu.Lock()
+	f.stop = cancel
+	size := f.cut.size
+	s.mu.Unlock()
+	s.persist(ctx, fmt.Sprintf("truncation of inode %d", f.id), func() error {
+		keys := [][]byte{schema.InodeKey(f.id), schema.LayoutKey(f.id)}
+		raw, err := s.engine.GetMany(ctx, keys)
+		if err != nil || raw[0] == nil {
+			return err // no inode: its intent went with it
+		}
+		if raw[1] != nil {
+			var l schema.Layout
+			if err := decode(keys[1], raw[1], &l); err != nil {
+				return err
+			}
+			if err := s.cfg.Files.Truncate(ctx, l, size); err != nil {
+				return err
+			}
+		}
+		// It must not be repeated by a later instance, when there may be new data: so this is durable before anybody
+		// gets a layout again.
+		var b catalog.Batch
+		b.Delete(schema.TruncateKey(f.id))
+		return s.engine.Commit(ctx, &b)
+	})
+	if s.ctx.Err() == nil {
+		s.endSizing(f)
+	}
+}
+
+// awaitCut waits until the file is not being cut.
+func (s *Service) awaitCut(ctx context.Context, id layout.FileID) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.files[id]
+	if f == nil {
+		return nil
+	}
+	for f.cut != nil {
+		if err := s.wait(ctx, f); err != nil {
+			return err
+		}
+	}
+	s.changedFile(f)
+	return nil
+}
