@@ -1,0 +1,109 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"syscall"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+)
+
+// errno is what the application gets to see of err. It is the one place where errors become errnos. One that carries
+// no better errno is EIO, and its chain goes to the log, which alone can show it.
+func (fs *FS) errno(err error) syscall.Errno {
+	if err == nil {
+		return 0
+	}
+	if errors.Is(err, context.Canceled) {
+		return syscall.EINTR
+	}
+	e, ok := errnoOf(err)
+	// EAGAIN is no answer that a program expects of a file.
+	if !ok || e == syscall.EAGAIN || e == syscall.EIO {
+		fs.failing.log(fs.log, slog.LevelError, "input/output error", "err", err)
+		return syscall.EIO
+	}
+	return e
+}
+
+// errnoOf finds the errno of an error: that of the outermost type that knows its own, or else a bare one.
+func errnoOf(err error) (syscall.Errno, bool) {
+	var has interface{ Errno() syscall.Errno }
+	if errors.As(err, &has) && has.Errno() != 0 {
+		return has.Errno(), true
+	}
+	var e syscall.Errno
+	if errors.As(err, &e) && e != 0 {
+		return e, true
+	}
+	return 0, false
+}
+
+// staleError says that there is no such file any more. On ESTALE the kernel looks the path up again, which tells a
+// file that is gone from one that has been replaced.
+type staleError struct {
+	id  layout.FileID
+	err error
+}
+
+func (e *staleError) Error() string        { return fmt.Sprintf("file %d has been removed: %v", e.id, e.err) }
+func (e *staleError) Unwrap() error        { return e.err }
+func (e *staleError) Errno() syscall.Errno { return syscall.ESTALE }
+
+// byID makes ENOENT a staleError: it was a file's number, not a name, that the service did not know.
+func byID(id layout.FileID, err error) error {
+	var e *metarpc.Error
+	if errors.As(err, &e) && e.Status == metarpc.Status(syscall.ENOENT) {
+		return &staleError{id, err}
+	}
+	return err
+}
+
+// verdict is what to do about a data request that failed.
+type verdict int
+
+const (
+	fail    verdict = iota // tell the application
+	refetch                // the data server does not take this layout any more: ask for another
+	wait                   // the service cannot give a layout just now: ask again
+)
+
+// classify decides about an error of the data plane, or of the service when it was asked for a layout. The errno is
+// for the application, also when the other verdicts have brought no success after all.
+func classify(err error) (verdict, syscall.Errno) {
+	var gone *staleError
+	var m *metarpc.Error
+	switch {
+	case errors.Is(err, context.Canceled):
+		return fail, syscall.EINTR
+	case errors.As(err, &gone):
+		return fail, syscall.ESTALE
+	case errors.As(err, &m) && (m.Status == metarpc.StatusLayoutUnavailable || m.Status == metarpc.StatusShutdown):
+		return wait, syscall.EIO
+	case m != nil:
+		return fail, m.Errno()
+	}
+	switch e, _ := errnoOf(err); e {
+	case syscall.ESTALE, syscall.EACCES, syscall.EPERM:
+		// The data file is gone, or no longer ours: the service fences by changing the owner (RFC 8435 section 2.2).
+		return refetch, syscall.EIO
+	case syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG, syscall.EROFS:
+		return fail, e
+	}
+	return fail, syscall.EIO
+}
+
+// dataErrno is errno for what classify is for.
+func (fs *FS) dataErrno(id layout.FileID, err error) syscall.Errno {
+	if err == nil {
+		return 0
+	}
+	_, e := classify(err)
+	if e == syscall.EIO {
+		fs.failing.log(fs.log, slog.LevelError, "input/output error", "file", id, "err", err)
+	}
+	return e
+}

@@ -1,0 +1,258 @@
+package fs
+
+import (
+	"context"
+	"math"
+	"sync"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+)
+
+// opened fills the answer to open(2). Data does not go through the page cache, except for mmap(2), and writes of one
+// file need not wait for one another. A file opened for reading has nothing to flush.
+func (r *raw) opened(out *fuse.OpenOut, i *inode, flags uint32) {
+	out.Fh = i.newHandle()
+	out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES
+	if flags&unix.O_ACCMODE == unix.O_RDONLY {
+		out.OpenFlags |= fuse.FOPEN_NOFLUSH
+	}
+}
+
+func (r *raw) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	ctx := r.begin(cancel, &in.InHeader)
+	defer ctx.end()
+	i := r.fs.hold(r.fs.id(in.NodeId))
+	defer i.drop()
+	if err := i.openFor(ctx, in); err != nil {
+		return r.status(err)
+	}
+	r.opened(out, i, in.Flags)
+	return fuse.OK
+}
+
+// openFor opens the file at the service, asking for its size each time: what another mount has written and closed
+// before this open is seen after it.
+func (i *inode) openFor(ctx context.Context, in *fuse.OpenIn) error {
+	if err := i.open(ctx, cred(&in.InHeader)); err != nil {
+		return err
+	}
+	if in.Flags&unix.O_TRUNC == 0 {
+		return nil
+	}
+	args := &metarpc.SetAttrArgs{ID: i.id, Mask: metarpc.SetSize}
+	_, err := i.fs.setAttr(ctx, cred(&in.InHeader), args, in.Mode&fuse.OPEN_KILL_SUIDGID != 0)
+	if err != nil {
+		i.cancelOpen()
+	}
+	return err
+}
+
+func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
+	ctx := r.begin(cancel, &in.InHeader)
+	defer ctx.end()
+	if err := checkName(name); err != nil {
+		return r.status(err)
+	}
+	fs := r.fs
+	asked := fs.clock.Load()
+	args := &metarpc.CreateArgs{
+		Parent: fs.id(in.NodeId), Name: name, Mode: in.Mode & 07777, Exclusive: in.Flags&unix.O_EXCL != 0,
+	}
+	made, err := fs.meta.Create(ctx, cred(&in.InHeader), args)
+	if err != nil {
+		return r.status(err)
+	}
+	i := fs.hold(made.Attr.ID)
+	defer i.drop()
+	i.mu.Lock()
+	i.opens++
+	i.opened()
+	i.capsGone = i.capsGone || made.Created
+	i.mu.Unlock()
+	if !made.Created {
+		// Somebody else made it since the kernel looked. It must look again, and open what there is with the checks of
+		// permissions, type and O_TRUNC that it leaves out for a new file.
+		i.cancelOpen()
+		return fuse.Status(syscall.ESTALE)
+	}
+	r.opened(&out.OpenOut, i, in.Flags)
+	return r.entry(&out.EntryOut, made.Attr, asked, nil)
+}
+
+// readCall is one READ on its way. It is the ReadResult, too, and returns to the pool when go-fuse is done with it.
+type readCall struct {
+	Read
+	n     int
+	errno syscall.Errno
+	over  chan struct{}
+}
+
+var readCalls = sync.Pool{New: func() any {
+	c := &readCall{over: make(chan struct{}, 1)}
+	c.Read.Done = func(n int, errno syscall.Errno) {
+		c.n, c.errno = n, errno
+		c.over <- struct{}{}
+	}
+	return c
+}}
+
+// Bytes, Size and Done make readCall a fuse.ReadResult.
+func (c *readCall) Bytes([]byte) ([]byte, fuse.Status) { return c.Buf[:c.n], fuse.OK }
+
+func (c *readCall) Size() int { return c.n }
+
+func (c *readCall) Done() {
+	c.Buf = nil
+	readCalls.Put(c)
+}
+
+func (r *raw) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	c := readCalls.Get().(*readCall)
+	c.ID, c.Off, c.Buf = r.fs.id(in.NodeId), int64(in.Offset), buf
+	r.fs.StartRead(&c.Read)
+	r.fs.Flush()
+	if !r.await(c.over, cancel, in.Pid, c.Detach) {
+		return nil, fuse.EINTR // c is left to whoever calls Done
+	}
+	if c.errno != 0 {
+		defer c.Done()
+		return nil, fuse.Status(c.errno)
+	}
+	return c, fuse.OK
+}
+
+// await waits for a request that was started. If the caller has gone meanwhile, it takes back the buffer, which go-fuse
+// will use for other requests as soon as the handler returns, and reports false unless the request is over now.
+func (r *raw) await(over <-chan struct{}, cancel <-chan struct{}, pid uint32, detach func()) bool {
+	select {
+	case <-over:
+		return true
+	default:
+	}
+	select {
+	case <-over:
+		return true
+	case <-cancel:
+	}
+	if !r.fs.abandoned(over, pid, true) {
+		return true
+	}
+	detach()
+	select {
+	case <-over:
+		return true
+	default:
+		return false
+	}
+}
+
+// writeCall is one WRITE on its way.
+type writeCall struct {
+	Write
+	n     int
+	errno syscall.Errno
+	over  chan struct{}
+}
+
+var writeCalls = sync.Pool{New: func() any {
+	c := &writeCall{over: make(chan struct{}, 1)}
+	c.Write.Done = func(n int, errno syscall.Errno) {
+		c.n, c.errno = n, errno
+		c.over <- struct{}{}
+	}
+	return c
+}}
+
+func (r *raw) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	c := writeCalls.Get().(*writeCall)
+	c.ID, c.Off, c.Data = r.fs.id(in.NodeId), int64(in.Offset), data
+	c.Flags, c.ClearSetID = in.Flags, in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0
+	if in.WriteFlags&fuse.WRITE_CACHE != 0 {
+		c.Flags = 0 // pages of a mapping: they belong where they are, and fsync(2) will come if it is wanted
+	}
+	r.fs.StartWrite(&c.Write)
+	r.fs.Flush()
+	if !r.await(c.over, cancel, in.Pid, c.Detach) {
+		return 0, fuse.EINTR // c is left to whoever calls Done
+	}
+	n, errno := c.n, c.errno
+	c.Data = nil
+	writeCalls.Put(c)
+	return uint32(n), fuse.Status(errno)
+}
+
+// Writev is Write for transports whose data may come in pieces. go-fuse joins those itself when it is told to.
+func (r *raw) Writev(cancel <-chan struct{}, in *fuse.WriteIn, data [][]byte) (uint32, fuse.Status) {
+	if len(data) != 1 {
+		return 0, fuse.ENOSYS
+	}
+	return r.Write(cancel, in, data[0])
+}
+
+// Flush must never be answered with ENOSYS, or the kernel will not ask again for any file.
+func (r *raw) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
+	ctx := r.begin(cancel, &in.InHeader)
+	ctx.closes = true
+	defer ctx.end()
+	h := r.fs.handles.get(in.Fh)
+	if h == nil {
+		return fuse.EBADF
+	}
+	return r.status(h.flush(ctx))
+}
+
+func (r *raw) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	ctx := r.begin(cancel, &in.InHeader)
+	defer ctx.end()
+	h := r.fs.handles.get(in.Fh)
+	if h == nil {
+		return fuse.EBADF
+	}
+	return r.status(h.fsync(ctx))
+}
+
+// Release waits for nothing: the kernel does not wait for it.
+func (r *raw) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) { r.fs.release(in.Fh) }
+
+// Lseek finds data and holes. Where the data servers have holes is not known: all of the file is data.
+func (r *raw) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
+	ctx := r.begin(cancel, &in.InHeader)
+	defer ctx.end()
+	h := r.fs.handles.get(in.Fh)
+	if h == nil {
+		return fuse.EBADF
+	}
+	size, err := h.i.freshSize(ctx)
+	if err != nil {
+		return r.status(err)
+	}
+	if in.Offset >= uint64(size) {
+		return fuse.Status(syscall.ENXIO)
+	}
+	switch in.Whence {
+	case unix.SEEK_DATA:
+		out.Offset = in.Offset
+	case unix.SEEK_HOLE:
+		out.Offset = uint64(size)
+	default:
+		return fuse.EINVAL
+	}
+	return fuse.OK
+}
+
+func (r *raw) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
+	ctx := r.begin(cancel, &in.InHeader)
+	defer ctx.end()
+	h := r.fs.handles.get(in.Fh)
+	if h == nil {
+		return fuse.EBADF
+	}
+	if in.Offset > math.MaxInt64 || in.Length > math.MaxInt64-in.Offset {
+		return fuse.Status(syscall.EFBIG)
+	}
+	return r.status(h.i.fallocate(ctx, in.Mode, int64(in.Offset), int64(in.Length)))
+}

@@ -1,0 +1,518 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+)
+
+// How written data becomes durable without anybody asking for it.
+const (
+	flushInterval = time.Second           // from the first write to the commit
+	flushGather   = 20 * time.Millisecond // at least, also when memory runs short
+	flushFiles    = 256                   // committed at once
+	flushPatience = 2 * time.Second       // before others are begun: a dead data server must not hold them up
+	flushBackoff  = time.Minute           // at most, between two tries of a file that cannot be made stable
+	tellGather    = 5 * time.Millisecond  // for the sizes of several files to go in one call
+)
+
+// flusher has the inodes that are dirty.
+type flusher struct {
+	mu   sync.Mutex
+	list []*inode      // held
+	busy int           // inodes that are being flushed
+	kick chan struct{} // list is not empty
+}
+
+// enqueue puts the inode on the flusher's list. mu is held.
+func (i *inode) enqueue() {
+	if i.queued {
+		return
+	}
+	i.queued = true
+	i.again()
+	f := &i.fs.flusher
+	f.mu.Lock()
+	f.list = append(f.list, i)
+	f.mu.Unlock()
+	select {
+	case f.kick <- struct{}{}:
+	default:
+	}
+}
+
+// flushLoop is the background flusher. It is idle as long as nothing is dirty, and ends with fs.ctx.
+func (fs *FS) flushLoop() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-fs.flusher.kick:
+		case <-fs.ctx.Done():
+			return
+		}
+		timer.Reset(flushGather)
+		select {
+		case <-timer.C:
+		case <-fs.ctx.Done():
+			return
+		}
+		timer.Reset(flushInterval - flushGather)
+		select {
+		case <-timer.C:
+		case <-fs.data.Pressure():
+		case <-fs.ctx.Done():
+			return
+		}
+		for batch := range slices.Chunk(fs.flusher.take(), flushFiles) {
+			done := make(chan struct{})
+			// The goroutine owns the batch and ends when its last file is stable, or with fs.ctx.
+			fs.spawn(func() {
+				defer close(done)
+				if err := fs.makeDurable(fs.ctx, batch, fs.flushed); err != nil && fs.ctx.Err() == nil {
+					fs.waiting.log(fs.log, slog.LevelWarn, "written data is not stable yet", "err", err)
+				}
+			})
+			timer.Reset(flushPatience)
+			select {
+			case <-done:
+			case <-timer.C:
+			}
+		}
+	}
+}
+
+// take empties the list. What it returns is held until it is flushed.
+func (f *flusher) take() (batch []*inode) {
+	f.mu.Lock()
+	list := f.list
+	f.list = nil
+	f.busy += len(list)
+	f.mu.Unlock()
+	for _, i := range list {
+		i.mu.Lock()
+		i.queued = false
+		already := i.flushing
+		i.flushing = true
+		i.mu.Unlock()
+		if !already {
+			batch = append(batch, i)
+			continue
+		}
+		f.mu.Lock()
+		f.busy--
+		f.mu.Unlock()
+		i.drop()
+	}
+	return batch
+}
+
+// flushed ends the flushing of one file.
+func (fs *FS) flushed(i *inode) {
+	i.mu.Lock()
+	i.flushing = false
+	if fs.ctx.Err() == nil && i.dirty() {
+		i.enqueue()
+	}
+	i.letGo()
+	i.mu.Unlock()
+	i.drop()
+	fs.flusher.mu.Lock()
+	fs.flusher.busy--
+	fs.flusher.mu.Unlock()
+}
+
+// anyDirty reports whether there may be a file with data that is not stable.
+func (f *flusher) anyDirty() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.list) > 0 || f.busy > 0
+}
+
+// dirty reports whether there is data that is not stable or a size that is not durable. mu is held.
+func (i *inode) dirty() bool { return i.written > i.durable || i.data.Dirty() }
+
+// report is what to tell the service of a file's acknowledged writes.
+type report struct {
+	i            *inode
+	count, epoch uint64 // inode.written and inode.epoch
+	end, mtime   int64
+}
+
+// report says how things stand. mu is held.
+func (i *inode) report() report { return report{i, i.written, i.epoch, i.end, i.mtime} }
+
+// makeDurable makes all acknowledged writes of the file durable, with its size and time.
+func (i *inode) makeDurable(ctx context.Context) error {
+	return i.fs.makeDurable(ctx, []*inode{i}, nil)
+}
+
+// makeDurable does that for several files. done, if it is not nil, is called for each one as soon as it is durable or
+// has failed; then they are files that nobody waits for, and what has failed before is not tried again at once.
+func (fs *FS) makeDurable(ctx context.Context, list []*inode, done func(*inode)) error {
+	type result struct {
+		i   *inode
+		r   report
+		err error
+	}
+	var errs errorList
+	results := make(chan result, flushFiles)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for running := 0; len(list) > 0 || running > 0; {
+		for ; len(list) > 0 && running < flushFiles; running++ {
+			i := list[0]
+			list = list[1:]
+			// The goroutine commits one file and ends with that.
+			go func() {
+				r, err := i.commit(ctx, done != nil)
+				results <- result{i, r, err}
+			}()
+		}
+		var finished []*inode
+		var reports []report
+		take := func(got result) {
+			running--
+			finished = append(finished, got.i)
+			errs.add(got.err)
+			if got.r.i != nil {
+				reports = append(reports, got.r)
+			}
+		}
+		take(<-results)
+		timer.Reset(tellGather)
+	gather:
+		for running > 0 && len(reports) < metarpc.MaxBatch {
+			select {
+			case got := <-results:
+				take(got)
+			case <-timer.C:
+				break gather
+			}
+		}
+		// Again for those whose size or time was set meanwhile.
+		outdated, err := fs.tell(ctx, reports, false)
+		errs.add(err)
+		list = append(list, outdated...)
+		for _, i := range finished {
+			if done != nil && !slices.Contains(outdated, i) {
+				done(i)
+			}
+		}
+	}
+	return errs.join()
+}
+
+// errorList keeps the first few of possibly very many errors.
+type errorList struct {
+	first []error
+	more  int
+}
+
+func (l *errorList) add(err error) {
+	if err == nil {
+		return
+	}
+	if len(l.first) == 8 {
+		l.more++
+		return
+	}
+	l.first = append(l.first, err)
+}
+
+func (l *errorList) join() error {
+	if l.more > 0 {
+		return fmt.Errorf("%w, and %d more errors", errors.Join(l.first...), l.more)
+	}
+	return errors.Join(l.first...)
+}
+
+// commit makes the file's data stable and returns what may be told durably then: nothing if r.i is nil.
+// unhurried says that a file which could not be made stable is left alone for a while.
+func (i *inode) commit(ctx context.Context, unhurried bool) (r report, err error) {
+	i.mu.Lock()
+	r = i.report()
+	told := i.durable == i.written
+	dead := i.removed && i.handles == 0 && i.opens == 0 || i.gone != nil
+	later := unhurried && i.retryAt > now()
+	i.mu.Unlock()
+	switch {
+	case told && !i.data.Dirty() || later:
+		return report{}, nil
+	case dead:
+		return report{}, i.abandon(ctx)
+	}
+	var again retries
+	for err = i.data.Commit(ctx); err != nil && ctx.Err() == nil; err = i.data.Commit(ctx) {
+		if again.after(ctx, i, err) != nil {
+			break
+		}
+		if e := i.renew(ctx); e != nil {
+			err = e
+			break
+		}
+	}
+	var gone *staleError
+	switch {
+	case err == nil:
+		i.stabilised(nil)
+	case errors.As(err, &gone):
+		i.mu.Lock()
+		i.setGone(err)
+		i.mu.Unlock()
+		return report{}, i.abandon(ctx)
+	case ctx.Err() != nil:
+		return report{}, fmt.Errorf("file %d: commit: %w", i.id, err)
+	default:
+		i.stabilised(err)
+		return report{}, fmt.Errorf("file %d: commit: %w", i.id, err)
+	}
+	if told {
+		return report{}, nil
+	}
+	return r, nil
+}
+
+// abandon gives up what is not stable of a file that nobody can read any more.
+func (i *inode) abandon(ctx context.Context) error {
+	unlock, err := i.data.LockRange(ctx, 0, layout.ToEOF)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	i.data.Drop(0)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.forget()
+	return nil
+}
+
+// renew lets what was written under an older layout be committed under the present one: after a fence the data files
+// have other owners.
+func (i *inode) renew(ctx context.Context) error {
+	// The data file at the start of a file may be known from a segment of its own.
+	for _, off := range []int64{0, max(0, i.size.Load()-1)} {
+		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRW, off, 1)
+		if err != nil {
+			return byID(i.id, err)
+		}
+		i.data.Renew(seg)
+	}
+	return nil
+}
+
+// tell sends size reports. It returns the files whose report must not be sent any more.
+func (fs *FS) tell(ctx context.Context, reports []report, provisional bool) (outdated []*inode, err error) {
+	var live []report
+	var args []metarpc.SizeReport
+	for _, r := range reports {
+		i := r.i
+		i.mu.Lock()
+		switch {
+		case i.durable >= r.count || provisional && i.provisional >= r.count:
+		case i.epoch != r.epoch:
+			outdated = append(outdated, i)
+		default:
+			i.reporting++
+			live = append(live, r)
+			args = append(args, metarpc.SizeReport{ID: i.id, End: r.end, Mtime: r.mtime})
+		}
+		i.mu.Unlock()
+	}
+	if len(live) == 0 {
+		return outdated, nil
+	}
+	// A report must not arrive after a truncation that did not wait for it.
+	_, err = carry(ctx, fs, func(ctx context.Context) (struct{}, error) {
+		asked := fs.clock.Load()
+		answers, err := fs.meta.LayoutCommit(ctx, args, provisional)
+		for n, r := range live {
+			if err != nil {
+				r.told(nil, asked, provisional)
+			} else {
+				r.told(&answers[n], asked, provisional)
+			}
+		}
+		return struct{}{}, err
+	})
+	return outdated, err
+}
+
+// told ends a report that was answered with a, or not at all.
+func (r *report) told(a *metarpc.Attr, asked uint64, provisional bool) {
+	i := r.i
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	defer i.letGo()
+	i.reporting--
+	i.notify()
+	if a == nil {
+		return
+	}
+	if a.ID == 0 {
+		i.setGone(errGone)
+		return
+	}
+	i.provisional = max(i.provisional, r.count)
+	if !provisional {
+		i.durable = max(i.durable, r.count)
+		if i.durable == i.written {
+			i.end, i.mtime = 0, 0
+		}
+	}
+	if i.changed <= asked {
+		i.take(a)
+	}
+	if !provisional {
+		i.outdate()
+	}
+}
+
+var errGone = errors.New("the metadata service does not know it")
+
+// publish makes size and times of the writes acknowledged so far visible to everybody.
+func (fs *FS) publish(ctx context.Context, list []*inode) error {
+	var errs errorList
+	for len(list) > 0 {
+		var reports []report
+		for _, i := range list {
+			i.mu.Lock()
+			reports = append(reports, i.report())
+			i.mu.Unlock()
+		}
+		list = nil
+		for batch := range slices.Chunk(reports, metarpc.MaxBatch) {
+			outdated, err := fs.tell(ctx, batch, true)
+			errs.add(err)
+			list = append(list, outdated...)
+		}
+	}
+	return errs.join()
+}
+
+// flush is close(2): every write has been acknowledged, and others can see it.
+func (h *handle) flush(ctx context.Context) error {
+	if err := h.i.drain(ctx); err != nil {
+		return err
+	}
+	err := h.i.fs.publish(ctx, []*inode{h.i})
+	if late := h.lateError(); late != nil {
+		return late
+	}
+	return err
+}
+
+// fsync is fsync(2) and fdatasync(2).
+func (h *handle) fsync(ctx context.Context) error {
+	err := h.i.makeDurable(ctx)
+	if late := h.lateError(); late != nil {
+		return late
+	}
+	return err
+}
+
+// Sync makes durable what has been acknowledged.
+func (fs *FS) Sync(ctx context.Context) error {
+	list := fs.all()
+	defer func() {
+		for _, i := range list {
+			i.drop()
+		}
+	}()
+	return fs.makeDurable(ctx, list, nil)
+}
+
+// open opens the file for the session, or again to learn its attributes. If it succeeds, newHandle or cancelOpen must
+// follow; until then nobody else lets the file go.
+func (i *inode) open(ctx context.Context, who metarpc.Cred) error {
+	i.mu.Lock()
+	i.opens++
+	i.mu.Unlock()
+	asked := i.fs.clock.Load()
+	a, err := i.fs.meta.Open(ctx, who, i.id)
+	if err != nil {
+		i.cancelOpen()
+		return byID(i.id, err)
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.opened()
+	i.mergeLocked(a, asked)
+	return nil
+}
+
+// opened records that the service has the file open for the session. mu is held.
+func (i *inode) opened() {
+	if !i.wanted {
+		i.wanted = true
+		i.again()
+	}
+}
+
+func (i *inode) cancelOpen() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.opens--
+	i.letGo()
+}
+
+// newHandle numbers an open file.
+func (i *inode) newHandle() uint64 {
+	h := &handle{i: i.again()}
+	i.mu.Lock()
+	i.opens--
+	i.handles++
+	h.late.Store(i.late)
+	i.mu.Unlock()
+	return i.fs.handles.add(h)
+}
+
+// release ends an open file.
+func (fs *FS) release(fh uint64) {
+	h := fs.handles.remove(fh)
+	if h == nil {
+		return
+	}
+	h.i.mu.Lock()
+	h.i.handles--
+	h.i.letGo()
+	h.i.mu.Unlock()
+	h.i.drop()
+}
+
+// Close makes everything durable as far as ctx allows, closes what is open, and ends all background work. Requests
+// must have ended. The error says what remained.
+func (fs *FS) Close(ctx context.Context) error {
+	for _, fh := range fs.handles.numbers() {
+		fs.release(fh)
+	}
+	err := fs.Sync(ctx)
+	list := fs.all()
+	fs.stop()
+	fs.work.Wait()
+	for _, i := range fs.flusher.take() {
+		i.drop()
+	}
+	var left []layout.FileID
+	for _, i := range list {
+		i.mu.Lock()
+		if i.dirty() {
+			left = append(left, i.id)
+		} else {
+			i.letGo()
+		}
+		i.mu.Unlock()
+		i.drop()
+	}
+	if len(left) > 0 {
+		err = errors.Join(err, fmt.Errorf("%d files have data that is not stable, the first is inode %d", len(left), left[0]))
+	}
+	return err
+}

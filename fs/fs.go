@@ -1,0 +1,329 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/weftfs/weft/dataplane"
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+)
+
+// Meta is what an FS needs of the metadata service; *metaclient.Client is one.
+//
+// Calls wait through lost connections until they are answered or ctx ends; a refusal is a *metarpc.Error. The service
+// may carry out a call after the end of its ctx. Values of the contexts that OnRecall and OnReset are called with are
+// passed on.
+type Meta interface {
+	GetAttr(ctx context.Context, id layout.FileID) (metarpc.Attr, error)
+	SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.SetAttrArgs) (metarpc.Attr, error)
+	GetXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string) ([]byte, error)
+	SetXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string, value []byte, flags uint32) error
+	ListXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID) ([]string, error)
+	RemoveXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string) error
+	ReadLink(ctx context.Context, cred metarpc.Cred, id layout.FileID) (string, error)
+
+	Lookup(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string) (metarpc.Attr, error)
+	MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc.MakeNodeArgs) (metarpc.Attr, error)
+	Link(ctx context.Context, cred metarpc.Cred, id, parent layout.FileID, name string) (metarpc.Attr, error)
+	Remove(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string, dir bool) error
+	Rename(ctx context.Context, cred metarpc.Cred, args *metarpc.RenameArgs) error
+	ReadDir(ctx context.Context, cred metarpc.Cred, id layout.FileID, cookie uint64, limit int) (*metarpc.ReadDirResult, error)
+	StatFS(ctx context.Context) (metarpc.StatFSResult, error)
+
+	// Open and Create open a file for the whole session, however often they are called; one Release, which does not
+	// wait, ends that.
+	Open(ctx context.Context, cred metarpc.Cred, id layout.FileID) (metarpc.Attr, error)
+	Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (metarpc.CreateResult, error)
+	Release(id layout.FileID)
+	LayoutCommit(ctx context.Context, reports []metarpc.SizeReport, provisional bool) ([]metarpc.Attr, error)
+
+	// Layout returns a segment that holds the byte at off and may be used for mode, asking the service if none is
+	// cached; nil is a hole. CachedLayout returns one only if it is cached, and neither blocks nor does I/O. DropLayout
+	// makes the service be asked again from off on; Forget gives all layouts of a file back that is not being written.
+	Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64) (*layout.Segment, error)
+	CachedLayout(id layout.FileID, mode layout.IOMode, off, n int64) *layout.Segment
+	DropLayout(id layout.FileID, off int64)
+	Forget(id layout.FileID)
+}
+
+// Config is what an FS is made of.
+type Config struct {
+	Meta Meta
+	Data *dataplane.Plane
+	// Root is the directory to show as the root of the mount; 0 means the volume's.
+	Root layout.FileID
+	// Validity is how long the kernel may use attributes and names without asking again, and how old a size may be
+	// that a read beyond it takes for the truth. 0 means 1 s.
+	Validity time.Duration
+	Log      *slog.Logger // nil means slog.Default()
+}
+
+// DefaultValidity is Config.Validity where it is not set.
+const DefaultValidity = time.Second
+
+// Validate checks the configuration and fills what is not set.
+func (c *Config) Validate() error {
+	switch {
+	case c.Meta == nil:
+		return errors.New("fs: no metadata service")
+	case c.Data == nil:
+		return errors.New("fs: no data plane")
+	case c.Validity < 0 || c.Validity > time.Hour:
+		return fmt.Errorf("fs: validity %v: want 0 to 1h", c.Validity)
+	}
+	if c.Root == 0 {
+		c.Root = layout.RootID
+	}
+	if c.Validity == 0 {
+		c.Validity = DefaultValidity
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	return nil
+}
+
+// FS is a volume as one mount shows it. StartRead and StartWrite serve data, RawFileSystem everything else.
+type FS struct {
+	meta     Meta
+	data     *dataplane.Plane
+	root     layout.FileID
+	validity time.Duration
+	log      *slog.Logger
+
+	// ctx is what work runs under that no request waits for. It ends when Close has done all it could.
+	ctx  context.Context
+	stop context.CancelFunc
+	// work counts the goroutines that run under ctx.
+	work sync.WaitGroup
+
+	// clock counts the changes after which answers to earlier questions about a size are out of date.
+	clock atomic.Uint64
+
+	waiting limiter // of messages about what is being tried again
+	failing limiter // of messages about what has failed
+
+	shards  [64]shard
+	handles handleTable
+	flusher flusher
+
+	// caller tells what became of the thread that made an interrupted request; disconnected whether the kernel has
+	// given up the whole mount.
+	caller       func(pid uint32) fate
+	disconnected func() bool
+}
+
+// New returns an FS. Close ends it.
+func New(cfg Config) (*FS, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	fs := &FS{
+		meta: cfg.Meta, data: cfg.Data, root: cfg.Root, validity: cfg.Validity, log: cfg.Log,
+		caller:       callerFate,
+		disconnected: func() bool { return false },
+	}
+	fs.ctx, fs.stop = context.WithCancel(context.Background())
+	for i := range fs.shards {
+		fs.shards[i].inodes = map[layout.FileID]*inode{}
+	}
+	fs.handles.open = map[uint64]*handle{}
+	fs.flusher.kick = make(chan struct{}, 1)
+	fs.spawn(fs.flushLoop)
+	return fs, nil
+}
+
+// spawn runs work that no request waits for; f ends soon after fs.ctx does.
+func (fs *FS) spawn(f func()) {
+	fs.work.Add(1)
+	go func() {
+		defer fs.work.Done()
+		f()
+	}()
+}
+
+// carry runs f, a call of the service and what follows from its answer, to its end even if ctx ends first. Otherwise
+// the service might execute the call later than another one that was made because this one seemed to be over.
+func carry[R any](ctx context.Context, fs *FS, f func(context.Context) (R, error)) (R, error) {
+	type answer struct {
+		r   R
+		err error
+	}
+	answered := make(chan answer, 1)
+	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	end := context.AfterFunc(fs.ctx, cancel)
+	// The goroutine owns what f holds; it ends with the call.
+	fs.spawn(func() {
+		defer cancel()
+		defer end()
+		r, err := f(run)
+		answered <- answer{r, err}
+	})
+	select {
+	case a := <-answered:
+		return a.r, a.err
+	case <-ctx.Done():
+		var none R
+		return none, ctx.Err()
+	}
+}
+
+// limiter keeps a message that many requests have reason for to one line in a while.
+type limiter struct {
+	last atomic.Int64
+	left atomic.Int64 // out since then
+}
+
+const messageInterval = 5 * time.Second
+
+func (l *limiter) log(log *slog.Logger, level slog.Level, msg string, args ...any) {
+	at, last := now(), l.last.Load()
+	if last != 0 && at-last < int64(messageInterval) || !l.last.CompareAndSwap(last, at) {
+		l.left.Add(1)
+		return
+	}
+	if n := l.left.Swap(0); n > 0 {
+		args = append(args, "more_like_this", n)
+	}
+	log.Log(context.Background(), level, msg, args...)
+}
+
+// nobody is on whose behalf the mount itself acts: what it does was authorised when the file was opened.
+var nobody metarpc.Cred
+
+// id is the file behind a FUSE node id. The root of a mount is node 1 whichever directory it shows. Inode 1 cannot be
+// meant otherwise: below any other directory there is no way to the volume's root.
+func (fs *FS) id(node uint64) layout.FileID {
+	if node == fuse.FUSE_ROOT_ID {
+		return fs.root
+	}
+	return layout.FileID(node)
+}
+
+// node is the inverse of id.
+func (fs *FS) node(id layout.FileID) uint64 {
+	if id == fs.root {
+		return fuse.FUSE_ROOT_ID
+	}
+	return uint64(id)
+}
+
+// shard is a part of the table of inodes.
+type shard struct {
+	mu     sync.RWMutex
+	inodes map[layout.FileID]*inode
+}
+
+func (fs *FS) shard(id layout.FileID) *shard { return &fs.shards[uint64(id)%uint64(len(fs.shards))] }
+
+// peek returns what is known of a file that is open or dirty here, or nil. It stays in the table only as long as
+// somebody holds it.
+func (fs *FS) peek(id layout.FileID) *inode {
+	s := fs.shard(id)
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.inodes[id]
+}
+
+// hold returns the state of a file and keeps it in the table until drop.
+func (fs *FS) hold(id layout.FileID) *inode {
+	s := fs.shard(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := s.inodes[id]
+	if i == nil {
+		i = &inode{fs: fs, id: id, data: fs.data.NewFile()}
+		s.inodes[id] = i
+	}
+	i.holds++
+	return i
+}
+
+// again is hold for one who holds i already.
+func (i *inode) again() *inode {
+	s := i.fs.shard(i.id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i.holds++
+	return i
+}
+
+// drop ends a hold.
+func (i *inode) drop() {
+	s := i.fs.shard(i.id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i.holds--; i.holds == 0 {
+		delete(s.inodes, i.id)
+	}
+}
+
+// all holds every inode there is; the caller drops them.
+func (fs *FS) all() []*inode {
+	var list []*inode
+	for n := range fs.shards {
+		s := &fs.shards[n]
+		s.mu.Lock()
+		for _, i := range s.inodes {
+			i.holds++
+			list = append(list, i)
+		}
+		s.mu.Unlock()
+	}
+	return list
+}
+
+// handle is an open file.
+type handle struct {
+	i *inode
+	// late is the number of late errors of the inode that this handle has reported, or that came before it.
+	late atomic.Uint64
+}
+
+// handleTable numbers the open files. Numbers are not used twice.
+type handleTable struct {
+	mu   sync.RWMutex
+	last uint64
+	open map[uint64]*handle
+}
+
+func (t *handleTable) add(h *handle) uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.last++
+	t.open[t.last] = h
+	return t.last
+}
+
+func (t *handleTable) get(fh uint64) *handle {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.open[fh]
+}
+
+func (t *handleTable) remove(fh uint64) *handle {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.open[fh]
+	delete(t.open, fh)
+	return h
+}
+
+// numbers lists the open handles.
+func (t *handleTable) numbers() []uint64 {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	list := make([]uint64, 0, len(t.open))
+	for fh := range t.open {
+		list = append(list, fh)
+	}
+	return list
+}

@@ -1,0 +1,366 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/dataplane"
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+)
+
+// inode is what one mount knows of a regular file that is open here, or has been until a moment ago.
+//
+// Writes reach the data plane only between admit and finish, so that a change of size can keep them out and wait for
+// them; see the package comment for who waits for whom.
+type inode struct {
+	fs    *FS
+	id    layout.FileID
+	data  *dataplane.File
+	holds int // guarded by the shard's mu; see hold
+
+	// size is where reads end: what the service said last, or the end of a later write of ours. asked is when the
+	// service said it, in nanoseconds of the monotonic clock (now); 0 if it must be asked again. Both are written
+	// under mu.
+	size, asked atomic.Int64
+	asking      atomic.Bool // a refresh is on its way
+
+	mu sync.Mutex
+
+	// wake is closed at the next change of what await may be waiting for.
+	wake chan struct{}
+
+	opens   int   // Open calls under way
+	handles int   // open here
+	wanted  bool  // the service has it open for the session; holds the inode
+	removed bool  // it has no names left, so nobody will ever want what is not stable yet
+	gone    error // the service does not know it any more
+
+	mode     uint32 // when last heard; 0 = never
+	capsGone bool   // it has no file capabilities that a write would have to take away
+
+	// Writes. A write belongs to the phase in which it began; a flush turns the phase over to wait for the older
+	// ones without being kept waiting by newer ones.
+	sizing    bool   // a truncation or append: keeps all other writes out
+	recalls   int    // recalls being obeyed: keep all writes out
+	recalled  uint64 // how many there have been
+	writes    [2]int // at the data plane, by phase
+	phase     int
+	reporting int // LayoutCommits under way
+
+	// Counts of acknowledged writes: all, those whose size and time the service knows, those that are durable there.
+	written, provisional, durable uint64
+	// end and mtime are to be reported for those that are not durable: the first byte after them, and the time of the
+	// last. 0 means nothing to report.
+	end, mtime int64
+	// epoch changes when end or mtime has been cut back, so that an older report must not be sent any more.
+	epoch uint64
+	// changed is the clock at the last change that makes older answers wrong about size or mtime.
+	changed uint64
+
+	// lateErr is why acknowledged data could not be made stable when that went wrong last, late how often it has begun
+	// to go wrong.
+	lateErr error
+	late    uint64
+	failing bool
+
+	// For the flusher.
+	queued   bool // in its list; holds the inode
+	flushing bool // taken from it; holds the inode
+	retryAt  int64
+	backoff  time.Duration
+}
+
+var errNoLayout = errors.New("the metadata service gave no layout to write with")
+
+var start = time.Now()
+
+// now is the monotonic clock in nanoseconds, never 0.
+func now() int64 { return int64(time.Since(start)) + 1 }
+
+// await returns with mu held as soon as ok, which is called with mu held. If ctx ends first, mu is not held.
+func (i *inode) await(ctx context.Context, ok func() bool) error {
+	i.mu.Lock()
+	for !ok() {
+		if i.wake == nil {
+			i.wake = make(chan struct{})
+		}
+		wake := i.wake
+		i.mu.Unlock()
+		select {
+		case <-wake:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		i.mu.Lock()
+	}
+	return nil
+}
+
+// notify lets every await look again. mu is held.
+func (i *inode) notify() {
+	if i.wake != nil {
+		close(i.wake)
+		i.wake = nil
+	}
+}
+
+// admits reports whether a write may begin. mine says that the caller has set sizing. mu is held.
+func (i *inode) admits(mine bool) bool { return i.gone == nil && i.recalls == 0 && (!i.sizing || mine) }
+
+// admit counts a write in. mu is held.
+func (i *inode) admit() (phase int) {
+	i.writes[i.phase]++
+	return i.phase
+}
+
+// finish counts a write out and, if it was acknowledged, records what it changed: the data now ends at to or later.
+func (i *inode) finish(phase int, to int64, err error) {
+	i.mu.Lock()
+	if err == nil {
+		i.wrote(to)
+	}
+	if i.writes[phase]--; i.writes[phase] == 0 {
+		i.notify()
+		i.letGo() // it may be the write of a process that was killed
+	}
+	i.mu.Unlock()
+}
+
+// wrote records an acknowledged write. mu is held.
+func (i *inode) wrote(to int64) {
+	i.written++
+	i.end = max(i.end, to)
+	i.mtime = max(i.mtime, time.Now().UnixNano())
+	if to > i.size.Load() {
+		i.size.Store(to)
+	}
+	i.enqueue()
+}
+
+// acquire admits a write of n bytes at off, once that is possible, and returns a segment that holds the first of them.
+func (i *inode) acquire(ctx context.Context, off, n int64, mine bool) (*layout.Segment, int, error) {
+	for {
+		if err := i.await(ctx, func() bool { return i.gone != nil || i.admits(mine) }); err != nil {
+			return nil, 0, err
+		}
+		if err := i.gone; err != nil {
+			i.mu.Unlock()
+			return nil, 0, err
+		}
+		seg := i.fs.meta.CachedLayout(i.id, layout.IOModeRW, off, n)
+		recalled := i.recalled
+		if seg == nil || !seg.Contains(off, 1) {
+			i.mu.Unlock()
+			var err error
+			if seg, err = i.fs.meta.Layout(ctx, i.id, layout.IOModeRW, off, n); err != nil {
+				return nil, 0, byID(i.id, err)
+			}
+			if seg == nil || !seg.Contains(off, 1) {
+				return nil, 0, errNoLayout
+			}
+			i.mu.Lock()
+		}
+		// A recall while mu was not held has made the segment worthless.
+		if i.admits(mine) && i.recalled == recalled {
+			phase := i.admit()
+			i.mu.Unlock()
+			return seg, phase, nil
+		}
+		i.mu.Unlock()
+	}
+}
+
+// lockSize keeps other writes and other changes of size out until unlockSize, and waits for those under way and for
+// reports, so that nobody still tells the service of an older size.
+func (i *inode) lockSize(ctx context.Context) error {
+	if err := i.await(ctx, func() bool { return !i.sizing }); err != nil {
+		return err
+	}
+	i.sizing = true
+	i.mu.Unlock()
+	err := i.await(ctx, func() bool { return i.writes[0]+i.writes[1]+i.reporting == 0 })
+	if err != nil {
+		i.unlockSize()
+		return err
+	}
+	i.mu.Unlock()
+	return nil
+}
+
+func (i *inode) unlockSize() {
+	i.mu.Lock()
+	i.sizing = false
+	i.notify()
+	i.mu.Unlock()
+}
+
+// drain waits for the writes that are under way now.
+func (i *inode) drain(ctx context.Context) error {
+	if err := i.await(ctx, func() bool { return i.writes[1-i.phase] == 0 }); err != nil {
+		return err
+	}
+	old := i.phase
+	i.phase = 1 - old
+	i.mu.Unlock()
+	// Should the phase turn again meanwhile, older writes are counted with ours and we wait for more than we need.
+	if err := i.await(ctx, func() bool { return i.writes[old] == 0 }); err != nil {
+		return err
+	}
+	i.mu.Unlock()
+	return nil
+}
+
+// attrs are attributes as the application is to see them.
+type attrs struct {
+	metarpc.Attr
+	keep bool // the kernel may use them again
+}
+
+// merge brings an answer of the service and what is known here together. asked is the clock before the question.
+func (i *inode) merge(a metarpc.Attr, asked uint64) attrs {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.mergeLocked(a, asked)
+}
+
+func (i *inode) mergeLocked(a metarpc.Attr, asked uint64) attrs {
+	fresh := i.changed <= asked
+	if fresh {
+		i.take(&a)
+	}
+	a.Size = i.size.Load()
+	if i.mtime > a.Mtime {
+		a.Mtime = i.mtime
+		a.Ctime = max(a.Ctime, i.mtime)
+	}
+	return attrs{a, fresh}
+}
+
+// seen is merge for any inode, also one of which nothing is known here.
+func (fs *FS) seen(a metarpc.Attr, asked uint64) attrs {
+	if a.Mode&unix.S_IFMT == unix.S_IFREG {
+		if i := fs.peek(a.ID); i != nil {
+			return i.merge(a, asked)
+		}
+	}
+	return attrs{a, true}
+}
+
+// take learns from an answer that is not out of date. mu is held.
+func (i *inode) take(a *metarpc.Attr) {
+	i.size.Store(max(a.Size, i.end))
+	i.asked.Store(now())
+	i.mode = a.Mode
+	i.removed = a.Nlink == 0
+}
+
+// outdate makes answers to questions that were asked before now worthless. mu is held.
+func (i *inode) outdate() { i.changed = i.fs.clock.Add(1) }
+
+// fresh reports whether the size is young enough to be relied on.
+func (i *inode) fresh() bool {
+	at := i.asked.Load()
+	return at != 0 && now()-at <= int64(i.fs.validity)
+}
+
+// refresh asks the service for the attributes.
+func (i *inode) refresh(ctx context.Context) error {
+	asked := i.fs.clock.Load()
+	a, err := i.fs.meta.GetAttr(ctx, i.id)
+	if err != nil {
+		return byID(i.id, err)
+	}
+	i.merge(a, asked)
+	return nil
+}
+
+// freshSize is the size, asked for anew unless that was done just now.
+func (i *inode) freshSize(ctx context.Context) (int64, error) {
+	if !i.fresh() {
+		if err := i.refresh(ctx); err != nil {
+			return 0, err
+		}
+	}
+	return i.size.Load(), nil
+}
+
+// stabilised records how a commit ended. While commits go on failing, that is one late error.
+func (i *inode) stabilised(err error) {
+	i.mu.Lock()
+	first := err != nil && !i.failing
+	if first {
+		i.lateErr = err
+		i.late++
+	}
+	if i.failing = err != nil; i.failing {
+		i.postpone()
+	} else {
+		i.backoff, i.retryAt = 0, 0
+	}
+	i.mu.Unlock()
+	if first {
+		i.fs.log.Error("written data cannot be made stable; it is kept, and tried again", "file", i.id, "err", err)
+	}
+}
+
+// postpone sets when the flusher tries again. mu is held.
+func (i *inode) postpone() {
+	i.backoff = min(max(2*i.backoff, flushInterval), flushBackoff)
+	i.retryAt = now() + int64(i.backoff)
+}
+
+// lateError returns the error that h has not reported yet, if it still stands, and counts it as reported.
+func (h *handle) lateError() error {
+	h.i.mu.Lock()
+	defer h.i.mu.Unlock()
+	if h.late.Swap(h.i.late) == h.i.late || !h.i.failing {
+		return nil
+	}
+	return h.i.lateErr
+}
+
+// setGone records that the service does not know the file any more. mu is held.
+func (i *inode) setGone(err error) {
+	i.gone = &staleError{i.id, err}
+	i.forget()
+	i.notify()
+}
+
+// forget leaves nothing to tell the service. mu is held.
+func (i *inode) forget() {
+	i.durable, i.provisional, i.end, i.mtime = i.written, i.written, 0, 0
+}
+
+// letGo is called when the file may not be in use any more: the service hears that, and the inode goes. Its holder
+// still has it. mu is held.
+func (i *inode) letGo() {
+	if i.handles > 0 || i.opens > 0 || i.writes[0]+i.writes[1]+i.reporting > 0 {
+		return
+	}
+	if i.dirty() {
+		i.enqueue()
+		return
+	}
+	if i.wanted {
+		i.wanted = false
+		i.fs.meta.Forget(i.id)
+		i.fs.meta.Release(i.id)
+		i.drop()
+	}
+}
+
+// setIDBits are those that a write takes from a mode, as the kernel would (setattr_should_drop_suidgid): the set-user-ID bit,
+// and the set-group-ID bit of a file that its group may execute.
+func setIDBits(mode uint32) uint32 {
+	bits := mode & unix.S_ISUID
+	if mode&unix.S_IXGRP != 0 {
+		bits |= mode & unix.S_ISGID
+	}
+	return bits
+}

@@ -1,0 +1,487 @@
+package fs
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/dataplane"
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+)
+
+// Read asks for the bytes of an open file from Off on.
+//
+// Whoever starts it fills the first group. From StartRead until Done the Read and Buf belong to the FS. Done is called
+// exactly once, from any goroutine, possibly before StartRead returns; it must be short and must not block. n is less
+// than len(Buf) at the end of the file. Afterwards the Read may be used again.
+type Read struct {
+	ID   layout.FileID
+	Off  int64
+	Buf  []byte
+	Done func(n int, errno syscall.Errno)
+
+	transfer
+	i  *inode
+	io dataplane.Read
+}
+
+// Write asks to write Data at Off of an open file, or at its end. The rules are those of Read; Data is only read.
+type Write struct {
+	ID    layout.FileID
+	Off   int64
+	Data  []byte
+	Flags uint32 // of open(2): with O_APPEND Off is ignored; O_DSYNC and O_SYNC make the write stable before Done
+	// ClearSetID says that the writer may not keep the set-user-ID and set-group-ID bits.
+	ClearSetID bool
+	Done       func(n int, errno syscall.Errno)
+
+	transfer
+	i     *inode
+	io    dataplane.Write
+	phase int
+}
+
+// transfer is what Reads and Writes have in common. The data plane has the request, until a goroutine takes it over
+// because it needs something that may have to be waited for.
+type transfer struct {
+	mu       sync.Mutex
+	detached bool
+	cancel   context.CancelFunc // nil while the data plane has the request
+	over     chan struct{}      // closed when the goroutine does not touch the buffer any more
+}
+
+// takeOver is called once the data plane does not have the request, or not any more. It returns false if nobody wants
+// it any longer; otherwise the goroutine ends with release.
+func (t *transfer) takeOver(parent context.Context) (context.Context, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.detached {
+		return nil, false
+	}
+	ctx, cancel := context.WithCancel(parent)
+	t.cancel, t.over = cancel, make(chan struct{})
+	return ctx, true
+}
+
+func (t *transfer) release() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.cancel()
+	close(t.over)
+}
+
+func (t *transfer) reset() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.detached, t.cancel, t.over = false, nil, nil
+}
+
+// detach ends the request or takes its buffer from it.
+func (t *transfer) detach(io interface{ Detach() }) {
+	t.mu.Lock()
+	t.detached = true
+	cancel, over := t.cancel, t.over
+	t.mu.Unlock()
+	if cancel == nil {
+		io.Detach()
+		return
+	}
+	cancel()
+	<-over
+}
+
+// Detach gives Buf back: when it returns, nothing writes to it any more. Done is called all the same, perhaps later,
+// with EINTR unless the read had been completed. It may be called once StartRead has returned, and waits for no server.
+func (r *Read) Detach() { r.detach(&r.io) }
+
+// Detach gives Data back: when it returns, nothing reads it any more. The write may go on from a copy. Done is called
+// all the same, perhaps later. It may be called once StartWrite has returned, and waits for no server.
+func (w *Write) Detach() { w.detach(&w.io) }
+
+// Flush sends what StartRead and StartWrite have queued. It ends a batch.
+func (fs *FS) Flush() { fs.data.Flush() }
+
+// StartRead starts a read and never blocks.
+func (fs *FS) StartRead(r *Read) {
+	i := fs.peek(r.ID)
+	if i == nil {
+		r.Done(0, syscall.EBADF)
+		return
+	}
+	r.i = i
+	r.reset()
+	n := min(int64(len(r.Buf)), max(0, i.size.Load()-r.Off))
+	if !i.fresh() {
+		if n < int64(len(r.Buf)) || i.asked.Load() == 0 {
+			r.block(nil)
+			return
+		}
+		i.refreshSoon()
+	}
+	if n == 0 {
+		r.Done(0, 0)
+		return
+	}
+	seg := fs.meta.CachedLayout(r.ID, layout.IOModeRead, r.Off, n)
+	if seg == nil || !seg.Contains(r.Off, n) {
+		r.block(nil)
+		return
+	}
+	r.io.Segment, r.io.Buf, r.io.Off = seg, r.Buf[:n], r.Off
+	if r.io.Done == nil {
+		r.io.Done = r.ended
+	}
+	i.data.StartRead(&r.io)
+}
+
+// ended is the data plane's Done.
+func (r *Read) ended(n int, err error) {
+	if err != nil {
+		r.block(err)
+		return
+	}
+	r.Done(r.i.clip(n, r.Off), 0)
+}
+
+// clip shortens a read of n bytes at off if the file was cut meanwhile.
+func (i *inode) clip(n int, off int64) int {
+	return int(min(int64(n), max(0, i.size.Load()-off)))
+}
+
+// block lets a goroutine read as long as it takes. err is why, if it has been tried.
+func (r *Read) block(err error) {
+	fs := r.i.fs
+	ctx, ok := r.takeOver(fs.ctx)
+	if !ok {
+		r.Done(0, syscall.EINTR)
+		return
+	}
+	// The goroutine owns the request; it ends with Done, at the latest when a Detach cancels ctx.
+	fs.spawn(func() {
+		n, err := r.i.read(ctx, r.Buf, r.Off, err)
+		r.release()
+		r.Done(n, fs.dataErrno(r.ID, err))
+	})
+}
+
+// read reads like StartRead, but waits for what it needs.
+func (i *inode) read(ctx context.Context, buf []byte, off int64, err error) (int, error) {
+	var again retries
+	for {
+		if err != nil {
+			if err = again.after(ctx, i, err); err != nil {
+				return 0, err
+			}
+		}
+		var n int
+		if n, err = i.readOnce(ctx, buf, off); err == nil {
+			return n, nil
+		}
+	}
+}
+
+func (i *inode) readOnce(ctx context.Context, buf []byte, off int64) (int, error) {
+	if _, err := i.freshSize(ctx); err != nil {
+		return 0, err
+	}
+	n := i.clip(len(buf), off)
+	for done := 0; done < n; {
+		at, rest := off+int64(done), buf[done:n]
+		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, at, int64(len(rest)))
+		if err != nil {
+			return 0, byID(i.id, err)
+		}
+		if seg == nil {
+			clear(rest)
+			break
+		}
+		m := min(int64(len(rest)), seg.End()-at)
+		if err := i.readData(ctx, seg, rest[:m], at); err != nil {
+			return 0, err
+		}
+		done += int(m)
+	}
+	return i.clip(n, off), nil
+}
+
+// readData fills buf from one segment.
+func (i *inode) readData(ctx context.Context, seg *layout.Segment, buf []byte, off int64) error {
+	ended := make(chan error, 1)
+	io := &dataplane.Read{Segment: seg, Buf: buf, Off: off, Done: func(_ int, err error) { ended <- err }}
+	i.data.StartRead(io)
+	i.fs.data.Flush()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		io.Detach()
+		return ctx.Err()
+	}
+}
+
+// refreshSoon asks for the attributes in the background, so that a file which is only read, and from a cached layout,
+// is still seen to shrink.
+func (i *inode) refreshSoon() {
+	if !i.asking.CompareAndSwap(false, true) {
+		return
+	}
+	i.again()
+	i.fs.spawn(func() {
+		defer i.drop()
+		defer i.asking.Store(false)
+		// If it fails, whoever needs the size will ask again and get to know.
+		_ = i.refresh(i.fs.ctx)
+	})
+}
+
+// StartWrite starts a write and never blocks.
+func (fs *FS) StartWrite(w *Write) {
+	i := fs.peek(w.ID)
+	if i == nil {
+		w.Done(0, syscall.EBADF)
+		return
+	}
+	w.i = i
+	w.reset()
+	n := int64(len(w.Data))
+	if w.Flags&(unix.O_APPEND|unix.O_DSYNC) != 0 {
+		w.block(nil)
+		return
+	}
+	i.mu.Lock()
+	if !i.admits(false) || !i.capsGone || w.ClearSetID && setIDBits(i.mode) != 0 {
+		i.mu.Unlock()
+		w.block(nil)
+		return
+	}
+	seg := fs.meta.CachedLayout(w.ID, layout.IOModeRW, w.Off, n)
+	if seg == nil || !seg.Contains(w.Off, n) {
+		i.mu.Unlock()
+		w.block(nil)
+		return
+	}
+	w.phase = i.admit()
+	i.mu.Unlock()
+	w.io.Segment, w.io.Data, w.io.Off = seg, w.Data, w.Off
+	if w.io.Done == nil {
+		w.io.Done = w.ended
+	}
+	i.data.StartWrite(&w.io)
+}
+
+// ended is the data plane's Done.
+func (w *Write) ended(err error) {
+	w.i.finish(w.phase, w.Off+int64(len(w.Data)), err)
+	if err != nil {
+		w.block(err)
+		return
+	}
+	w.Done(len(w.Data), 0)
+}
+
+// block lets a goroutine write as long as it takes. err is why, if it has been tried.
+func (w *Write) block(err error) {
+	fs := w.i.fs
+	ctx, ok := w.takeOver(fs.ctx)
+	if !ok {
+		w.Done(0, syscall.EINTR)
+		return
+	}
+	// The goroutine owns the request; it ends with Done, at the latest when a Detach cancels ctx.
+	fs.spawn(func() {
+		n, err := w.write(ctx, err)
+		w.release()
+		w.Done(n, fs.dataErrno(w.ID, err))
+	})
+}
+
+// write writes like StartWrite, but waits for what it needs.
+func (w *Write) write(ctx context.Context, err error) (int, error) {
+	i := w.i
+	if err := i.clearPrivileges(ctx, w.ClearSetID); err != nil {
+		return 0, err
+	}
+	stable := layout.Unstable
+	switch {
+	case w.Flags&unix.O_SYNC == unix.O_SYNC:
+		stable = layout.FileSync
+	case w.Flags&unix.O_DSYNC != 0:
+		stable = layout.DataSync
+	}
+	var n int
+	if w.Flags&unix.O_APPEND != 0 {
+		n, err = i.append(ctx, w.Data, stable)
+	} else {
+		n, err = i.write(ctx, w.Data, w.Off, stable, false, err)
+	}
+	if n > 0 && stable != layout.Unstable {
+		if err := i.makeDurable(ctx); err != nil {
+			return 0, err
+		}
+	}
+	if n > 0 {
+		err = nil // the application writes the rest again and gets the error then
+	}
+	return n, err
+}
+
+// append writes at the end of the file, which no other write or truncation of this mount changes meanwhile.
+func (i *inode) append(ctx context.Context, data []byte, stable layout.Stability) (int, error) {
+	if err := i.lockSize(ctx); err != nil {
+		return 0, err
+	}
+	defer i.unlockSize()
+	end, err := i.freshSize(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return i.write(ctx, data, end, stable, true, nil)
+}
+
+// write writes data at off and returns how much of it was acknowledged. mine says that the caller has set sizing. err
+// is what it led to if it has been tried.
+func (i *inode) write(ctx context.Context, data []byte, off int64, stable layout.Stability, mine bool, err error) (int, error) {
+	var again retries
+	for done := 0; ; {
+		if err != nil {
+			if err = again.after(ctx, i, err); err != nil {
+				return done, err
+			}
+		}
+		if done == len(data) {
+			return done, nil
+		}
+		var n int
+		n, err = i.writeOnce(ctx, data[done:], off+int64(done), stable, mine)
+		done += n
+	}
+}
+
+// writeOnce writes as much of data as one segment takes.
+func (i *inode) writeOnce(ctx context.Context, data []byte, off int64, stable layout.Stability, mine bool) (int, error) {
+	seg, phase, err := i.acquire(ctx, off, int64(len(data)), mine)
+	if err != nil {
+		return 0, err
+	}
+	n := min(int64(len(data)), seg.End()-off)
+	ended := make(chan error, 1)
+	io := &dataplane.Write{Segment: seg, Data: data[:n], Off: off, Stable: stable}
+	io.Done = func(err error) {
+		i.finish(phase, off+n, err)
+		ended <- err
+	}
+	i.data.StartWrite(io)
+	i.fs.data.Flush()
+	select {
+	case err = <-ended:
+	case <-ctx.Done():
+		io.Detach()
+		err = ctx.Err()
+	}
+	if err != nil {
+		return 0, err
+	}
+	return int(n), nil
+}
+
+// Bounds of retries.
+const (
+	maxRefetch = 8 // layouts asked for because a data server did not take the one before
+	minPause   = 10 * time.Millisecond
+	maxPause   = 5 * time.Second
+)
+
+// retries is what one request has gone through.
+type retries struct {
+	refetched int
+	pause     time.Duration
+}
+
+// after prepares another try after err, or returns the error to give up with.
+func (r *retries) after(ctx context.Context, i *inode, err error) error {
+	switch v, _ := classify(err); v {
+	case refetch:
+		if r.refetched++; r.refetched > maxRefetch {
+			return err
+		}
+		i.fs.meta.DropLayout(i.id, 0)
+	case wait:
+		// Like every other server that does not answer, the service is waited for until it does.
+	default:
+		return err
+	}
+	i.fs.waiting.log(i.fs.log, slog.LevelWarn, "trying again with another layout", "file", i.id, "err", err)
+	r.pause = min(max(2*r.pause, minPause), maxPause)
+	timer := time.NewTimer(r.pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// capability is the extended attribute that gives a program capabilities.
+const capability = "security.capability"
+
+// clearPrivileges takes from a file about to be written what would let its new contents run with privileges. The
+// kernel leaves that to us (FUSE_HANDLE_KILLPRIV_V2); otherwise it would ask for an extended attribute before each write.
+func (i *inode) clearPrivileges(ctx context.Context, setID bool) error {
+	if err := i.fs.clearCapabilities(ctx, i.id); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	bits := setIDBits(i.mode)
+	i.mu.Unlock()
+	if !setID || bits == 0 {
+		return nil
+	}
+	// Other bits may have been changed by somebody else since.
+	if err := i.refresh(ctx); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	mode := i.mode
+	i.mu.Unlock()
+	if bits = setIDBits(mode); bits == 0 {
+		return nil
+	}
+	asked := i.fs.clock.Load()
+	args := &metarpc.SetAttrArgs{ID: i.id, Mask: metarpc.SetMode, Mode: mode & 07777 &^ bits}
+	a, err := i.fs.meta.SetAttr(ctx, nobody, args)
+	if err != nil {
+		return byID(i.id, err)
+	}
+	i.merge(a, asked)
+	return nil
+}
+
+// clearCapabilities takes a file's capabilities away, unless it is known to have none.
+func (fs *FS) clearCapabilities(ctx context.Context, id layout.FileID) error {
+	i := fs.holdKnown(id)
+	if i != nil {
+		defer i.drop()
+		i.mu.Lock()
+		gone := i.capsGone
+		i.mu.Unlock()
+		if gone {
+			return nil
+		}
+	}
+	err := fs.meta.RemoveXattr(ctx, nobody, id, capability)
+	if e, _ := errnoOf(err); err != nil && e != syscall.ENODATA && e != syscall.EOPNOTSUPP {
+		return byID(id, err)
+	}
+	if i != nil {
+		i.mu.Lock()
+		i.capsGone = true
+		i.mu.Unlock()
+	}
+	return nil
+}

@@ -1,0 +1,139 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+)
+
+func (r *raw) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	ctx := r.begin(cancel, in)
+	defer ctx.end()
+	if err := checkName(name); err != nil {
+		return r.status(err)
+	}
+	asked := r.fs.clock.Load()
+	a, err := r.fs.meta.Lookup(ctx, cred(in), r.fs.id(in.NodeId), name)
+	return r.entry(out, a, asked, err)
+}
+
+// makeNode is all ways to make an inode but creat(2).
+func (r *raw) makeNode(cancel <-chan struct{}, in *fuse.InHeader, args *metarpc.MakeNodeArgs, out *fuse.EntryOut) fuse.Status {
+	ctx := r.begin(cancel, in)
+	defer ctx.end()
+	if err := checkName(args.Name); err != nil {
+		return r.status(err)
+	}
+	args.Parent = r.fs.id(in.NodeId)
+	asked := r.fs.clock.Load()
+	a, err := r.fs.meta.MakeNode(ctx, cred(in), args)
+	return r.entry(out, a, asked, err)
+}
+
+func (r *raw) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
+	args := &metarpc.MakeNodeArgs{Name: name, Mode: in.Mode}
+	if t := in.Mode & unix.S_IFMT; t == unix.S_IFCHR || t == unix.S_IFBLK {
+		args.Rdev = in.Rdev
+	}
+	return r.makeNode(cancel, &in.InHeader, args, out)
+}
+
+func (r *raw) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *fuse.EntryOut) fuse.Status {
+	args := &metarpc.MakeNodeArgs{Name: name, Mode: unix.S_IFDIR | in.Mode&07777}
+	return r.makeNode(cancel, &in.InHeader, args, out)
+}
+
+func (r *raw) Symlink(cancel <-chan struct{}, in *fuse.InHeader, target, name string, out *fuse.EntryOut) fuse.Status {
+	if len(target) > metarpc.MaxSymlink {
+		return fuse.Status(syscall.ENAMETOOLONG)
+	}
+	args := &metarpc.MakeNodeArgs{Name: name, Mode: unix.S_IFLNK | 0777, Target: target}
+	return r.makeNode(cancel, in, args, out)
+}
+
+func (r *raw) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fuse.EntryOut) fuse.Status {
+	ctx := r.begin(cancel, &in.InHeader)
+	defer ctx.end()
+	if err := checkName(name); err != nil {
+		return r.status(err)
+	}
+	asked := r.fs.clock.Load()
+	a, err := r.fs.meta.Link(ctx, cred(&in.InHeader), r.fs.id(in.Oldnodeid), r.fs.id(in.NodeId), name)
+	return r.entry(out, a, asked, err)
+}
+
+func (r *raw) remove(cancel <-chan struct{}, in *fuse.InHeader, name string, dir bool) fuse.Status {
+	ctx := r.begin(cancel, in)
+	defer ctx.end()
+	if err := checkName(name); err != nil {
+		return r.status(err)
+	}
+	return r.status(r.fs.meta.Remove(ctx, cred(in), r.fs.id(in.NodeId), name, dir))
+}
+
+func (r *raw) Unlink(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
+	return r.remove(cancel, in, name, false)
+}
+
+func (r *raw) Rmdir(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
+	return r.remove(cancel, in, name, true)
+}
+
+func (r *raw) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
+	ctx := r.begin(cancel, &in.InHeader)
+	defer ctx.end()
+	if err := errors.Join(checkName(oldName), checkName(newName)); err != nil {
+		return r.status(err)
+	}
+	if in.Flags&^(metarpc.RenameNoReplace|metarpc.RenameExchange) != 0 {
+		return fuse.EINVAL
+	}
+	args := &metarpc.RenameArgs{
+		OldParent: r.fs.id(in.NodeId), OldName: oldName,
+		NewParent: r.fs.id(in.Newdir), NewName: newName,
+		Flags: in.Flags,
+	}
+	return r.status(r.fs.rename(ctx, cred(&in.InHeader), args))
+}
+
+// rename makes the data of a file stable before the file takes the place of another one: whoever writes a file beside
+// an old one and renames it expects to find one or the other after a crash.
+func (fs *FS) rename(ctx context.Context, who metarpc.Cred, args *metarpc.RenameArgs) error {
+	if args.Flags&metarpc.RenameNoReplace == 0 && fs.flusher.anyDirty() {
+		oldFile := fs.dirtyFile(ctx, who, args.OldParent, args.OldName)
+		newFile, err := fs.meta.Lookup(ctx, who, args.NewParent, args.NewName)
+		replaces := err == nil && newFile.Mode&unix.S_IFMT == unix.S_IFREG
+		if oldFile != nil {
+			defer oldFile.drop()
+			if replaces {
+				if err := oldFile.makeDurable(ctx); err != nil {
+					return err
+				}
+			}
+		}
+		if replaces && args.Flags&metarpc.RenameExchange != 0 {
+			if i := fs.holdKnown(newFile.ID); i != nil {
+				defer i.drop()
+				if err := i.makeDurable(ctx); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return fs.meta.Rename(ctx, who, args)
+}
+
+// dirtyFile holds the file of that name if it may have data that is not stable, and returns nil otherwise.
+func (fs *FS) dirtyFile(ctx context.Context, who metarpc.Cred, parent layout.FileID, name string) *inode {
+	a, err := fs.meta.Lookup(ctx, who, parent, name)
+	if err != nil {
+		return nil // the rename will tell why
+	}
+	return fs.holdKnown(a.ID)
+}

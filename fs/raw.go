@@ -1,0 +1,212 @@
+package fs
+
+import (
+	"math"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+)
+
+// raw answers the kernel's requests through go-fuse. Its handlers run in goroutines of the transport and may block.
+// What is not here go-fuse answers with ENOSYS: the kernel then does without (copy_file_range, ioctl, O_TMPFILE, access
+// checks, which are its own because of default_permissions) or keeps to itself (locks).
+type raw struct {
+	fuse.RawFileSystem
+	fs *FS
+}
+
+// RawFileSystem is the FS as go-fuse serves it.
+func (fs *FS) RawFileSystem() fuse.RawFileSystem {
+	return &raw{fuse.NewDefaultRawFileSystem(), fs}
+}
+
+func (r *raw) String() string { return "weft" }
+
+// Forget has nothing to do: a node id is an inode number, which anybody may use at any time.
+func (r *raw) Forget(nodeid, nlookup uint64) {}
+
+// begin returns the context of a handler, which calls end when it returns.
+func (r *raw) begin(cancel <-chan struct{}, h *fuse.InHeader) *request {
+	return &request{fs: r.fs, cancel: cancel, pid: h.Pid}
+}
+
+func cred(h *fuse.InHeader) metarpc.Cred { return metarpc.Cred{UID: h.Uid, GID: h.Gid} }
+
+func (r *raw) status(err error) fuse.Status { return fuse.Status(r.fs.errno(err)) }
+
+// checkName refuses names that the service would; the kernel allows longer ones.
+func checkName(name string) error {
+	if len(name) > metarpc.MaxName {
+		return syscall.ENAMETOOLONG
+	}
+	return nil
+}
+
+// blockSize is st_blksize, which is what many programs read and write at a time. Without a page cache each time is a
+// round trip; yet a buffer of this size for each open file must not hurt.
+const blockSize = 256 << 10
+
+func fillAttr(out *fuse.Attr, a *metarpc.Attr) {
+	*out = fuse.Attr{
+		Ino:     uint64(a.ID),
+		Size:    uint64(a.Size),
+		Blocks:  (uint64(a.Size) + 511) / 512, // what is allocated only the data servers know
+		Mode:    a.Mode,
+		Nlink:   a.Nlink,
+		Owner:   fuse.Owner{Uid: a.UID, Gid: a.GID},
+		Rdev:    a.Rdev,
+		Blksize: blockSize,
+	}
+	out.Atime, out.Atimensec = splitTime(a.Atime)
+	out.Mtime, out.Mtimensec = splitTime(a.Mtime)
+	out.Ctime, out.Ctimensec = splitTime(a.Ctime)
+}
+
+// splitTime turns nanoseconds since 1970 into seconds, as a two's complement, and the nanoseconds after them.
+func splitTime(ns int64) (sec uint64, nsec uint32) {
+	s, n := ns/1e9, ns%1e9
+	if n < 0 {
+		s, n = s-1, n+1e9
+	}
+	return uint64(s), uint32(n)
+}
+
+// joinTime is the inverse of splitTime. What does not fit, before 1678 or after 2261, becomes the limit.
+func joinTime(sec uint64, nsec uint32) int64 {
+	const most = math.MaxInt64/int64(1e9) - 1
+	s := min(max(int64(sec), -most), most)
+	return s*1e9 + int64(min(nsec, 1e9-1))
+}
+
+// keepFor is how long the kernel may use attributes.
+func (r *raw) keepFor(a *attrs) time.Duration {
+	if !a.keep {
+		return 0
+	}
+	return r.fs.validity
+}
+
+// fillEntry answers with the inode that a name leads to.
+func (r *raw) fillEntry(out *fuse.EntryOut, a *attrs) {
+	out.NodeId = r.fs.node(a.ID)
+	fillAttr(&out.Attr, &a.Attr)
+	out.SetEntryTimeout(r.fs.validity)
+	out.SetAttrTimeout(r.keepFor(a))
+}
+
+// entry is fillEntry for handlers. asked is as for seen.
+func (r *raw) entry(out *fuse.EntryOut, answer metarpc.Attr, asked uint64, err error) fuse.Status {
+	if err != nil {
+		return r.status(err)
+	}
+	a := r.fs.seen(answer, asked)
+	r.fillEntry(out, &a)
+	return fuse.OK
+}
+
+func (r *raw) attr(out *fuse.AttrOut, a attrs, err error) fuse.Status {
+	if err != nil {
+		return r.status(err)
+	}
+	fillAttr(&out.Attr, &a.Attr)
+	out.SetTimeout(r.keepFor(&a))
+	return fuse.OK
+}
+
+func (r *raw) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
+	ctx := r.begin(cancel, &in.InHeader)
+	defer ctx.end()
+	a, err := r.fs.getAttr(ctx, r.fs.id(in.NodeId))
+	return r.attr(out, a, err)
+}
+
+// Statx is asked instead of GetAttr when somebody wants the time of birth.
+func (r *raw) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut) fuse.Status {
+	ctx := r.begin(cancel, &in.InHeader)
+	defer ctx.end()
+	a, err := r.fs.getAttr(ctx, r.fs.id(in.NodeId))
+	if err != nil {
+		return r.status(err)
+	}
+	var basic fuse.Attr
+	fillAttr(&basic, &a.Attr)
+	sec, nsec := splitTime(a.Btime)
+	out.Statx = fuse.Statx{
+		Mask:      unix.STATX_BASIC_STATS | unix.STATX_BTIME,
+		Blksize:   basic.Blksize,
+		Nlink:     basic.Nlink,
+		Uid:       basic.Uid,
+		Gid:       basic.Gid,
+		Mode:      uint16(basic.Mode),
+		Ino:       basic.Ino,
+		Size:      basic.Size,
+		Blocks:    basic.Blocks,
+		Atime:     fuse.SxTime{Sec: basic.Atime, Nsec: basic.Atimensec},
+		Mtime:     fuse.SxTime{Sec: basic.Mtime, Nsec: basic.Mtimensec},
+		Ctime:     fuse.SxTime{Sec: basic.Ctime, Nsec: basic.Ctimensec},
+		Btime:     fuse.SxTime{Sec: sec, Nsec: nsec},
+		RdevMajor: unix.Major(uint64(basic.Rdev)),
+		RdevMinor: unix.Minor(uint64(basic.Rdev)),
+	}
+	out.SetTimeout(r.keepFor(&a))
+	return fuse.OK
+}
+
+func (r *raw) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
+	ctx := r.begin(cancel, &in.InHeader)
+	defer ctx.end()
+	args := &metarpc.SetAttrArgs{ID: r.fs.id(in.NodeId)}
+	for _, f := range []struct {
+		valid uint32
+		mask  metarpc.AttrMask
+	}{
+		{fuse.FATTR_MODE, metarpc.SetMode},
+		{fuse.FATTR_UID, metarpc.SetUID},
+		{fuse.FATTR_GID, metarpc.SetGID},
+		{fuse.FATTR_SIZE, metarpc.SetSize},
+		{fuse.FATTR_ATIME, metarpc.SetAtime},
+		{fuse.FATTR_MTIME, metarpc.SetMtime},
+		{fuse.FATTR_ATIME_NOW, metarpc.SetAtimeNow},
+		{fuse.FATTR_MTIME_NOW, metarpc.SetMtimeNow},
+	} {
+		if in.Valid&f.valid != 0 {
+			args.Mask |= f.mask
+		}
+	}
+	if in.Size > math.MaxInt64 {
+		return fuse.Status(syscall.EFBIG)
+	}
+	args.Mode, args.UID, args.GID, args.Size = in.Mode&07777, in.Uid, in.Gid, int64(in.Size)
+	args.Atime, args.Mtime = joinTime(in.Atime, in.Atimensec), joinTime(in.Mtime, in.Mtimensec)
+	a, err := r.fs.setAttr(ctx, cred(&in.InHeader), args, in.Valid&fuse.FATTR_KILL_SUIDGID != 0)
+	return r.attr(out, a, err)
+}
+
+func (r *raw) StatFs(cancel <-chan struct{}, in *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
+	ctx := r.begin(cancel, in)
+	defer ctx.end()
+	s, err := r.fs.meta.StatFS(ctx)
+	if err != nil {
+		return r.status(err)
+	}
+	const block = 4096
+	*out = fuse.StatfsOut{
+		Blocks: uint64(s.Total) / block, Bfree: uint64(s.Free) / block, Bavail: uint64(s.Avail) / block,
+		Bsize: block, Frsize: block, NameLen: metarpc.MaxName,
+		// Inodes are not limited but by the room for what they hold.
+		Ffree: uint64(s.Avail) / block, Files: uint64(s.Files) + uint64(s.Avail)/block,
+	}
+	return fuse.OK
+}
+
+func (r *raw) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte, fuse.Status) {
+	ctx := r.begin(cancel, in)
+	defer ctx.end()
+	id := r.fs.id(in.NodeId)
+	target, err := r.fs.meta.ReadLink(ctx, cred(in), id)
+	return []byte(target), r.status(byID(id, err))
+}

@@ -1,0 +1,72 @@
+package fs
+
+import (
+	"context"
+
+	"github.com/weftfs/weft/layout"
+)
+
+// holdKnown is hold for a file that is open or dirty here, and nil for others.
+func (fs *FS) holdKnown(id layout.FileID) *inode {
+	s := fs.shard(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := s.inodes[id]
+	if i != nil {
+		i.holds++
+	}
+	return i
+}
+
+// OnRecall finishes and makes stable what this mount has written to the range of the file, and gives up its layouts
+// there; when it returns nil, nothing of ours is on its way to the data servers. It is for metaclient.Config.
+//
+// It waits for data servers and for LayoutCommits, never for an operation of this mount that may itself be waiting for
+// the service.
+func (fs *FS) OnRecall(ctx context.Context, id layout.FileID, off, n int64) error {
+	i := fs.holdKnown(id)
+	if i == nil {
+		fs.meta.DropLayout(id, off)
+		return nil
+	}
+	defer i.drop()
+	i.mu.Lock()
+	i.recalls++
+	i.recalled++
+	i.mu.Unlock()
+	defer func() {
+		i.mu.Lock()
+		i.recalls--
+		i.notify()
+		i.mu.Unlock()
+	}()
+	if err := i.await(ctx, func() bool { return i.writes[0]+i.writes[1] == 0 }); err != nil {
+		return err
+	}
+	i.mu.Unlock()
+	if err := i.makeDurable(ctx); err != nil {
+		return err
+	}
+	fs.meta.DropLayout(id, off)
+	// The size is probably about to change.
+	i.mu.Lock()
+	i.asked.Store(0)
+	i.mu.Unlock()
+	return nil
+}
+
+// OnReset tells a service that was restarted, or that has ended our session, how long the files are that were written
+// here. What is open has been opened again before. It is for metaclient.Config.
+func (fs *FS) OnReset(ctx context.Context) {
+	list := fs.all()
+	for _, i := range list {
+		i.mu.Lock()
+		i.provisional = i.durable
+		i.asked.Store(0)
+		i.mu.Unlock()
+		defer i.drop()
+	}
+	if err := fs.publish(ctx, list); err != nil && ctx.Err() == nil {
+		fs.log.Error("sizes of written files could not be reported again", "err", err)
+	}
+}

@@ -1,0 +1,749 @@
+package fs
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/dataplane"
+	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/targettest"
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+)
+
+// service is a metadata service in memory, with data servers in memory behind it.
+type service struct {
+	servers []*targettest.Server
+	unit    int64
+	cookies uint64 // how many different ones there are; few make names share them
+
+	mu       sync.Mutex
+	nodes    map[layout.FileID]*node
+	last     layout.FileID
+	sessions []*session
+	cutting  *sync.Cond // truncating has changed
+}
+
+type node struct {
+	attr       metarpc.Attr // Size is the durable one
+	entries    map[string]layout.FileID
+	target     string
+	xattrs     map[string][]byte
+	files      []*layout.DataFile // all or only the first, nil if there are none
+	truncating bool
+}
+
+// session is one client's. It is the Meta of one FS.
+type session struct {
+	s *service
+	// hook is called before each call, with its name; an error ends the call.
+	hook func(ctx context.Context, call string) error
+	fs   *FS
+
+	// Guarded by s.mu:
+	opens       map[layout.FileID]bool
+	provisional map[layout.FileID]metarpc.SizeReport
+	cache       map[layout.FileID][]layout.Segment
+	calls       map[string]int
+}
+
+func newService(servers int, unit int64) *service {
+	s := &service{unit: unit, cookies: math.MaxUint32, nodes: map[layout.FileID]*node{}, last: layout.RootID}
+	s.cutting = sync.NewCond(&s.mu)
+	for n := range servers {
+		s.servers = append(s.servers, targettest.NewServer(uint64(n+1)))
+	}
+	at := time.Now().UnixNano()
+	s.nodes[layout.RootID] = &node{
+		attr:    metarpc.Attr{ID: layout.RootID, Mode: unix.S_IFDIR | 0755, Nlink: 2, Atime: at, Mtime: at, Ctime: at, Btime: at},
+		entries: map[string]layout.FileID{}, xattrs: map[string][]byte{},
+	}
+	return s
+}
+
+func (s *service) session() *session {
+	m := &session{
+		s: s, hook: func(context.Context, string) error { return nil },
+		opens: map[layout.FileID]bool{}, provisional: map[layout.FileID]metarpc.SizeReport{},
+		cache: map[layout.FileID][]layout.Segment{}, calls: map[string]int{},
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sessions = append(s.sessions, m)
+	return m
+}
+
+// rig is an FS on a session, its data servers behind targets that can be made to fail.
+type rig struct {
+	*FS
+	t      testing.TB
+	s      *service
+	m      *session
+	plane  *dataplane.Plane
+	faults []*faulty.Target
+	raw    *raw
+	leaves bool // the test leaves data that is not stable
+}
+
+func newRig(t testing.TB, s *service, change ...func(*Config)) *rig {
+	t.Helper()
+	r := &rig{t: t, s: s, m: s.session()}
+	targets := map[layout.DeviceID]*faulty.Target{}
+	for _, server := range s.servers {
+		target := faulty.New(server.NewTarget(1<<20, 1<<20), faulty.Config{Seed: 1})
+		targets[server.ID()] = target
+		r.faults = append(r.faults, target)
+	}
+	log := slog.New(slog.NewTextHandler(testLog{t}, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	plane, err := dataplane.New(dataplane.Config{
+		Dial:        func(id layout.DeviceID) (dataplane.Target, error) { return targets[id], nil },
+		RetainBytes: 16 << 20, Log: log,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.plane = plane
+	cfg := Config{Meta: r.m, Data: plane, Log: log}
+	for _, f := range change {
+		f(&cfg)
+	}
+	if r.FS, err = New(cfg); err != nil {
+		t.Fatal(err)
+	}
+	r.m.fs = r.FS
+	r.raw = r.RawFileSystem().(*raw)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := r.Close(ctx); err != nil {
+			t.Logf("close: %v", err)
+		}
+		plane.Close()
+		for _, f := range r.faults {
+			f.Close()
+		}
+		for n := range r.shards {
+			if left := len(r.shards[n].inodes); left > 0 && !t.Failed() && !r.leaves {
+				t.Errorf("%d inodes are still held", left)
+			}
+		}
+	})
+	return r
+}
+
+// testLog passes log lines to a test.
+type testLog struct{ t testing.TB }
+
+func (l testLog) Write(b []byte) (int, error) {
+	l.t.Log(string(b))
+	return len(b), nil
+}
+
+func refusal(op metarpc.Op, e syscall.Errno) error {
+	return &metarpc.Error{Op: op, Status: metarpc.Status(e)}
+}
+
+// enter begins a call; s.mu is held when it returns without an error.
+func (m *session) enter(ctx context.Context, call string) error {
+	m.s.mu.Lock()
+	m.calls[call]++
+	hook := m.hook
+	m.s.mu.Unlock()
+	if err := hook(ctx, call); err != nil {
+		return fmt.Errorf("%s: %w", call, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("%s: %w", call, err)
+	}
+	m.s.mu.Lock()
+	return nil
+}
+
+// called is how often a call was made.
+func (m *session) called(call string) int {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	return m.calls[call]
+}
+
+func (m *session) setHook(hook func(ctx context.Context, call string) error) {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	m.hook = hook
+}
+
+// attr is a node's as everybody sees it. mu is held.
+func (s *service) attr(n *node) metarpc.Attr {
+	a := n.attr
+	for _, m := range s.sessions {
+		if p, ok := m.provisional[a.ID]; ok {
+			a.Size = max(a.Size, p.End)
+			a.Mtime = max(a.Mtime, p.Mtime)
+		}
+	}
+	if a.Mode&unix.S_IFMT == unix.S_IFLNK {
+		a.Size = int64(len(n.target))
+	}
+	return a
+}
+
+func (m *session) node(op metarpc.Op, id layout.FileID) (*node, error) {
+	n := m.s.nodes[id]
+	if n == nil {
+		return nil, refusal(op, syscall.ENOENT)
+	}
+	return n, nil
+}
+
+func (m *session) child(op metarpc.Op, parent layout.FileID, name string) (dir, n *node, err error) {
+	if dir, err = m.node(op, parent); err != nil {
+		return nil, nil, err
+	}
+	if dir.entries == nil {
+		return nil, nil, refusal(op, syscall.ENOTDIR)
+	}
+	return dir, m.s.nodes[dir.entries[name]], nil
+}
+
+func (m *session) GetAttr(ctx context.Context, id layout.FileID) (metarpc.Attr, error) {
+	if err := m.enter(ctx, "GetAttr"); err != nil {
+		return metarpc.Attr{}, err
+	}
+	defer m.s.mu.Unlock()
+	n, err := m.node(metarpc.OpGetAttr, id)
+	if err != nil {
+		return metarpc.Attr{}, err
+	}
+	return m.s.attr(n), nil
+}
+
+func (m *session) SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.SetAttrArgs) (metarpc.Attr, error) {
+	if err := m.enter(ctx, "SetAttr"); err != nil {
+		return metarpc.Attr{}, err
+	}
+	s := m.s
+	defer s.mu.Unlock()
+	n, err := m.node(metarpc.OpSetAttr, args.ID)
+	if err != nil {
+		return metarpc.Attr{}, err
+	}
+	if args.Mask&metarpc.SetSize != 0 {
+		if err := m.truncate(ctx, n, args.Size); err != nil {
+			return metarpc.Attr{}, err
+		}
+	}
+	at := time.Now().UnixNano()
+	a := &n.attr
+	if args.Mask&(metarpc.SetUID|metarpc.SetGID) != 0 && n.entries == nil {
+		a.Mode &^= setIDBits(a.Mode)
+	}
+	if args.Mask&metarpc.SetMode != 0 {
+		a.Mode = a.Mode&unix.S_IFMT | args.Mode
+	}
+	if args.Mask&metarpc.SetUID != 0 {
+		a.UID = args.UID
+	}
+	if args.Mask&metarpc.SetGID != 0 {
+		a.GID = args.GID
+	}
+	if args.Mask&metarpc.SetAtime != 0 {
+		a.Atime = args.Atime
+	}
+	if args.Mask&metarpc.SetAtimeNow != 0 {
+		a.Atime = at
+	}
+	if args.Mask&(metarpc.SetMtime|metarpc.SetMtimeNow) != 0 {
+		a.Mtime = args.Mtime
+		if args.Mask&metarpc.SetMtimeNow != 0 {
+			a.Mtime = at
+		}
+		for _, o := range s.sessions {
+			if p, ok := o.provisional[a.ID]; ok {
+				p.Mtime = 0
+				o.provisional[a.ID] = p
+			}
+		}
+	}
+	a.Ctime = at
+	return s.attr(n), nil
+}
+
+// truncate recalls the layouts of others, then cuts. mu is held, but not while it waits.
+func (m *session) truncate(ctx context.Context, n *node, size int64) error {
+	s, id := m.s, n.attr.ID
+	for n.truncating {
+		s.cutting.Wait()
+	}
+	n.truncating = true
+	defer func() {
+		n.truncating = false
+		s.cutting.Broadcast()
+	}()
+	for _, o := range s.sessions {
+		if o == m || o.fs == nil || len(o.cache[id]) == 0 {
+			continue
+		}
+		s.mu.Unlock()
+		err := o.fs.OnRecall(context.Background(), id, size, layout.ToEOF)
+		s.mu.Lock()
+		if err != nil {
+			return err
+		}
+	}
+	n.attr.Size = size
+	for _, o := range s.sessions {
+		if p, ok := o.provisional[id]; ok {
+			p.End = min(p.End, size)
+			o.provisional[id] = p
+		}
+	}
+	for _, f := range n.files {
+		s.server(f.Device).Truncate(f, size)
+	}
+	return nil
+}
+
+func (s *service) server(id layout.DeviceID) *targettest.Server {
+	for _, server := range s.servers {
+		if server.ID() == id {
+			return server
+		}
+	}
+	return nil
+}
+
+func (m *session) GetXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string) ([]byte, error) {
+	if err := m.enter(ctx, "GetXattr"); err != nil {
+		return nil, err
+	}
+	defer m.s.mu.Unlock()
+	n, err := m.node(metarpc.OpGetXattr, id)
+	if err != nil {
+		return nil, err
+	}
+	v, ok := n.xattrs[name]
+	if !ok {
+		return nil, refusal(metarpc.OpGetXattr, syscall.ENODATA)
+	}
+	return v, nil
+}
+
+func (m *session) SetXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string, value []byte, flags uint32) error {
+	if err := m.enter(ctx, "SetXattr"); err != nil {
+		return err
+	}
+	defer m.s.mu.Unlock()
+	n, err := m.node(metarpc.OpSetXattr, id)
+	if err != nil {
+		return err
+	}
+	_, ok := n.xattrs[name]
+	switch {
+	case ok && flags&metarpc.XattrCreate != 0:
+		return refusal(metarpc.OpSetXattr, syscall.EEXIST)
+	case !ok && flags&metarpc.XattrReplace != 0:
+		return refusal(metarpc.OpSetXattr, syscall.ENODATA)
+	}
+	n.xattrs[name] = slices.Clone(value)
+	return nil
+}
+
+func (m *session) ListXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID) ([]string, error) {
+	if err := m.enter(ctx, "ListXattr"); err != nil {
+		return nil, err
+	}
+	defer m.s.mu.Unlock()
+	n, err := m.node(metarpc.OpListXattr, id)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Sorted(maps.Keys(n.xattrs)), nil
+}
+
+func (m *session) RemoveXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string) error {
+	if err := m.enter(ctx, "RemoveXattr"); err != nil {
+		return err
+	}
+	defer m.s.mu.Unlock()
+	n, err := m.node(metarpc.OpRemoveXattr, id)
+	if err != nil {
+		return err
+	}
+	if _, ok := n.xattrs[name]; !ok {
+		return refusal(metarpc.OpRemoveXattr, syscall.ENODATA)
+	}
+	delete(n.xattrs, name)
+	return nil
+}
+
+func (m *session) ReadLink(ctx context.Context, cred metarpc.Cred, id layout.FileID) (string, error) {
+	if err := m.enter(ctx, "ReadLink"); err != nil {
+		return "", err
+	}
+	defer m.s.mu.Unlock()
+	n, err := m.node(metarpc.OpReadLink, id)
+	if err != nil {
+		return "", err
+	}
+	return n.target, nil
+}
+
+func (m *session) Lookup(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string) (metarpc.Attr, error) {
+	if err := m.enter(ctx, "Lookup"); err != nil {
+		return metarpc.Attr{}, err
+	}
+	defer m.s.mu.Unlock()
+	_, n, err := m.child(metarpc.OpLookup, parent, name)
+	if err == nil && n == nil {
+		err = refusal(metarpc.OpLookup, syscall.ENOENT)
+	}
+	if err != nil {
+		return metarpc.Attr{}, err
+	}
+	return m.s.attr(n), nil
+}
+
+// add makes a node with a name. mu is held.
+func (m *session) add(op metarpc.Op, cred metarpc.Cred, parent layout.FileID, name string, mode, rdev uint32, target string) (*node, error) {
+	dir, n, err := m.child(op, parent, name)
+	if err == nil && n != nil {
+		err = refusal(op, syscall.EEXIST)
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := m.s
+	s.last++
+	at := time.Now().UnixNano()
+	n = &node{
+		attr:   metarpc.Attr{ID: s.last, Mode: mode, Nlink: 1, UID: cred.UID, GID: cred.GID, Rdev: rdev, Atime: at, Mtime: at, Ctime: at, Btime: at},
+		target: target, xattrs: map[string][]byte{},
+	}
+	if mode&unix.S_IFMT == unix.S_IFDIR {
+		n.entries = map[string]layout.FileID{}
+		n.attr.Nlink = 2
+		dir.attr.Nlink++
+	}
+	s.nodes[s.last] = n
+	dir.entries[name] = s.last
+	dir.attr.Mtime, dir.attr.Ctime = at, at
+	return n, nil
+}
+
+func (m *session) MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc.MakeNodeArgs) (metarpc.Attr, error) {
+	if err := m.enter(ctx, "MakeNode"); err != nil {
+		return metarpc.Attr{}, err
+	}
+	defer m.s.mu.Unlock()
+	n, err := m.add(metarpc.OpMakeNode, cred, args.Parent, args.Name, args.Mode, args.Rdev, args.Target)
+	if err != nil {
+		return metarpc.Attr{}, err
+	}
+	return m.s.attr(n), nil
+}
+
+func (m *session) Link(ctx context.Context, cred metarpc.Cred, id, parent layout.FileID, name string) (metarpc.Attr, error) {
+	if err := m.enter(ctx, "Link"); err != nil {
+		return metarpc.Attr{}, err
+	}
+	defer m.s.mu.Unlock()
+	n, err := m.node(metarpc.OpLink, id)
+	if err != nil {
+		return metarpc.Attr{}, err
+	}
+	dir, there, err := m.child(metarpc.OpLink, parent, name)
+	if err == nil && there != nil {
+		err = refusal(metarpc.OpLink, syscall.EEXIST)
+	}
+	if err != nil {
+		return metarpc.Attr{}, err
+	}
+	dir.entries[name] = id
+	n.attr.Nlink++
+	return m.s.attr(n), nil
+}
+
+// unlink takes away one name. mu is held.
+func (s *service) unlink(dir *node, name string) {
+	n := s.nodes[dir.entries[name]]
+	delete(dir.entries, name)
+	n.attr.Nlink--
+	if n.entries != nil {
+		n.attr.Nlink = 0
+		dir.attr.Nlink--
+	}
+	s.reap(n)
+}
+
+// reap removes a node without names that nobody has open. mu is held.
+func (s *service) reap(n *node) {
+	if n.attr.Nlink > 0 {
+		return
+	}
+	for _, m := range s.sessions {
+		if m.opens[n.attr.ID] {
+			return
+		}
+	}
+	delete(s.nodes, n.attr.ID)
+}
+
+func (m *session) Remove(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string, dir bool) error {
+	if err := m.enter(ctx, "Remove"); err != nil {
+		return err
+	}
+	defer m.s.mu.Unlock()
+	d, n, err := m.child(metarpc.OpRemove, parent, name)
+	switch {
+	case err != nil:
+		return err
+	case n == nil:
+		return refusal(metarpc.OpRemove, syscall.ENOENT)
+	case dir && n.entries == nil:
+		return refusal(metarpc.OpRemove, syscall.ENOTDIR)
+	case !dir && n.entries != nil:
+		return refusal(metarpc.OpRemove, syscall.EISDIR)
+	case len(n.entries) > 0:
+		return refusal(metarpc.OpRemove, syscall.ENOTEMPTY)
+	}
+	m.s.unlink(d, name)
+	return nil
+}
+
+func (m *session) Rename(ctx context.Context, cred metarpc.Cred, args *metarpc.RenameArgs) error {
+	if err := m.enter(ctx, "Rename"); err != nil {
+		return err
+	}
+	defer m.s.mu.Unlock()
+	from, n, err := m.child(metarpc.OpRename, args.OldParent, args.OldName)
+	if err != nil {
+		return err
+	}
+	to, there, err := m.child(metarpc.OpRename, args.NewParent, args.NewName)
+	switch {
+	case err != nil:
+		return err
+	case n == nil:
+		return refusal(metarpc.OpRename, syscall.ENOENT)
+	case there != nil && args.Flags&metarpc.RenameNoReplace != 0:
+		return refusal(metarpc.OpRename, syscall.EEXIST)
+	case there == nil && args.Flags&metarpc.RenameExchange != 0:
+		return refusal(metarpc.OpRename, syscall.ENOENT)
+	case n == there:
+		return nil
+	}
+	if args.Flags&metarpc.RenameExchange != 0 {
+		from.entries[args.OldName], to.entries[args.NewName] = there.attr.ID, n.attr.ID
+		return nil
+	}
+	if there != nil {
+		if (n.entries == nil) != (there.entries == nil) {
+			return refusal(metarpc.OpRename, syscall.EISDIR)
+		}
+		if len(there.entries) > 0 {
+			return refusal(metarpc.OpRename, syscall.ENOTEMPTY)
+		}
+		m.s.unlink(to, args.NewName)
+	}
+	delete(from.entries, args.OldName)
+	to.entries[args.NewName] = n.attr.ID
+	if n.entries != nil {
+		from.attr.Nlink--
+		to.attr.Nlink++
+	}
+	return nil
+}
+
+func (s *service) cookie(name string) uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(name))
+	return metarpc.FirstCookie + h.Sum64()%s.cookies
+}
+
+func (m *session) ReadDir(ctx context.Context, cred metarpc.Cred, id layout.FileID, cookie uint64, limit int) (*metarpc.ReadDirResult, error) {
+	if err := m.enter(ctx, "ReadDir"); err != nil {
+		return nil, err
+	}
+	defer m.s.mu.Unlock()
+	n, err := m.node(metarpc.OpReadDir, id)
+	if err != nil {
+		return nil, err
+	}
+	var all []metarpc.DirEntry
+	for name, id := range n.entries {
+		if c := m.s.cookie(name); c > cookie {
+			all = append(all, metarpc.DirEntry{Name: name, Cookie: c, Attr: m.s.attr(m.s.nodes[id])})
+		}
+	}
+	slices.SortFunc(all, func(a, b metarpc.DirEntry) int {
+		return cmp.Or(cmp.Compare(a.Cookie, b.Cookie), cmp.Compare(a.Name, b.Name))
+	})
+	page := min(limit, len(all))
+	for page > 0 && page < len(all) && all[page].Cookie == all[page-1].Cookie {
+		page++
+	}
+	return &metarpc.ReadDirResult{Entries: all[:page], EOF: page == len(all)}, nil
+}
+
+func (m *session) StatFS(ctx context.Context) (metarpc.StatFSResult, error) {
+	if err := m.enter(ctx, "StatFS"); err != nil {
+		return metarpc.StatFSResult{}, err
+	}
+	defer m.s.mu.Unlock()
+	return metarpc.StatFSResult{Total: 1 << 40, Free: 1 << 39, Avail: 1 << 38, Files: int64(len(m.s.nodes))}, nil
+}
+
+func (m *session) Open(ctx context.Context, cred metarpc.Cred, id layout.FileID) (metarpc.Attr, error) {
+	if err := m.enter(ctx, "Open"); err != nil {
+		return metarpc.Attr{}, err
+	}
+	defer m.s.mu.Unlock()
+	n, err := m.node(metarpc.OpOpen, id)
+	if err != nil {
+		return metarpc.Attr{}, err
+	}
+	m.opens[id] = true
+	return m.s.attr(n), nil
+}
+
+func (m *session) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (metarpc.CreateResult, error) {
+	if err := m.enter(ctx, "Create"); err != nil {
+		return metarpc.CreateResult{}, err
+	}
+	defer m.s.mu.Unlock()
+	_, n, err := m.child(metarpc.OpCreate, args.Parent, args.Name)
+	if err == nil && n != nil && args.Exclusive {
+		err = refusal(metarpc.OpCreate, syscall.EEXIST)
+	}
+	if err != nil {
+		return metarpc.CreateResult{}, err
+	}
+	created := n == nil
+	if created {
+		if n, err = m.add(metarpc.OpCreate, cred, args.Parent, args.Name, unix.S_IFREG|args.Mode, 0, ""); err != nil {
+			return metarpc.CreateResult{}, err
+		}
+	}
+	m.opens[n.attr.ID] = true
+	return metarpc.CreateResult{Attr: m.s.attr(n), Created: created}, nil
+}
+
+func (m *session) Release(id layout.FileID) {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	delete(m.opens, id)
+	if n := m.s.nodes[id]; n != nil {
+		m.s.reap(n)
+	}
+}
+
+func (m *session) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport, provisional bool) ([]metarpc.Attr, error) {
+	call := "LayoutCommit"
+	if provisional {
+		call = "LayoutCommit provisional"
+	}
+	if err := m.enter(ctx, call); err != nil {
+		return nil, err
+	}
+	defer m.s.mu.Unlock()
+	var attrs []metarpc.Attr
+	for _, r := range reports {
+		n := m.s.nodes[r.ID]
+		switch {
+		case n == nil:
+			attrs = append(attrs, metarpc.Attr{})
+			continue
+		case provisional:
+			p := m.provisional[r.ID]
+			m.provisional[r.ID] = metarpc.SizeReport{ID: r.ID, End: max(p.End, r.End), Mtime: max(p.Mtime, r.Mtime)}
+		default:
+			n.attr.Size = max(n.attr.Size, r.End)
+			n.attr.Mtime = max(n.attr.Mtime, r.Mtime)
+		}
+		attrs = append(attrs, m.s.attr(n))
+	}
+	return attrs, nil
+}
+
+func (m *session) Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64) (*layout.Segment, error) {
+	for {
+		if seg := m.CachedLayout(id, mode, off, n); seg != nil {
+			return seg, nil
+		}
+		if err := m.enter(ctx, "Layout"); err != nil {
+			return nil, err
+		}
+		granted, err := m.grant(id, mode, off, n)
+		m.s.mu.Unlock()
+		if err != nil || !granted {
+			return nil, err
+		}
+	}
+}
+
+// grant adds segments to the cache. It reports false for a hole. mu is held.
+func (m *session) grant(id layout.FileID, mode layout.IOMode, off, n int64) (bool, error) {
+	s := m.s
+	f, err := m.node(metarpc.OpLayoutGet, id)
+	if err != nil {
+		return false, err
+	}
+	for f.truncating {
+		s.cutting.Wait()
+	}
+	if mode == layout.IOModeRW {
+		want := 1
+		if n > s.unit-off {
+			want = len(s.servers)
+		}
+		for k := len(f.files); k < want; k++ {
+			f.files = append(f.files, s.servers[(int(id)+k)%len(s.servers)].NewFile())
+		}
+	}
+	seg := layout.Segment{IOMode: mode, StripeUnit: s.unit, Range: layout.Range{Len: layout.ToEOF}, Mirrors: make([]layout.Mirror, 1)}
+	for _, d := range f.files {
+		seg.Mirrors[0].Servers = append(seg.Mirrors[0].Servers, *d)
+	}
+	if len(f.files) < len(s.servers) {
+		seg.Len = s.unit
+	}
+	if len(f.files) == 0 || !seg.Contains(off, 1) {
+		return false, nil
+	}
+	m.cache[id] = append(m.cache[id], seg)
+	return true, nil
+}
+
+func (m *session) CachedLayout(id layout.FileID, mode layout.IOMode, off, n int64) *layout.Segment {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	l := layout.Layout{Segments: m.cache[id]}
+	seg, _ := l.Find(mode, off, n)
+	return seg
+}
+
+func (m *session) DropLayout(id layout.FileID, off int64) {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	m.cache[id] = slices.DeleteFunc(slices.Clone(m.cache[id]), func(seg layout.Segment) bool {
+		return seg.Overlaps(layout.Range{Off: off, Len: layout.ToEOF})
+	})
+}
+
+func (m *session) Forget(id layout.FileID) {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	delete(m.cache, id)
+}

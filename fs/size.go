@@ -1,0 +1,196 @@
+package fs
+
+import (
+	"context"
+	"math"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+)
+
+// getAttr asks for the attributes of any inode.
+func (fs *FS) getAttr(ctx context.Context, id layout.FileID) (a attrs, err error) {
+	// What has been overtaken by what happened here is asked for again, within reason.
+	for range 3 {
+		asked := fs.clock.Load()
+		answer, err := fs.meta.GetAttr(ctx, id)
+		if err != nil {
+			return attrs{}, byID(id, err)
+		}
+		if a = fs.seen(answer, asked); a.keep {
+			break
+		}
+	}
+	return a, nil
+}
+
+// timeMask is what sets the time of the last change of the data.
+const timeMask = metarpc.SetMtime | metarpc.SetMtimeNow
+
+// setAttr changes attributes. clearSetID says that the file, which is not a directory then, must not keep set-ID bits
+// and capabilities: its owner changes, or an ordinary user its size.
+func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAttrArgs, clearSetID bool) (attrs, error) {
+	sized := args.Mask&metarpc.SetSize != 0
+	if sized || clearSetID {
+		if err := fs.clearCapabilities(ctx, args.ID); err != nil {
+			return attrs{}, err
+		}
+	}
+	// With a new owner the service clears the bits in the same step.
+	if clearSetID && args.Mask&(metarpc.SetMode|metarpc.SetUID|metarpc.SetGID) == 0 {
+		a, err := fs.getAttr(ctx, args.ID)
+		if err != nil {
+			return attrs{}, err
+		}
+		if bits := setIDBits(a.Mode); bits != 0 {
+			args.Mask |= metarpc.SetMode
+			args.Mode = a.Mode & 07777 &^ bits
+		}
+	}
+	set := func(ctx context.Context) (attrs, error) {
+		asked := fs.clock.Load()
+		a, err := fs.meta.SetAttr(ctx, who, args)
+		if err != nil {
+			return attrs{}, byID(args.ID, err)
+		}
+		return fs.seen(a, asked), nil
+	}
+	if sized && args.Mask&timeMask == 0 {
+		// By the clock that writes use.
+		args.Mask |= metarpc.SetMtime
+		args.Mtime = time.Now().UnixNano()
+	}
+	if !sized && args.Mask&timeMask == 0 {
+		return set(ctx)
+	}
+	if !sized {
+		// Only of a file that is written here can a report be on its way.
+		if i := fs.holdKnown(args.ID); i != nil {
+			defer i.drop()
+			return i.change(ctx, -1, set)
+		}
+		return set(ctx)
+	}
+	i := fs.hold(args.ID)
+	defer i.drop()
+	return i.change(ctx, args.Size, set)
+}
+
+// change lets set change the size, or the time of the last change if size is -1, in an order that no write of this
+// mount, earlier or later, can upset.
+func (i *inode) change(ctx context.Context, size int64, set func(context.Context) (attrs, error)) (attrs, error) {
+	if err := i.lockSize(ctx); err != nil {
+		return attrs{}, err
+	}
+	unlock := func() {}
+	if size >= 0 {
+		// A commit must not send data past the new end again.
+		var err error
+		if unlock, err = i.data.LockRange(ctx, size, layout.ToEOF-size); err != nil {
+			i.unlockSize()
+			return attrs{}, err
+		}
+	}
+	i.mu.Lock()
+	end, mtime := i.end, i.mtime
+	if size >= 0 {
+		i.end = min(i.end, size)
+	}
+	i.mtime = 0
+	i.epoch++
+	i.mu.Unlock()
+	i.again()
+	return carry(ctx, i.fs, func(ctx context.Context) (attrs, error) {
+		defer i.drop()
+		defer i.unlockSize()
+		defer unlock()
+		a, err := set(ctx)
+		if err == nil && size >= 0 {
+			i.data.Drop(size)
+		}
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		i.outdate()
+		if err != nil {
+			i.end, i.mtime = max(i.end, end), max(i.mtime, mtime)
+			i.epoch++
+			i.asked.Store(0)
+			return a, err
+		}
+		i.take(&a.Attr)
+		a.keep = true
+		return a, nil
+	})
+}
+
+// zeros is what holes are written with.
+var zeros [1 << 20]byte
+
+// fallocate is fallocate(2). Space is not reserved: data servers have no way to, so plain allocation only makes the
+// file as long as asked. Holes are punched by writing zeros.
+func (i *inode) fallocate(ctx context.Context, mode uint32, off, n int64) error {
+	if n > math.MaxInt64-off {
+		return syscall.EFBIG
+	}
+	end := off + n
+	switch mode {
+	case 0:
+	case unix.FALLOC_FL_ZERO_RANGE, unix.FALLOC_FL_ZERO_RANGE | unix.FALLOC_FL_KEEP_SIZE,
+		unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE:
+		if err := i.clearPrivileges(ctx, false); err != nil {
+			return err
+		}
+		size, err := i.freshSize(ctx)
+		if err != nil {
+			return err
+		}
+		if err := i.zero(ctx, off, min(end, size)); err != nil {
+			return err
+		}
+	default:
+		return syscall.EOPNOTSUPP
+	}
+	if mode&unix.FALLOC_FL_KEEP_SIZE != 0 {
+		return nil
+	}
+	return i.extend(ctx, end)
+}
+
+// zero makes [off, end) read as zeros.
+func (i *inode) zero(ctx context.Context, off, end int64) error {
+	for off < end {
+		n := min(end-off, int64(len(zeros)))
+		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, off, n)
+		if err != nil {
+			return byID(i.id, err)
+		}
+		if seg != nil {
+			n = min(n, seg.End()-off)
+			if _, err := i.write(ctx, zeros[:n], off, layout.Unstable, false, nil); err != nil {
+				return err
+			}
+		}
+		off += n
+	}
+	return nil
+}
+
+// extend makes the file at least end bytes long. It does so the way writes do: nobody else's longer file is cut.
+func (i *inode) extend(ctx context.Context, end int64) error {
+	if err := i.await(ctx, func() bool { return i.gone != nil || i.admits(false) }); err != nil {
+		return err
+	}
+	if err := i.gone; err != nil {
+		i.mu.Unlock()
+		return err
+	}
+	if end > i.size.Load() {
+		i.wrote(end)
+	}
+	i.mu.Unlock()
+	return i.makeDurable(ctx)
+}

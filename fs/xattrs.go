@@ -1,0 +1,87 @@
+package fs
+
+import (
+	"strings"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+)
+
+// checkXattr refuses extended attributes that mean something to the kernel which it would not act upon: access control
+// lists and SELinux labels. Programs like ls(1) ask for those of each file, until told that there are none at all.
+func checkXattr(name string) error {
+	if strings.HasPrefix(name, "system.") || name == "security.selinux" {
+		return syscall.EOPNOTSUPP
+	}
+	if len(name) > metarpc.MaxXattrKey {
+		return syscall.ERANGE
+	}
+	return nil
+}
+
+// fit copies an attribute's value to where the caller wants it. Without room it tells how much is needed.
+func fit(dest, value []byte) (uint32, fuse.Status) {
+	if len(dest) < len(value) {
+		return uint32(len(value)), fuse.ERANGE
+	}
+	return uint32(copy(dest, value)), fuse.OK
+}
+
+func (r *raw) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string, dest []byte) (uint32, fuse.Status) {
+	ctx := r.begin(cancel, in)
+	defer ctx.end()
+	if err := checkXattr(name); err != nil {
+		return 0, r.status(err)
+	}
+	id := r.fs.id(in.NodeId)
+	value, err := r.fs.meta.GetXattr(ctx, cred(in), id, name)
+	if err != nil {
+		return 0, r.status(byID(id, err))
+	}
+	return fit(dest, value)
+}
+
+func (r *raw) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
+	ctx := r.begin(cancel, in)
+	defer ctx.end()
+	id := r.fs.id(in.NodeId)
+	names, err := r.fs.meta.ListXattr(ctx, cred(in), id)
+	if err != nil {
+		return 0, r.status(byID(id, err))
+	}
+	var list []byte
+	for _, name := range names {
+		list = append(append(list, name...), 0)
+	}
+	return fit(dest, list)
+}
+
+func (r *raw) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name string, value []byte) fuse.Status {
+	ctx := r.begin(cancel, &in.InHeader)
+	defer ctx.end()
+	if err := checkXattr(name); err != nil {
+		return r.status(err)
+	}
+	id := r.fs.id(in.NodeId)
+	if name == capability {
+		if i := r.fs.holdKnown(id); i != nil {
+			defer i.drop()
+			i.mu.Lock()
+			i.capsGone = false
+			i.mu.Unlock()
+		}
+	}
+	return r.status(byID(id, r.fs.meta.SetXattr(ctx, cred(&in.InHeader), id, name, value, in.Flags)))
+}
+
+func (r *raw) RemoveXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
+	ctx := r.begin(cancel, in)
+	defer ctx.end()
+	if err := checkXattr(name); err != nil {
+		return r.status(err)
+	}
+	id := r.fs.id(in.NodeId)
+	return r.status(byID(id, r.fs.meta.RemoveXattr(ctx, cred(in), id, name)))
+}
