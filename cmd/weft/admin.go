@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/weftfs/weft/internal/version"
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/metaclient"
+)
+
+// serviceFlag adds --server, the metadata service to talk to. By default it is that of the only weft mount.
+func serviceFlag(fl *pflag.FlagSet) *string {
+	return fl.String("server", "", "metadata service HOST[:PORT][,HOST...] (default: that of the mounted volume)")
+}
+
+// serviceAddrs is what --server says, or where the mounts of this machine get their metadata if they agree.
+func serviceAddrs(server string) ([]string, error) {
+	if server != "" {
+		addrs, err := parseHosts(server)
+		if err != nil {
+			return nil, usagef("--server: %v", err)
+		}
+		return addrs, nil
+	}
+	mounts, err := weftMounts()
+	if err != nil {
+		return nil, err
+	}
+	var addrs []string
+	for _, m := range mounts {
+		s, err := parseSource(m.Source)
+		if err != nil {
+			return nil, err
+		}
+		if addrs != nil && fmt.Sprint(addrs) != fmt.Sprint(s.addrs) {
+			return nil, usagef("several volumes are mounted here: choose one with --server HOST[:PORT]")
+		}
+		addrs = s.addrs
+	}
+	if addrs == nil {
+		return nil, usagef("nothing is mounted here: name the metadata service with --server HOST[:PORT]")
+	}
+	return addrs, nil
+}
+
+func runDeviceAdd(ctx context.Context, c *command, args []string) error {
+	fl := c.flags("\nThe data server must be running. Adding one that is known already changes nothing.\n")
+	server := serviceFlag(fl)
+	if err := c.parse(fl, args, 1, 1); err != nil {
+		return err
+	}
+	return withService(ctx, *server, "admin device add", func(ctx context.Context, mc *metaclient.Client) error {
+		info, err := mc.AddDevice(ctx, fl.Arg(0))
+		if err != nil {
+			return err
+		}
+		printDevices([]deviceStatus{deviceOf(info)}, "")
+		return nil
+	})
+}
+
+func runDeviceList(ctx context.Context, c *command, args []string) error {
+	fl := c.flags("")
+	server := serviceFlag(fl)
+	asJSON := fl.Bool("json", false, "print an array of objects")
+	if err := c.parse(fl, args, 0, 0); err != nil {
+		return err
+	}
+	return withService(ctx, *server, "admin device ls", func(ctx context.Context, mc *metaclient.Client) error {
+		infos, err := mc.Devices(ctx)
+		if err != nil {
+			return err
+		}
+		list := []deviceStatus{}
+		for _, info := range infos {
+			list = append(list, deviceOf(info))
+		}
+		if *asJSON {
+			return json.NewEncoder(os.Stdout).Encode(list)
+		}
+		if len(list) == 0 {
+			fmt.Println("no data servers yet; add one with: weft admin device add nfs://HOST:PORT/EXPORT")
+		}
+		printDevices(list, "")
+		return nil
+	})
+}
+
+func deviceOf(info metarpc.DeviceInfo) deviceStatus {
+	return deviceStatus{
+		ID:        info.Device.ID.String(),
+		Address:   info.URL,
+		Reachable: info.Reachable,
+		Problem:   info.Problem,
+		Total:     info.Total,
+		Free:      info.Free,
+		DataFiles: info.DataFiles,
+	}
+}
+
+// withService runs do with a session of its own.
+func withService(ctx context.Context, server, doing string, do func(context.Context, *metaclient.Client) error) error {
+	addrs, err := serviceAddrs(server)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
+	defer cancel()
+	quiet := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+	mc, err := metaclient.Dial(ctx, metaclient.Config{Addrs: addrs, Client: clientInfo(doing), Log: quiet})
+	if err != nil {
+		return err
+	}
+	err = do(ctx, mc)
+	closing, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return errors.Join(err, mc.Close(closing))
+}
+
+// adminTimeout bounds one administrative command.
+const adminTimeout = 60 * time.Second
+
+// clientInfo tells the service who we are.
+func clientInfo(mount string) metarpc.ClientInfo {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	info := metarpc.ClientInfo{Host: host, PID: os.Getpid(), Program: "weft " + version.String(), Mount: mount}
+	rand.Read(info.ID[:])
+	return info
+}

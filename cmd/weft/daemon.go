@@ -1,0 +1,253 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/dataplane"
+	"github.com/weftfs/weft/dataplane/nfs3"
+	"github.com/weftfs/weft/fs"
+	"github.com/weftfs/weft/internal/version"
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/metaclient"
+)
+
+const (
+	// connectTime is how long a mount waits for a metadata service.
+	connectTime = 30 * time.Second
+	// lingerTime is how long the serving process stays for data that is not stable, once the mount is gone.
+	lingerTime = 30 * time.Second
+)
+
+// daemon is a serving process.
+type daemon struct {
+	cfg    mountConfig
+	since  time.Time
+	meta   *metaclient.Client
+	data   *dataplane.Plane
+	fsys   *fs.FS
+	server *fs.Server
+}
+
+// serveMount mounts, tells whoever waits (see ready), and serves until unmounted.
+func serveMount(ctx context.Context, cfg mountConfig) error {
+	// A small heap at rest; under load buffers are pooled and the collector has little to do.
+	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	d := &daemon{cfg: cfg, since: time.Now()}
+	if err := d.start(ctx); err != nil {
+		err = errors.Join(err, d.close())
+		ready(err)
+		return err
+	}
+	control, err := listenControl(d.server.ControlID())
+	if err != nil {
+		err = fmt.Errorf("control socket: %w", err)
+		d.server.Unmount()
+		err = errors.Join(err, d.close())
+		ready(err)
+		return err
+	}
+	defer control.Close()
+	go serveControl(context.Background(), control, d.control) // ends with the socket
+	slog.Info("mounted", "source", cfg.source, "on", cfg.mountpoint, "version", version.String(), "max_write", d.server.MaxWrite())
+	ready(nil)
+	go d.unmountOnSignal() // ends with the process
+	d.server.Wait()
+	slog.Info("unmounted", "from", cfg.mountpoint)
+	return d.close()
+}
+
+// start connects and mounts.
+func (d *daemon) start(ctx context.Context) error {
+	connect, cancel := context.WithTimeout(ctx, connectTime)
+	defer cancel()
+	var front atomic.Pointer[fs.FS] // set before there is anything to recall
+	var err error
+	d.meta, err = metaclient.Dial(connect, metaclient.Config{
+		Addrs:  d.cfg.source.addrs,
+		Client: clientInfo(d.cfg.mountpoint),
+		OnRecall: func(ctx context.Context, id layout.FileID, off, n int64) error {
+			if f := front.Load(); f != nil {
+				return f.OnRecall(ctx, id, off, n)
+			}
+			return nil
+		},
+		OnReset: func(ctx context.Context) {
+			if f := front.Load(); f != nil {
+				f.OnReset(ctx)
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	root, err := d.lookupRoot(connect)
+	if err != nil {
+		return err
+	}
+	d.data, err = dataplane.New(dataplane.Config{Dial: d.dialDevice, RetainBytes: d.cfg.options.retain})
+	if err != nil {
+		return err
+	}
+	d.fsys, err = fs.New(fs.Config{Meta: d.meta, Data: d.data, Root: root})
+	if err != nil {
+		return err
+	}
+	front.Store(d.fsys)
+	d.server, err = d.fsys.Mount(fs.MountConfig{
+		Mountpoint: d.cfg.mountpoint,
+		Source:     d.cfg.source.String(),
+		Flags:      d.cfg.options.flags,
+		MaxWrite:   int(d.cfg.options.maxWrite),
+	})
+	return err
+}
+
+// lookupRoot finds the directory of the volume that is to be mounted.
+func (d *daemon) lookupRoot(ctx context.Context) (layout.FileID, error) {
+	id := layout.RootID
+	at := "/"
+	for _, name := range strings.FieldsFunc(d.cfg.source.dir, func(r rune) bool { return r == '/' }) {
+		at = path.Join(at, name)
+		attr, err := d.meta.Lookup(ctx, metarpc.Cred{}, id, name)
+		if err != nil {
+			return 0, fmt.Errorf("directory %s of the volume: %w", at, err)
+		}
+		if attr.Mode&unix.S_IFMT != unix.S_IFDIR {
+			return 0, fmt.Errorf("%s of the volume is not a directory", at)
+		}
+		id = attr.ID
+	}
+	return id, nil
+}
+
+// dialDevice makes the way to a data server.
+func (d *daemon) dialDevice(id layout.DeviceID) (dataplane.Target, error) {
+	dev, err := d.meta.Device(context.Background(), id)
+	if err != nil {
+		return nil, err
+	}
+	cfg := nfs3.Config{
+		Name:        id.String(),
+		Connections: d.cfg.options.nconnect,
+		RSize:       int(d.cfg.options.rsize),
+		WSize:       int(d.cfg.options.wsize),
+	}
+	for _, a := range dev.Addrs {
+		cfg.Addrs = append(cfg.Addrs, a.Addr)
+	}
+	return nfs3.New(cfg)
+}
+
+// unmountOnSignal unmounts at SIGTERM and SIGINT; a mount in use is detached, and served until its last user is gone.
+func (d *daemon) unmountOnSignal() {
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM, os.Interrupt)
+	for range stop {
+		err := unmount(d.cfg.mountpoint, 0)
+		if errors.Is(err, unix.EBUSY) {
+			m, found := mountAt(d.cfg.mountpoint)
+			if found == nil {
+				slog.Warn("the mount is busy: detached, and served until nobody uses it", "on", d.cfg.mountpoint, "users", users(m))
+			}
+			err = unmount(d.cfg.mountpoint, unix.MNT_DETACH)
+		}
+		if err != nil {
+			slog.Error("unmount", "err", err)
+		}
+	}
+}
+
+// close makes everything stable, as far as lingerTime allows, and ends the parts.
+func (d *daemon) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), lingerTime)
+	defer cancel()
+	var err error
+	if d.fsys != nil {
+		if err = d.fsys.Close(ctx); err != nil {
+			err = fmt.Errorf("what was written last is not all stable: %w", err)
+			slog.Error("unmounted too early", "err", err, "bytes", d.data.Retained())
+		}
+	}
+	if d.data != nil {
+		err = errors.Join(err, d.data.Close())
+	}
+	if d.meta != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if e := d.meta.Close(ctx); e != nil {
+			slog.Warn("the metadata service will notice the end of the session by itself", "err", e)
+		}
+	}
+	return err
+}
+
+// control answers a request on the control socket.
+func (d *daemon) control(ctx context.Context, req controlRequest) (any, error) {
+	switch req.Op {
+	case "status":
+		return d.status(ctx), nil
+	case "sync":
+		return struct{}{}, d.fsys.Sync(ctx)
+	case "layout":
+		l, err := d.meta.DescribeLayout(ctx, req.File)
+		if err != nil {
+			return nil, err
+		}
+		return describe(*l), nil
+	}
+	return nil, fmt.Errorf("this serving process (weft %s) does not know the request %q", version.String(), req.Op)
+}
+
+// statusTime bounds how long status waits for the metadata service.
+const statusTime = 3 * time.Second
+
+func (d *daemon) status(ctx context.Context) mountStatus {
+	st := mountStatus{
+		PID:      os.Getpid(),
+		Version:  version.String(),
+		Since:    d.since,
+		MaxWrite: d.server.MaxWrite(),
+		Retained: d.data.Retained(),
+		Devices:  []deviceStatus{},
+	}
+	state := d.meta.State()
+	st.Service = serviceStatus{Address: state.Addr, Connected: state.Connected}
+	if state.Problem != nil {
+		st.Service.Problem = fmt.Sprintf("not connected since %s: %v", state.Since.Format(time.RFC3339), state.Problem)
+	}
+	if !state.Connected {
+		return st
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusTime)
+	defer cancel()
+	service, err := d.meta.Status(ctx)
+	if err == nil {
+		st.Service.Version = service.Program
+		st.Service.Sessions = len(service.Sessions)
+		st.Service.Grace = service.Grace
+		st.Service.Garbage = service.Garbage
+		var devices []metarpc.DeviceInfo
+		if devices, err = d.meta.Devices(ctx); err == nil {
+			for _, info := range devices {
+				st.Devices = append(st.Devices, deviceOf(info))
+			}
+		}
+	}
+	if err != nil {
+		st.Service.Problem = err.Error()
+	}
+	return st
+}

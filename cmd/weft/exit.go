@@ -1,0 +1,47 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+)
+
+// Exit codes of weft. Those of mount and umount are mount(8)'s.
+const (
+	exitOK     = 0
+	exitUsage  = 1  // the command line is wrong
+	exitFailed = 2  // it was right, but could not be done
+	exitMount  = 32 // mount or umount failed
+)
+
+// exitError ends the program with its code; the message goes to standard error, one line.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }
+
+func usagef(format string, args ...any) error {
+	return &exitError{exitUsage, fmt.Errorf(format, args...)}
+}
+
+func mountErr(err error) error {
+	if e := (*exitError)(nil); err == nil || errors.As(err, &e) {
+		return err
+	}
+	return &exitError{exitMount, err}
+}
+
+// exitCode prints err, if any, and says what to exit with.
+func exitCode(err error) int {
+	if err == nil {
+		return exitOK
+	}
+	fmt.Fprintf(os.Stderr, "weft: %v\n", err)
+	if e := (*exitError)(nil); errors.As(err, &e) {
+		return e.code
+	}
+	return exitFailed
+}

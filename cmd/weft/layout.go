@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/dustin/go-humanize"
+	"github.com/pkg/xattr"
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+)
+
+// layoutXattr is a directory's layout policy.
+const layoutXattr = "weft.layout"
+
+// fileLayout is the form of `weft layout FILE --json`.
+type fileLayout struct {
+	File        string         `json:"file"`
+	Size        int64          `json:"size"`
+	StripeUnit  int64          `json:"stripe_unit"`
+	StripeCount int            `json:"stripe_count"`
+	Mirrors     []layoutMirror `json:"mirrors"`
+}
+
+type layoutMirror struct {
+	Servers []layoutServer `json:"servers"`
+}
+
+type layoutServer struct {
+	Index    int    `json:"index"`
+	Device   string `json:"device"`
+	Address  string `json:"address"`
+	DataFile string `json:"data_file"`
+}
+
+// describe turns the service's answer into what is printed.
+func describe(d metarpc.Described) fileLayout {
+	l := fileLayout{Size: d.Size, StripeUnit: d.StripeUnit, Mirrors: []layoutMirror{}}
+	for _, servers := range d.Mirrors {
+		m := layoutMirror{Servers: []layoutServer{}}
+		for i, s := range servers {
+			m.Servers = append(m.Servers, layoutServer{i, s.Device.String(), s.Address, s.DataFile})
+		}
+		l.StripeCount = len(m.Servers)
+		l.Mirrors = append(l.Mirrors, m)
+	}
+	return l
+}
+
+// dirPolicy is the form of `weft layout DIR --json`.
+type dirPolicy struct {
+	Directory   string `json:"directory"`
+	StripeUnit  int64  `json:"stripe_unit"`
+	StripeCount int    `json:"stripe_count"`
+	Mirrors     int    `json:"mirrors"`
+}
+
+func runLayout(ctx context.Context, c *command, args []string) error {
+	fl := c.flags("")
+	asJSON := fl.Bool("json", false, "print one JSON object")
+	if err := c.parse(fl, args, 1, 1); err != nil {
+		return err
+	}
+	path := fl.Arg(0)
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFDIR:
+		return showPolicy(path, *asJSON)
+	case unix.S_IFREG:
+	default:
+		return fmt.Errorf("%s: only regular files and directories have a layout", path)
+	}
+	m, err := mountOf(st.Dev)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	var l fileLayout
+	if err := control(ctx, m, controlRequest{Op: "layout", File: layout.FileID(st.Ino)}, &l); err != nil {
+		return err
+	}
+	l.File = path
+	if *asJSON {
+		return json.NewEncoder(os.Stdout).Encode(l)
+	}
+	fmt.Printf("%s: %s, stripe unit %s, %d data servers in each of %d mirrors\n",
+		path, humanize.IBytes(uint64(l.Size)), humanize.IBytes(uint64(l.StripeUnit)), l.StripeCount, len(l.Mirrors))
+	for i, m := range l.Mirrors {
+		for _, s := range m.Servers {
+			file := s.DataFile
+			if file == "" {
+				file = "(no data yet)"
+			}
+			fmt.Printf("  mirror %d server %d: device %.8s  %s  %s\n", i, s.Index, s.Device, s.Address, file)
+		}
+	}
+	return nil
+}
+
+func showPolicy(path string, asJSON bool) error {
+	value, err := xattr.Get(path, layoutXattr)
+	if err != nil {
+		return notWeft(path, err)
+	}
+	p, err := layout.ParsePolicy(string(value))
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		return json.NewEncoder(os.Stdout).Encode(dirPolicy{path, p.StripeUnit, p.StripeCount, p.Mirrors})
+	}
+	fmt.Printf("%s: new files get stripe unit %s, stripe count %d, mirrors %d\n", path, humanize.IBytes(uint64(p.StripeUnit)), p.StripeCount, p.Mirrors)
+	return nil
+}
+
+func runLayoutSet(_ context.Context, c *command, args []string) error {
+	fl := c.flags("\nWhat is not given stays as it is. Directories made below inherit it; files that exist keep their layout.\n")
+	unit := fl.String("stripe-unit", "", "bytes on one data server before the next one's turn, a multiple of 4KiB")
+	count := fl.Int("stripe-count", 0, "data servers a file is striped over")
+	mirrors := fl.Int("mirrors", 0, "copies of each file, on different data servers")
+	if err := c.parse(fl, args, 1, 1); err != nil {
+		return err
+	}
+	var p layout.Policy
+	if *unit != "" {
+		n, err := humanize.ParseBytes(*unit)
+		if err != nil || n == 0 || n > layout.MaxStripeUnit {
+			return usagef("layout set: --stripe-unit %q is not a size such as 1MiB, at most %s", *unit, humanize.IBytes(layout.MaxStripeUnit))
+		}
+		p.StripeUnit = int64(n)
+	}
+	for _, f := range []struct {
+		name  string
+		value int
+	}{{"stripe-count", *count}, {"mirrors", *mirrors}} {
+		if fl.Changed(f.name) && f.value < 1 {
+			return usagef("layout set: --%s %d: want at least 1", f.name, f.value)
+		}
+	}
+	p.StripeCount, p.Mirrors = *count, *mirrors
+	if p == (layout.Policy{}) {
+		return usagef("layout set: nothing to set; give --stripe-unit, --stripe-count or --mirrors")
+	}
+	if err := p.Validate(); err != nil {
+		return usagef("layout set: %v", err)
+	}
+	path := fl.Arg(0)
+	value, err := xattr.Get(path, layoutXattr)
+	if err != nil {
+		return notWeft(path, err)
+	}
+	old, err := layout.ParsePolicy(string(value))
+	if err != nil {
+		return err
+	}
+	if err := xattr.Set(path, layoutXattr, []byte(p.Or(old).String())); err != nil {
+		return fmt.Errorf("%s: %w", path, errnoOf(err))
+	}
+	return nil
+}
+
+// notWeft explains why a path has no layout attribute.
+func notWeft(path string, err error) error {
+	if e := errnoOf(err); e == unix.ENOTSUP || e == unix.ENODATA {
+		return fmt.Errorf("%s: not on a weft mount", path)
+	}
+	return fmt.Errorf("%s: %w", path, errnoOf(err))
+}
+
+// errnoOf strips what pkg/xattr wraps around an errno.
+func errnoOf(err error) error {
+	var e unix.Errno
+	if errors.As(err, &e) {
+		return e
+	}
+	return err
+}

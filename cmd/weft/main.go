@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"github.com/weftfs/weft/internal/version"
+)
+
+// command is one verb of weft. Its run parses the arguments after the verb.
+type command struct {
+	name  string
+	args  string // as shown in the usage line
+	short string
+	run   func(ctx context.Context, c *command, args []string) error
+}
+
+var commands []*command
+
+func init() {
+	commands = []*command{
+		{"mount", "[-f] [-o OPTION,...] HOST[:PORT][,HOST...]:/[SUBDIR] MOUNTPOINT", "mount a file system", runMount},
+		{"umount", "[--force] MOUNTPOINT", "make everything stable, unmount, and wait until the serving process has ended", runUmount},
+		{"sync", "[MOUNTPOINT]", "return when everything written is stable (of all mounts without MOUNTPOINT)", runSync},
+		{"layout", "FILE|DIR [--json]", "show where a file's data lies, or how a directory's new files will be laid out", runLayout},
+		{"layout set", "DIR [--stripe-unit SIZE] [--stripe-count N] [--mirrors N]", "say how new files in a directory are laid out", runLayoutSet},
+		{"status", "[MOUNTPOINT] [--json]", "show how mounts, their metadata service and their data servers are", runStatus},
+		{"admin device add", "nfs://HOST:PORT/EXPORT [--server HOST[:PORT]]", "make a data server part of the volume", runDeviceAdd},
+		{"admin device ls", "[--server HOST[:PORT]] [--json]", "list the volume's data servers", runDeviceList},
+		{"version", "", "print the version", runVersion},
+	}
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := dispatch(ctx, os.Args[1:])
+	stop()
+	os.Exit(exitCode(err))
+}
+
+func dispatch(ctx context.Context, args []string) error {
+	if len(args) == 0 {
+		usage(os.Stderr)
+		return &exitError{exitUsage, errors.New("which command?")}
+	}
+	switch args[0] {
+	case "help", "--help", "-h":
+		usage(os.Stdout)
+		return nil
+	case "--version":
+		args = []string{"version"}
+	}
+	// The longest verb wins: "layout set DIR" before "layout FILE".
+	var best *command
+	words := 0
+	for _, c := range commands {
+		verb := strings.Fields(c.name)
+		if len(verb) > words && len(args) >= len(verb) && strings.Join(args[:len(verb)], " ") == c.name {
+			best, words = c, len(verb)
+		}
+	}
+	if best == nil {
+		return usagef("no command %q; there are %s; see weft --help", strings.Join(args, " "), verbs())
+	}
+	err := best.run(ctx, best, args[words:])
+	if errors.Is(err, pflag.ErrHelp) {
+		return nil
+	}
+	return err
+}
+
+func verbs() string {
+	var names []string
+	for _, c := range commands {
+		names = append(names, c.name)
+	}
+	return strings.Join(names, ", ")
+}
+
+func usage(w *os.File) {
+	fmt.Fprintf(w, "weft %s: a parallel file system client\n\nUsage:\n", version.String())
+	for _, c := range commands {
+		fmt.Fprintf(w, "  weft %s %s\n        %s\n", c.name, c.args, c.short)
+	}
+	fmt.Fprintf(w, "\n`weft COMMAND --help` shows a command's options and their defaults.\n")
+}
+
+// flags makes the flag set of a command; more is printed by --help below the flags.
+func (c *command) flags(more string) *pflag.FlagSet {
+	fl := pflag.NewFlagSet(c.name, pflag.ContinueOnError)
+	fl.SortFlags = false
+	fl.Usage = func() {
+		fmt.Printf("Usage: weft %s %s\n\n%s.\n", c.name, c.args, strings.ToUpper(c.short[:1])+c.short[1:])
+		if fl.HasFlags() {
+			fmt.Printf("\n%s", fl.FlagUsages())
+		}
+		fmt.Print(more)
+	}
+	return fl
+}
+
+// parse parses args and checks how many operands there are.
+func (c *command) parse(fl *pflag.FlagSet, args []string, least, most int) error {
+	if err := fl.Parse(args); err != nil {
+		if errors.Is(err, pflag.ErrHelp) {
+			return err
+		}
+		return usagef("%s: %v; see weft %s --help", c.name, err, c.name)
+	}
+	if n := fl.NArg(); n < least || n > most {
+		return usagef("%s: %d operands given; usage: weft %s %s", c.name, n, c.name, c.args)
+	}
+	return nil
+}
+
+func runVersion(_ context.Context, c *command, args []string) error {
+	if err := c.parse(c.flags(""), args, 0, 0); err != nil {
+		return err
+	}
+	fmt.Println("weft", version.String())
+	return nil
+}

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// fsType is how the kernel names weft mounts.
+const fsType = "fuse.weft"
+
+// mountEntry is a weft mount of this mount namespace.
+type mountEntry struct {
+	Dev        uint64 // st_dev of its files
+	Mountpoint string
+	Source     string
+}
+
+// minor is the number of its FUSE connection in /sys/fs/fuse/connections.
+func (m mountEntry) minor() uint32 { return unix.Minor(m.Dev) }
+
+// weftMounts reads /proc/self/mountinfo, in mount order (proc(5)).
+func weftMounts() ([]mountEntry, error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var list []mountEntry
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		left, right, ok := strings.Cut(lines.Text(), " - ")
+		l, r := strings.Fields(left), strings.Fields(right)
+		if !ok || len(l) < 6 || len(r) < 2 || r[0] != fsType {
+			continue
+		}
+		major, minor, _ := strings.Cut(l[2], ":")
+		maj, err1 := strconv.ParseUint(major, 10, 32)
+		min, err2 := strconv.ParseUint(minor, 10, 32)
+		if err1 != nil || err2 != nil {
+			return nil, fmt.Errorf("/proc/self/mountinfo: bad device %q", l[2])
+		}
+		list = append(list, mountEntry{
+			Dev:        unix.Mkdev(uint32(maj), uint32(min)),
+			Mountpoint: unescape(l[4]),
+			Source:     unescape(r[1]),
+		})
+	}
+	return list, lines.Err()
+}
+
+// unescape undoes the octal escapes of /proc/self/mountinfo.
+func unescape(s string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if c, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(c))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}
+
+// mountAt finds the topmost weft mount at path without touching the mount itself, which may hang.
+func mountAt(path string) (mountEntry, error) {
+	abs, err := cleanMountpoint(path)
+	if err != nil {
+		return mountEntry{}, err
+	}
+	list, err := weftMounts()
+	if err != nil {
+		return mountEntry{}, err
+	}
+	for i := len(list) - 1; i >= 0; i-- {
+		if list[i].Mountpoint == abs {
+			return list[i], nil
+		}
+	}
+	return mountEntry{}, fmt.Errorf("%s is not a weft mount; `weft status` lists them", path)
+}
+
+// mountOf finds the mount that serves the file with the given device number.
+func mountOf(dev uint64) (mountEntry, error) {
+	list, err := weftMounts()
+	if err != nil {
+		return mountEntry{}, err
+	}
+	for _, m := range list {
+		if m.Dev == dev {
+			return m, nil
+		}
+	}
+	return mountEntry{}, fmt.Errorf("not on a weft mount")
+}
+
+// cleanMountpoint makes path absolute and resolves symbolic links in all but its last element, which may be a mount
+// that does not answer.
+func cleanMountpoint(path string) (string, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, filepath.Base(abs)), nil
+}

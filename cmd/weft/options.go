@@ -1,0 +1,171 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/dustin/go-humanize"
+	"golang.org/x/sys/unix"
+)
+
+// mountOptions is what -o says.
+type mountOptions struct {
+	flags    uintptr // MS_ flags of mount(2)
+	nconnect int
+	rsize    int64 // bytes
+	wsize    int64 // bytes
+	maxWrite int64 // bytes, 0 = the largest the kernel allows
+	retain   int64 // bytes
+	log      string
+}
+
+func defaultOptions() mountOptions {
+	return mountOptions{
+		// As fstab's "defaults" has it for file systems that anybody may serve: root mounts, and permissions are checked.
+		flags:    0,
+		nconnect: 4,
+		rsize:    1 << 20,
+		wsize:    1 << 20,
+		retain:   256 << 20,
+	}
+}
+
+// option is one name that -o accepts. With a value it is NAME=VALUE.
+type option struct {
+	name  string
+	value string // placeholder shown in the help; empty if the option has no value
+	help  string
+	set   func(o *mountOptions, value string) error
+}
+
+// mountOptionTable makes the parser, the help and the suggestions.
+var mountOptionTable = []option{
+	flagOption("ro", unix.MS_RDONLY, true, "mount read-only"),
+	flagOption("rw", unix.MS_RDONLY, false, "mount read-write (default)"),
+	flagOption("nosuid", unix.MS_NOSUID, true, "ignore set-user-ID and set-group-ID bits"),
+	flagOption("suid", unix.MS_NOSUID, false, "honour them (default)"),
+	flagOption("nodev", unix.MS_NODEV, true, "do not interpret device files"),
+	flagOption("dev", unix.MS_NODEV, false, "interpret them (default)"),
+	flagOption("noexec", unix.MS_NOEXEC, true, "do not execute programs"),
+	flagOption("exec", unix.MS_NOEXEC, false, "execute them (default)"),
+	{"defaults", "", "rw, suid, dev, exec", func(o *mountOptions, _ string) error { o.flags = 0; return nil }},
+	{"_netdev", "", "accepted for fstab", func(*mountOptions, string) error { return nil }},
+	{"nconnect", "N", "TCP connections to each data server, 1 to 16 (default 4)", func(o *mountOptions, v string) error {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < 1 || n > 16 {
+			return fmt.Errorf("want a number from 1 to 16")
+		}
+		o.nconnect = n
+		return nil
+	}},
+	sizeOption("rsize", "largest READ sent to a data server (default 1MiB)", 4<<10, 4<<20, func(o *mountOptions) *int64 { return &o.rsize }),
+	sizeOption("wsize", "largest WRITE sent to a data server (default 1MiB)", 4<<10, 4<<20, func(o *mountOptions) *int64 { return &o.wsize }),
+	sizeOption("max_write", "largest request the kernel sends (default: the largest of 8MiB, 4MiB, 1MiB it allows)", 64<<10, 8<<20, func(o *mountOptions) *int64 { return &o.maxWrite }),
+	sizeOption("retain", "memory for written data until data servers have made it stable (default 256MiB)", 1<<20, 1<<40, func(o *mountOptions) *int64 { return &o.retain }),
+	{"log", "FILE", "where the serving process logs (default /var/log/weft/MOUNTPOINT.log; with -f standard error)", func(o *mountOptions, v string) error {
+		if v == "" {
+			return fmt.Errorf("want a file")
+		}
+		o.log = v
+		return nil
+	}},
+}
+
+func flagOption(name string, flag uintptr, on bool, help string) option {
+	return option{name, "", help, func(o *mountOptions, _ string) error {
+		o.flags &^= flag
+		if on {
+			o.flags |= flag
+		}
+		return nil
+	}}
+}
+
+func sizeOption(name, help string, least, most int64, field func(*mountOptions) *int64) option {
+	return option{name, "SIZE", help, func(o *mountOptions, v string) error {
+		n, err := humanize.ParseBytes(v)
+		if err != nil || n < uint64(least) || n > uint64(most) {
+			return fmt.Errorf("want a size from %s to %s, such as 1MiB", humanize.IBytes(uint64(least)), humanize.IBytes(uint64(most)))
+		}
+		*field(o) = int64(n)
+		return nil
+	}}
+}
+
+// parseOptions reads the arguments of all -o flags in order; later ones win.
+func parseOptions(lists []string) (mountOptions, error) {
+	o := defaultOptions()
+	for _, word := range strings.Split(strings.Join(lists, ","), ",") {
+		if word == "" {
+			continue
+		}
+		name, value, hasValue := strings.Cut(word, "=")
+		opt := findOption(name)
+		switch {
+		case opt == nil:
+			return o, fmt.Errorf("option %q: there is none of that name; did you mean %q?", word, nearestOption(name))
+		case opt.value == "" && hasValue:
+			return o, fmt.Errorf("option %q: %s takes no value", word, name)
+		case opt.value != "" && !hasValue:
+			return o, fmt.Errorf("option %q: want %s=%s", word, name, opt.value)
+		}
+		if err := opt.set(&o, value); err != nil {
+			return o, fmt.Errorf("option %q: %w", word, err)
+		}
+	}
+	return o, nil
+}
+
+func findOption(name string) *option {
+	for i := range mountOptionTable {
+		if mountOptionTable[i].name == name {
+			return &mountOptionTable[i]
+		}
+	}
+	return nil
+}
+
+// nearestOption is the valid name with the fewest edits from name.
+func nearestOption(name string) string {
+	best, least := "", 1<<30
+	for _, o := range mountOptionTable {
+		if d := edits(name, o.name); d < least {
+			best, least = o.name, d
+		}
+	}
+	return best
+}
+
+// edits is the Levenshtein distance.
+func edits(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		diagonal := row[0]
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			diagonal, row[j] = row[j], min(row[j]+1, row[j-1]+1, diagonal+cost)
+		}
+	}
+	return row[len(b)]
+}
+
+func optionsHelp() string {
+	var b strings.Builder
+	b.WriteString("\nOptions for -o, separated by commas:\n")
+	for _, o := range mountOptionTable {
+		name := o.name
+		if o.value != "" {
+			name += "=" + o.value
+		}
+		fmt.Fprintf(&b, "  %-16s %s\n", name, o.help)
+	}
+	return b.String()
+}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+)
+
+// source is what is mounted: metadata services, any of which will do, and a directory of the volume.
+type source struct {
+	addrs []string // host:port
+	dir   string   // absolute and clean
+}
+
+// parseSource reads HOST[:PORT][,HOST[:PORT]...]:/[SUBDIR]; an IPv6 address stands in brackets.
+func parseSource(s string) (source, error) {
+	hosts, dir, ok := strings.Cut(s, ":/")
+	if !ok {
+		return source{}, fmt.Errorf("source %q: want HOST[:PORT]:/ or HOST[:PORT]:/SUBDIR", s)
+	}
+	addrs, err := parseHosts(hosts)
+	if err != nil {
+		return source{}, fmt.Errorf("source %q: %w", s, err)
+	}
+	return source{addrs: addrs, dir: path.Clean("/" + dir)}, nil
+}
+
+// String is the canonical form, which parseSource reads back.
+func (s source) String() string { return strings.Join(s.addrs, ",") + ":" + s.dir }
+
+func parseHosts(s string) ([]string, error) {
+	var addrs []string
+	for _, h := range strings.Split(s, ",") {
+		addr, err := parseHost(h)
+		if err != nil {
+			return nil, err
+		}
+		addrs = append(addrs, addr)
+	}
+	return addrs, nil
+}
+
+// parseHost reads HOST, HOST:PORT, [IPV6] or [IPV6]:PORT and adds the default port.
+func parseHost(s string) (string, error) {
+	host, port := s, strconv.Itoa(metarpc.DefaultPort)
+	if inner, ok := strings.CutPrefix(s, "["); ok && strings.HasSuffix(s, "]") {
+		host = strings.TrimSuffix(inner, "]")
+	} else if strings.Contains(s, ":") {
+		var err error
+		if host, port, err = net.SplitHostPort(s); err != nil {
+			return "", fmt.Errorf("%q is not HOST[:PORT] (an IPv6 address stands in brackets)", s)
+		}
+	}
+	if host == "" {
+		return "", fmt.Errorf("%q has no host", s)
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+		return "", fmt.Errorf("%q: %q is not a port (1 to 65535)", s, port)
+	}
+	return net.JoinHostPort(host, port), nil
+}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"github.com/dustin/go-humanize"
+)
+
+// mountStatus is what a serving process says of itself, and the form of `weft status --json`.
+type mountStatus struct {
+	Mountpoint string         `json:"mountpoint"`
+	Source     string         `json:"source"`
+	PID        int            `json:"pid"`
+	Version    string         `json:"version"`
+	Since      time.Time      `json:"since"`
+	Error      string         `json:"error,omitempty"` // why the rest is not known
+	MaxWrite   int            `json:"max_write"`       // bytes the kernel sends at once
+	Retained   int64          `json:"retained_bytes"`  // written, not yet stable on the data servers
+	Service    serviceStatus  `json:"service"`
+	Devices    []deviceStatus `json:"devices"`
+}
+
+type serviceStatus struct {
+	Address   string `json:"address"`
+	Connected bool   `json:"connected"`
+	Problem   string `json:"problem,omitempty"`
+	Version   string `json:"version,omitempty"`
+	Sessions  int    `json:"sessions"`
+	Grace     bool   `json:"grace"`   // restarted and still waiting for clients of before
+	Garbage   int64  `json:"garbage"` // data files that wait for removal
+}
+
+type deviceStatus struct {
+	ID        string `json:"id"`
+	Address   string `json:"address"`
+	Reachable bool   `json:"reachable"`
+	Problem   string `json:"problem,omitempty"`
+	Total     int64  `json:"total_bytes"`
+	Free      int64  `json:"free_bytes"`
+	DataFiles int64  `json:"data_files"`
+}
+
+// selectMounts is the mount at the operand, or all.
+func selectMounts(args []string) ([]mountEntry, error) {
+	if len(args) == 0 {
+		return weftMounts()
+	}
+	m, err := mountAt(args[0])
+	return []mountEntry{m}, err
+}
+
+func runStatus(ctx context.Context, c *command, args []string) error {
+	fl := c.flags("")
+	asJSON := fl.Bool("json", false, "print an array of objects, one for each mount")
+	if err := c.parse(fl, args, 0, 1); err != nil {
+		return err
+	}
+	mounts, err := selectMounts(fl.Args())
+	if err != nil {
+		return err
+	}
+	list := []mountStatus{}
+	var failed error
+	for _, m := range mounts {
+		var st mountStatus
+		asked, cancel := context.WithTimeout(ctx, 10*time.Second)
+		if err := control(asked, m, controlRequest{Op: "status"}, &st); err != nil {
+			st = mountStatus{Error: err.Error()}
+			failed = errors.Join(failed, err)
+		}
+		cancel()
+		st.Mountpoint, st.Source = m.Mountpoint, m.Source
+		list = append(list, st)
+	}
+	if *asJSON {
+		return errors.Join(json.NewEncoder(os.Stdout).Encode(list), failed)
+	}
+	if len(list) == 0 {
+		fmt.Println("no weft mounts")
+	}
+	for _, st := range list {
+		st.print()
+	}
+	return failed
+}
+
+func (st *mountStatus) print() {
+	fmt.Printf("%s on %s\n", st.Source, st.Mountpoint)
+	if st.Error != "" {
+		return
+	}
+	fmt.Printf("  served by   process %d, weft %s, since %s\n", st.PID, st.Version, humanize.Time(st.Since))
+	fmt.Printf("  requests    up to %s; %s written and not stable yet\n", humanize.IBytes(uint64(st.MaxWrite)), humanize.IBytes(uint64(st.Retained)))
+	if s := st.Service; s.Connected && s.Problem == "" {
+		fmt.Printf("  metadata    %s, %s, %d sessions, %d data files to remove%s\n", s.Address, s.Version, s.Sessions, s.Garbage,
+			map[bool]string{true: ", in grace after a restart"}[s.Grace])
+	} else {
+		fmt.Printf("  metadata    %s: %s\n", s.Address, s.Problem)
+	}
+	printDevices(st.Devices, "  ")
+}
+
+func printDevices(devices []deviceStatus, indent string) {
+	w := tabwriter.NewWriter(os.Stdout, 0, 8, 2, ' ', 0)
+	for _, d := range devices {
+		state := "ok"
+		if !d.Reachable {
+			state = d.Problem
+		}
+		fmt.Fprintf(w, "%sdevice %s\t%s\t%s free of %s\t%d data files\t%s\n", indent, d.ID[:8], d.Address,
+			humanize.IBytes(uint64(d.Free)), humanize.IBytes(uint64(d.Total)), d.DataFiles, state)
+	}
+	w.Flush()
+}
+
+func runSync(ctx context.Context, c *command, args []string) error {
+	fl := c.flags("")
+	if err := c.parse(fl, args, 0, 1); err != nil {
+		return err
+	}
+	mounts, err := selectMounts(fl.Args())
+	if err != nil {
+		return err
+	}
+	var failed error
+	for _, m := range mounts {
+		failed = errors.Join(failed, control(ctx, m, controlRequest{Op: "sync"}, &struct{}{}))
+	}
+	return failed
+}

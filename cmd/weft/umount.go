@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// endOfServer bounds how long umount waits for the serving process once the mount is gone.
+const endOfServer = 60 * time.Second
+
+func runUmount(ctx context.Context, c *command, args []string) error {
+	fl := c.flags("")
+	force := fl.BoolP("force", "f", false, "unmount even if servers are dead or programs use the mount: what is not stable yet is lost")
+	if err := c.parse(fl, args, 1, 1); err != nil {
+		return err
+	}
+	m, err := mountAt(fl.Arg(0))
+	if err != nil {
+		return mountErr(err)
+	}
+	// Learn who serves it before it goes.
+	var st mountStatus
+	asked, cancel := context.WithTimeout(ctx, 5*time.Second)
+	statusErr := control(asked, m, controlRequest{Op: "status"}, &st)
+	cancel()
+	if *force {
+		return mountErr(forceUmount(m, st.PID))
+	}
+	if statusErr == nil {
+		if err := control(ctx, m, controlRequest{Op: "sync"}, &struct{}{}); err != nil {
+			return mountErr(fmt.Errorf("not everything could be made stable: %w (weft umount --force unmounts all the same)", err))
+		}
+	}
+	if err := unmount(m.Mountpoint, 0); err != nil {
+		if errors.Is(err, unix.EBUSY) {
+			err = fmt.Errorf("%s is busy: %s (weft umount --force unmounts all the same)", m.Mountpoint, users(m))
+		}
+		return mountErr(err)
+	}
+	return mountErr(waitGone(ctx, st.PID))
+}
+
+// unmount takes the mount away; who may not do it alone asks fusermount3.
+func unmount(mountpoint string, flags int) error {
+	err := unix.Unmount(mountpoint, flags|unix.UMOUNT_NOFOLLOW)
+	if !errors.Is(err, unix.EPERM) {
+		if err != nil {
+			err = fmt.Errorf("unmount %s: %w", mountpoint, err)
+		}
+		return err
+	}
+	args := []string{"-u", "--", mountpoint}
+	if flags&unix.MNT_DETACH != 0 {
+		args = append([]string{"-z"}, args...)
+	}
+	if out, err := exec.Command("fusermount3", args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("unmount %s: %s", mountpoint, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// forceUmount ends m whatever state it is in: the kernel fails everything that waits for the serving process, the mount
+// is detached, and the process ended.
+func forceUmount(m mountEntry, pid int) error {
+	abort := fmt.Sprintf("/sys/fs/fuse/connections/%d/abort", m.minor())
+	if err := os.WriteFile(abort, []byte("1"), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+		fmt.Fprintf(os.Stderr, "weft: %v: going on without\n", err)
+	}
+	if err := unmount(m.Mountpoint, unix.MNT_DETACH); err != nil {
+		return err
+	}
+	if pid <= 0 {
+		return nil
+	}
+	unix.Kill(pid, unix.SIGTERM)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if waitGone(ctx, pid) != nil {
+		unix.Kill(pid, unix.SIGKILL)
+	}
+	return nil
+}
+
+// waitGone returns when the process has ended; pid 0 is nobody.
+func waitGone(ctx context.Context, pid int) error {
+	if pid <= 0 {
+		return nil
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil // it is gone
+	}
+	defer unix.Close(fd)
+	ctx, cancel := context.WithTimeout(ctx, endOfServer)
+	defer cancel()
+	for ctx.Err() == nil {
+		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		if n, err := unix.Poll(poll, 100); n > 0 || err != nil && err != unix.EINTR {
+			return nil
+		}
+	}
+	return fmt.Errorf("unmounted, but the serving process %d has not ended: %w", pid, ctx.Err())
+}
+
+// users names processes that hold a mount busy, as far as /proc shows them without touching the mount.
+func users(m mountEntry) string {
+	var found []string
+	procs, _ := os.ReadDir("/proc")
+	for _, p := range procs {
+		if p.Name()[0] < '0' || p.Name()[0] > '9' || len(found) == 5 {
+			continue
+		}
+		links := []string{"cwd", "root", "exe"}
+		fds, _ := os.ReadDir("/proc/" + p.Name() + "/fd")
+		for _, fd := range fds {
+			links = append(links, "fd/"+fd.Name())
+		}
+		for _, l := range links {
+			target, err := os.Readlink("/proc/" + p.Name() + "/" + l)
+			if err == nil && (target == m.Mountpoint || strings.HasPrefix(target, m.Mountpoint+"/")) {
+				comm, _ := os.ReadFile("/proc/" + p.Name() + "/comm")
+				found = append(found, fmt.Sprintf("%s (pid %s)", strings.TrimSpace(string(comm)), p.Name()))
+				break
+			}
+		}
+	}
+	if len(found) == 0 {
+		return "some program uses it"
+	}
+	return "used by " + strings.Join(found, ", ")
+}

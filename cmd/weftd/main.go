@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"github.com/weftfs/weft/internal/version"
+)
+
+// Exit codes of weftd; those of fsck are in fsck.go.
+const (
+	exitOK     = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+type usageError struct{ error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+type command struct {
+	name, args, short string
+	run               func(ctx context.Context, c *command, args []string) error
+}
+
+var commands []*command
+
+func init() {
+	commands = []*command{
+		{"meta", "--dir DIR [--listen ADDR] [--data-server HOST:PORT:/EXPORT]...", "run the metadata service of a volume", runMeta},
+		{"data", "--dir DIR[,DIR...] --listen ADDR[,ADDR...]", "run NFSv3 data servers, one for each directory and address", runData},
+		{"single", "--dir DIR [--data-servers N] [--listen ADDR]", "run a metadata service and data servers on one machine", runSingle},
+		{"fsck", "--dir DIR [--repair] [--json]", "check the volume that a stopped metadata service left", runFsck},
+		{"version", "", "print the version", runVersion},
+	}
+}
+
+func main() {
+	// The first signal lets requests that have begun end; a second one ends the process at once.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	os.Exit(exitCode(dispatch(ctx, os.Args[1:])))
+}
+
+func exitCode(err error) int {
+	if err == nil {
+		return exitOK
+	}
+	var found exitStatus
+	if errors.As(err, &found) {
+		return int(found)
+	}
+	fmt.Fprintf(os.Stderr, "weftd: %v\n", err)
+	if errors.As(err, new(usageError)) {
+		return exitUsage
+	}
+	return exitFailed
+}
+
+func dispatch(ctx context.Context, args []string) error {
+	if len(args) == 0 {
+		usage(os.Stderr)
+		return usagef("which command?")
+	}
+	switch args[0] {
+	case "help", "--help", "-h":
+		usage(os.Stdout)
+		return nil
+	case "--version":
+		args[0] = "version"
+	}
+	var names []string
+	for _, c := range commands {
+		if c.name == args[0] {
+			err := c.run(ctx, c, args[1:])
+			if errors.Is(err, pflag.ErrHelp) {
+				return nil
+			}
+			return err
+		}
+		names = append(names, c.name)
+	}
+	return usagef("no command %q; there are %s; see weftd --help", args[0], strings.Join(names, ", "))
+}
+
+func usage(w *os.File) {
+	fmt.Fprintf(w, "weftd %s: the servers of the weft parallel file system\n\nUsage:\n", version.String())
+	for _, c := range commands {
+		fmt.Fprintf(w, "  weftd %s %s\n        %s\n", c.name, c.args, c.short)
+	}
+	fmt.Fprintf(w, "\n`weftd COMMAND --help` shows a command's options and their defaults.\n")
+}
+
+// flags makes the flag set of a command; more is printed by --help below the flags.
+func (c *command) flags(more string) *pflag.FlagSet {
+	fl := pflag.NewFlagSet(c.name, pflag.ContinueOnError)
+	fl.SortFlags = false
+	fl.Usage = func() {
+		fmt.Printf("Usage: weftd %s %s\n\n%s.\n", c.name, c.args, strings.ToUpper(c.short[:1])+c.short[1:])
+		if fl.HasFlags() {
+			fmt.Printf("\n%s", fl.FlagUsages())
+		}
+		fmt.Print(more)
+	}
+	return fl
+}
+
+// parse parses args; no command takes operands, and the flags named in required must be given.
+func (c *command) parse(fl *pflag.FlagSet, args []string, required ...string) error {
+	if err := fl.Parse(args); err != nil {
+		if errors.Is(err, pflag.ErrHelp) {
+			return err
+		}
+		return usagef("%s: %v; see weftd %s --help", c.name, err, c.name)
+	}
+	if fl.NArg() > 0 {
+		return usagef("%s: %q is not an option; usage: weftd %s %s", c.name, fl.Arg(0), c.name, c.args)
+	}
+	for _, name := range required {
+		if !fl.Changed(name) {
+			return usagef("%s: --%s is missing; usage: weftd %s %s", c.name, name, c.name, c.args)
+		}
+	}
+	return nil
+}
+
+func runVersion(_ context.Context, c *command, args []string) error {
+	if err := c.parse(c.flags(""), args); err != nil {
+		return err
+	}
+	fmt.Println("weftd", version.String())
+	return nil
+}
+
+// newLog makes the log: text on standard error.
+func newLog(verbose bool) *slog.Logger {
+	level := slog.LevelInfo
+	if verbose {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	slog.SetDefault(log)
+	return log
+}
+
+// listen listens on HOST:PORT, :PORT or PORT.
+func listen(addr string, defaultPort string) (net.Listener, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		if host, port, err = net.SplitHostPort(net.JoinHostPort(strings.Trim(addr, "[]"), defaultPort)); err != nil {
+			return nil, fmt.Errorf("listen address %q: want HOST:PORT", addr)
+		}
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(host, port))
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("listen on %s: address already in use: choose another with --listen", addr)
+	}
+	return l, err
+}

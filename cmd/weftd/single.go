@@ -1,0 +1,189 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/server/meta"
+)
+
+// singleState is what weftd single remembers in its directory, in single.json.
+type singleState struct {
+	// Where the data servers were last: tried again at the next start, so that clients that are still there find them.
+	Host  string `json:"data_server_host"`
+	Ports []int  `json:"data_server_ports"`
+}
+
+const maxDataServers = 256
+
+func runSingle(ctx context.Context, c *command, args []string) error {
+	fl := c.flags("\nThe catalog is in DIR/catalog, data server N's files are in DIR/data/N. The number of data servers may grow\n" +
+		"from one start to the next, not shrink. Runs until SIGTERM or SIGINT, which let requests that have begun end.\n")
+	dir := fl.String("dir", "", "directory for everything, made if missing")
+	count := fl.Int("data-servers", 4, fmt.Sprintf("how many data servers, 1 to %d", maxDataServers))
+	addr := fl.String("listen", "127.0.0.1:"+defaultPort, "address HOST:PORT of the metadata service")
+	lease := fl.Duration("lease", meta.DefaultLease, "how long a client that is silent keeps what it holds")
+	verbose := fl.BoolP("verbose", "v", false, "log more")
+	if err := c.parse(fl, args, "dir"); err != nil {
+		return err
+	}
+	if *count < 1 || *count > maxDataServers {
+		return usagef("single: --data-servers %d: want 1 to %d", *count, maxDataServers)
+	}
+	log := newLog(*verbose)
+	lock, err := lockDir(*dir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	l, err := listen(*addr, defaultPort)
+	if err != nil {
+		return err
+	}
+	var servers dataServers
+	host := "127.0.0.1"
+	if ip := l.Addr().(*net.TCPAddr).IP; !ip.IsUnspecified() {
+		host = ip.String()
+	}
+	addrs, err := servers.startSingle(*dir, *count, host, log)
+	if err != nil {
+		l.Close()
+		return errors.Join(err, servers.stop())
+	}
+	m, err := openMeta(ctx, *dir, *lease, log)
+	if err != nil {
+		l.Close()
+		return errors.Join(err, servers.stop())
+	}
+	for _, a := range addrs {
+		if _, err := m.files.AddDevice(ctx, "nfs://"+a+"/"); err != nil {
+			l.Close()
+			return errors.Join(err, m.close(), servers.stop())
+		}
+	}
+	// The metadata service goes first: it still speaks to the data servers while it ends.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { // a data server that fails ends everything; ends with ctx
+		select {
+		case err := <-servers.failed:
+			ended <- err
+			cancel()
+		case <-ctx.Done():
+			ended <- nil
+		}
+	}()
+	err = m.run(ctx, l)
+	cancel()
+	return errors.Join(err, <-ended, servers.stop())
+}
+
+// lockDir makes sure that no other weftd runs on dir. The lock ends with the process.
+func lockDir(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "weftd.lock"), os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		owner := make([]byte, 32)
+		n, _ := f.Read(owner)
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%s: another weftd runs on this directory: process %s", dir, owner[:n])
+		}
+		return nil, err
+	}
+	f.Truncate(0)
+	f.WriteAt([]byte(strconv.Itoa(os.Getpid())), 0)
+	return f, nil
+}
+
+// readSingleState returns false if weftd single never ran on dir.
+func readSingleState(dir string) (state singleState, found bool, err error) {
+	name := filepath.Join(dir, "single.json")
+	b, err := os.ReadFile(name)
+	if errors.Is(err, os.ErrNotExist) {
+		return state, false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &state)
+	}
+	if err != nil {
+		return state, false, fmt.Errorf("%s: %w", name, err)
+	}
+	return state, true, nil
+}
+
+func (s *singleState) write(dir string) error {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	name := filepath.Join(dir, "single.json")
+	if err := os.WriteFile(name+".new", append(b, '\n'), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(name+".new", name)
+}
+
+// startSingle starts the data servers of dir on the ports they had before, or free ones, and returns their addresses.
+func (d *dataServers) startSingle(dir string, count int, host string, log *slog.Logger) ([]string, error) {
+	state, _, err := readSingleState(dir)
+	if err != nil {
+		return nil, err
+	}
+	if count < len(state.Ports) {
+		return nil, fmt.Errorf("%s has %d data servers, so --data-servers %d would leave files without their data", dir, len(state.Ports), count)
+	}
+	state.Ports = append(state.Ports, make([]int, count-len(state.Ports))...)
+	addrs := make([]string, count)
+	for i := range addrs {
+		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(state.Ports[i])))
+		if err != nil { // somebody has the port of before
+			if l, err = net.Listen("tcp", net.JoinHostPort(host, "0")); err != nil {
+				return nil, err
+			}
+		}
+		state.Ports[i] = l.Addr().(*net.TCPAddr).Port
+		addrs[i] = l.Addr().String()
+		if err := d.start(singleDataDir(dir, i), l, log); err != nil {
+			return nil, err
+		}
+	}
+	state.Host = host
+	return addrs, state.write(dir)
+}
+
+// startAgain starts the data servers that weftd single last ran on dir, where it last ran them; if it never ran there,
+// nothing.
+func (d *dataServers) startAgain(dir string, log *slog.Logger) error {
+	state, found, err := readSingleState(dir)
+	if err != nil || !found {
+		return err
+	}
+	for i, port := range state.Ports {
+		l, err := net.Listen("tcp", net.JoinHostPort(state.Host, strconv.Itoa(port)))
+		if err != nil {
+			return fmt.Errorf("start data server %d where it was: %w", i, err)
+		}
+		if err := d.start(singleDataDir(dir, i), l, log); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func singleDataDir(dir string, i int) string { return filepath.Join(dir, "data", strconv.Itoa(i)) }
