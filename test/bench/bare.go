@@ -1,0 +1,217 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/signal"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// bareCommand makes this program serve the baseline: bare MOUNTPOINT MAX_WRITE VALIDITY FILES.
+const bareCommand = "serve-bare"
+
+// bareFS is a FUSE file system that answers from memory and does nothing else: the ceiling of what any file system over
+// go-fuse can reach. Its files are not freed before the end.
+type bareFS struct {
+	fuse.RawFileSystem
+	validity time.Duration
+
+	mu    sync.RWMutex
+	nodes []*bareNode // index is the node id
+}
+
+type bareNode struct {
+	mu       sync.RWMutex
+	mode     uint32
+	children map[string]uint64
+	chunks   [][]byte
+	size     uint64
+}
+
+const bareChunk = 1 << 20
+
+func serveBare(args []string) error {
+	if len(args) != 4 {
+		return fmt.Errorf("%s takes MOUNTPOINT MAX_WRITE VALIDITY FILES", bareCommand)
+	}
+	maxWrite, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	validity, err := time.ParseDuration(args[2])
+	if err != nil {
+		return err
+	}
+	files, err := strconv.Atoi(args[3])
+	if err != nil {
+		return err
+	}
+	f := &bareFS{RawFileSystem: fuse.NewDefaultRawFileSystem(), validity: validity}
+	f.nodes = []*bareNode{nil, {mode: fuse.S_IFDIR | 0o755, children: map[string]uint64{}}}
+	for i := range files {
+		f.add(f.nodes[1], fmt.Sprint("f", i), fuse.S_IFREG|0o644)
+	}
+	server, err := fuse.NewServer(f, args[0], &fuse.MountOptions{
+		Name: "bare", FsName: "bare", MaxWrite: maxWrite, DisableSplice: true, DirectMountStrict: true, AllowOther: true,
+		Options: []string{"default_permissions"}, MaxBackground: 65535, DisableXAttrs: true,
+		ExtraCapabilities: fuse.CAP_ASYNC_DIO | fuse.CAP_DIRECT_IO_ALLOW_MMAP,
+	})
+	if err != nil {
+		return err
+	}
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM)
+	go func() { // ends with the process
+		<-stop
+		server.Unmount()
+	}()
+	server.Serve()
+	return nil
+}
+
+func (f *bareFS) node(id uint64) *bareNode {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.nodes[id]
+}
+
+func (f *bareFS) add(parent *bareNode, name string, mode uint32) uint64 {
+	n := &bareNode{mode: mode}
+	if mode&fuse.S_IFDIR != 0 {
+		n.children = map[string]uint64{}
+	}
+	f.mu.Lock()
+	id := uint64(len(f.nodes))
+	f.nodes = append(f.nodes, n)
+	f.mu.Unlock()
+	parent.mu.Lock()
+	parent.children[name] = id
+	parent.mu.Unlock()
+	return id
+}
+
+func (f *bareFS) attr(id uint64, n *bareNode, a *fuse.Attr) {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	*a = fuse.Attr{Ino: id, Mode: n.mode, Nlink: 1, Size: n.size, Blksize: 4096}
+}
+
+func (f *bareFS) entry(id uint64, out *fuse.EntryOut) {
+	out.NodeId = id
+	out.SetEntryTimeout(f.validity)
+	out.SetAttrTimeout(f.validity)
+	f.attr(id, f.node(id), &out.Attr)
+}
+
+func (f *bareFS) Lookup(_ <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	n := f.node(h.NodeId)
+	n.mu.RLock()
+	id, ok := n.children[name]
+	n.mu.RUnlock()
+	if !ok {
+		return fuse.ENOENT
+	}
+	f.entry(id, out)
+	return fuse.OK
+}
+
+func (f *bareFS) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
+	out.SetTimeout(f.validity)
+	f.attr(in.NodeId, f.node(in.NodeId), &out.Attr)
+	return fuse.OK
+}
+
+func (f *bareFS) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
+	n := f.node(in.NodeId)
+	if size, ok := in.GetSize(); ok {
+		n.mu.Lock()
+		n.size = size
+		n.mu.Unlock()
+	}
+	out.SetTimeout(f.validity)
+	f.attr(in.NodeId, n, &out.Attr)
+	return fuse.OK
+}
+
+func (f *bareFS) Mkdir(_ <-chan struct{}, in *fuse.MkdirIn, name string, out *fuse.EntryOut) fuse.Status {
+	f.entry(f.add(f.node(in.NodeId), name, fuse.S_IFDIR|in.Mode&0o777), out)
+	return fuse.OK
+}
+
+func (f *bareFS) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
+	f.entry(f.add(f.node(in.NodeId), name, fuse.S_IFREG|in.Mode&0o777), &out.EntryOut)
+	out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES
+	return fuse.OK
+}
+
+func (f *bareFS) Open(_ <-chan struct{}, _ *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES
+	return fuse.OK
+}
+
+func (f *bareFS) remove(h *fuse.InHeader, name string) fuse.Status {
+	n := f.node(h.NodeId)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if _, ok := n.children[name]; !ok {
+		return fuse.ENOENT
+	}
+	delete(n.children, name)
+	return fuse.OK
+}
+
+func (f *bareFS) Unlink(_ <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
+	return f.remove(h, name)
+}
+
+func (f *bareFS) Rmdir(_ <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
+	return f.remove(h, name)
+}
+
+func (f *bareFS) OpenDir(_ <-chan struct{}, _ *fuse.OpenIn, _ *fuse.OpenOut) fuse.Status {
+	return fuse.OK
+}
+
+func (f *bareFS) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	n := f.node(in.NodeId)
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	if in.Offset >= n.size {
+		return fuse.ReadResultData(nil), fuse.OK
+	}
+	buf = buf[:min(uint64(len(buf)), n.size-in.Offset)]
+	for done := 0; done < len(buf); {
+		at := in.Offset + uint64(done)
+		done += copy(buf[done:], n.chunks[at/bareChunk][at%bareChunk:])
+	}
+	return fuse.ReadResultData(buf), fuse.OK
+}
+
+func (f *bareFS) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	n := f.node(in.NodeId)
+	n.mu.Lock()
+	for uint64(len(n.chunks))*bareChunk < in.Offset+uint64(len(data)) {
+		n.chunks = append(n.chunks, make([]byte, bareChunk))
+	}
+	n.size = max(n.size, in.Offset+uint64(len(data)))
+	chunks := n.chunks
+	n.mu.Unlock()
+	for done := 0; done < len(data); {
+		at := in.Offset + uint64(done)
+		done += copy(chunks[at/bareChunk][at%bareChunk:], data[done:])
+	}
+	return uint32(len(data)), fuse.OK
+}
+
+func (f *bareFS) Flush(_ <-chan struct{}, _ *fuse.FlushIn) fuse.Status { return fuse.OK }
+func (f *bareFS) Fsync(_ <-chan struct{}, _ *fuse.FsyncIn) fuse.Status { return fuse.OK }
+func (f *bareFS) Release(_ <-chan struct{}, _ *fuse.ReleaseIn)         {}
+func (f *bareFS) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
+	*out = fuse.StatfsOut{Bsize: 4096, Blocks: 1 << 30, Bfree: 1 << 30, Bavail: 1 << 30, NameLen: 255}
+	return fuse.OK
+}

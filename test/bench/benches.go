@@ -1,0 +1,240 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const bareName = "bare go-fuse in memory"
+
+var benches = []bench{
+	{name: "fuse-seqread-1m-bare", unit: "MB/s", baseline: bareName, measure: data("--rw=read", "--bs=1m", "--ioengine=psync")},
+	{name: "fuse-seqwrite-1m-bare", unit: "MB/s", baseline: bareName, measure: data("--rw=write", "--bs=1m", "--ioengine=psync")},
+	{name: "fuse-randread-4k-bare", unit: "IOPS", baseline: bareName, measure: data("--rw=randread", "--bs=4k", "--ioengine=psync")},
+	{name: "md-create-1", unit: "op/s", baseline: bareName, durable: true, second: true, measure: metadata(1, create)},
+	{name: "md-create-16", unit: "op/s", baseline: bareName, durable: true, second: true, measure: metadata(16, create)},
+	{name: "md-mkdir-1", unit: "op/s", baseline: bareName, durable: true, second: true, measure: metadata(1, mkdir)},
+	{name: "md-unlink-1", unit: "op/s", baseline: bareName, durable: true, second: true, measure: metadata(1, unlink)},
+	{name: "md-stat-leased", unit: "op/s", baseline: bareName, second: true, measure: metadata(1, statLeased)},
+	{name: "md-stat-cold", unit: "op/s", baseline: bareName, second: true, measure: statCold},
+}
+
+// The metadata loads.
+const statBatch = 50
+
+var (
+	create     = load{1, prepareCreate}
+	mkdir      = load{1, prepareMkdir}
+	unlink     = load{1, prepareUnlink}
+	statLeased = load{statBatch, prepareStat}
+)
+
+// data runs a fio job on weft, with catalog and data servers on tmpfs, and on the bare file system.
+func data(args ...string) func(*lab) (figures, error) {
+	job := append(args, "--runtime=2", "--time_based")
+	fill := []string{"--rw=write", "--bs=1m", "--ioengine=psync"}
+	one := func(dir string) (float64, error) {
+		if _, _, err := fio(dir, fill...); err != nil {
+			return 0, err
+		}
+		bw, iops, err := fio(dir, job...)
+		if args[1] == "--bs=4k" {
+			return iops, err
+		}
+		return bw / 1e6, err
+	}
+	return func(l *lab) (f figures, err error) {
+		err = l.onWeft(l.mem, func(dir string) (err error) { f.weft, err = one(dir); return })
+		if err == nil {
+			err = l.onBare(time.Minute, 0, func(dir string) (err error) { f.baseline, err = one(dir); return })
+		}
+		return f, err
+	}
+}
+
+// onWeft runs do on a mount of a new volume.
+func (l *lab) onWeft(where string, do func(dir string) error) error {
+	v, err := l.volume(where)
+	if err != nil {
+		return err
+	}
+	dir, end, err := v.mount()
+	if err != nil {
+		return errors.Join(err, v.close())
+	}
+	return errors.Join(do(dir), end(), v.close())
+}
+
+func (l *lab) onBare(validity time.Duration, files int, do func(dir string) error) error {
+	dir, end, err := l.bare(validity, files)
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(dir), end())
+}
+
+// A load prepares a directory for a worker and returns what the worker calls n times, each time with another i. A call
+// does batch operations.
+type load struct {
+	batch   int
+	prepare func(dir string, n int) (op func(i int) error, err error)
+}
+
+// perWorker is how many operations a worker does.
+const perWorker = 2000
+
+// metadata measures operations by workers in a directory each, on weft with its catalog on the disk, on the bare file
+// system, and on the disk's file system.
+func metadata(workers int, what load) func(*lab) (figures, error) {
+	return func(l *lab) (f figures, err error) {
+		err = l.onWeft(l.disk, func(dir string) (err error) { f.weft, err = rate(dir, workers, what); return })
+		if err == nil {
+			err = l.onBare(time.Minute, 0, func(dir string) (err error) { f.baseline, err = rate(dir, workers, what); return })
+		}
+		if err != nil {
+			return f, err
+		}
+		local, err := os.MkdirTemp(l.disk, "local")
+		if err != nil {
+			return f, err
+		}
+		f.disk, err = rate(local, workers, what)
+		return f, errors.Join(err, os.RemoveAll(local))
+	}
+}
+
+// rate is operations per second of all workers together.
+func rate(dir string, workers int, what load) (float64, error) {
+	ops := make([]func(int) error, workers)
+	for w := range workers {
+		sub := filepath.Join(dir, fmt.Sprint("w", w))
+		if err := os.Mkdir(sub, 0o755); err != nil {
+			return 0, err
+		}
+		var err error
+		if ops[w], err = what.prepare(sub, perWorker); err != nil {
+			return 0, err
+		}
+	}
+	var wg sync.WaitGroup
+	var failed atomic.Pointer[error]
+	start := time.Now()
+	for _, op := range ops {
+		wg.Add(1)
+		go func() { // one worker
+			defer wg.Done()
+			for i := range perWorker {
+				if err := op(i); err != nil {
+					failed.Store(&err)
+					return
+				}
+			}
+		}()
+	}
+	wg.Wait()
+	took := time.Since(start).Seconds()
+	if err := failed.Load(); err != nil {
+		return 0, *err
+	}
+	return float64(workers*perWorker*what.batch) / took, nil
+}
+
+func prepareCreate(dir string, _ int) (func(int) error, error) {
+	return func(i int) error { return touch(filepath.Join(dir, fmt.Sprint("f", i))) }, nil
+}
+
+func touch(path string) error {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o644)
+	if err != nil {
+		return fmt.Errorf("create %s: %w", path, err)
+	}
+	return unix.Close(fd)
+}
+
+func prepareMkdir(dir string, _ int) (func(int) error, error) {
+	return func(i int) error { return unix.Mkdir(filepath.Join(dir, fmt.Sprint("d", i)), 0o755) }, nil
+}
+
+func prepareUnlink(dir string, n int) (func(int) error, error) {
+	for i := range n {
+		if err := touch(filepath.Join(dir, fmt.Sprint("f", i))); err != nil {
+			return nil, err
+		}
+	}
+	return func(i int) error { return unix.Unlink(filepath.Join(dir, fmt.Sprint("f", i))) }, nil
+}
+
+// prepareStat asks again and again for attributes that the client may keep.
+func prepareStat(dir string, _ int) (func(int) error, error) {
+	const files = 100
+	for i := range files {
+		if err := touch(filepath.Join(dir, fmt.Sprint("f", i))); err != nil {
+			return nil, err
+		}
+	}
+	return func(i int) error {
+		path := filepath.Join(dir, fmt.Sprint("f", i%files))
+		for range statBatch {
+			var st unix.Stat_t
+			if err := unix.Stat(path, &st); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil
+}
+
+// statCold asks once for each of many files that this mount has not seen; the baseline's kernel caches nothing.
+func statCold(l *lab) (f figures, err error) {
+	all := func(dir string) (float64, error) {
+		start := time.Now()
+		for i := range perWorker {
+			var st unix.Stat_t
+			if err := unix.Stat(filepath.Join(dir, fmt.Sprint("f", i)), &st); err != nil {
+				return 0, err
+			}
+		}
+		return perWorker / time.Since(start).Seconds(), nil
+	}
+	fill := func(dir string) error {
+		for i := range perWorker {
+			if err := touch(filepath.Join(dir, fmt.Sprint("f", i))); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	v, err := l.volume(l.disk)
+	if err != nil {
+		return f, err
+	}
+	defer func() { err = errors.Join(err, v.close()) }()
+	for _, do := range []func(dir string) error{fill, func(dir string) (err error) { f.weft, err = all(dir); return }} {
+		dir, end, err := v.mount()
+		if err != nil {
+			return f, err
+		}
+		if err := errors.Join(do(dir), end()); err != nil {
+			return f, err
+		}
+	}
+	err = l.onBare(0, perWorker, func(dir string) (err error) { f.baseline, err = all(dir); return })
+	if err != nil {
+		return f, err
+	}
+	local, err := os.MkdirTemp(l.disk, "local")
+	if err != nil {
+		return f, err
+	}
+	if err = fill(local); err == nil {
+		f.disk, err = all(local)
+	}
+	return f, errors.Join(err, os.RemoveAll(local))
+}

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// A bench is one row: it measures weft and a baseline once, in the same unit, greater being better.
+type bench struct {
+	name     string
+	unit     string
+	baseline string
+	durable  bool // print the disk's floor
+	second   bool // there is a third figure, the local disk's file system
+	measure  func(*lab) (figures, error)
+}
+
+// figures of one repeat.
+type figures struct {
+	weft, baseline, disk float64
+}
+
+// row is a line of --json.
+type row struct {
+	Bench         string   `json:"bench"`
+	Value         float64  `json:"value"`
+	Unit          string   `json:"unit"`
+	Baseline      string   `json:"baseline"`
+	BaselineValue float64  `json:"baseline_value"`
+	Ratio         float64  `json:"ratio"`
+	Goal          *float64 `json:"goal"` // null: none is set
+	GoalOp        string   `json:"goal_op"`
+	Met           *bool    `json:"met"`
+	Runs          int      `json:"runs"`
+	RatioMin      float64  `json:"ratio_min"`
+	RatioMax      float64  `json:"ratio_max"`
+	Disk          float64  `json:"local_disk,omitempty"`      // the local disk's file system, same unit
+	Floor         float64  `json:"fdatasync_per_s,omitempty"` // of the disk the volume is on
+}
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == bareCommand {
+		if err := serveBare(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	if err := run(); err != nil && !errors.Is(err, pflag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run() (err error) {
+	fl := pflag.NewFlagSet("bench", pflag.ContinueOnError)
+	fl.Usage = func() {
+		fmt.Printf("Usage: scripts/bench [NAME...] [--json FILE] [--runs N]\n\n%s\nRows:\n", fl.FlagUsages())
+		for _, b := range benches {
+			fmt.Printf("  %-26s %s, against %s\n", b.name, b.unit, b.baseline)
+		}
+	}
+	jsonFile := fl.String("json", "", "also write one JSON object a row to this file")
+	runs := fl.Int("runs", 3, "alternating repeats, at least 3")
+	if err := fl.Parse(os.Args[1:]); err != nil {
+		return err
+	}
+	if *runs < 3 {
+		return fmt.Errorf("--runs %d: a median wants at least 3", *runs)
+	}
+	chosen := benches
+	if fl.NArg() > 0 {
+		chosen = nil
+		for _, name := range fl.Args() {
+			i := slices.IndexFunc(benches, func(b bench) bool { return b.name == name })
+			if i < 0 {
+				return fmt.Errorf("no row %q; see scripts/bench --help", name)
+			}
+			chosen = append(chosen, benches[i])
+		}
+	}
+	var out *os.File
+	if *jsonFile != "" {
+		if out, err = os.Create(*jsonFile); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, out.Close()) }()
+	}
+	l, err := newLab()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.close()) }()
+	fmt.Printf("%-24s %12s  %-28s %12s  %6s  %-13s %s\n", "bench", "weft", "baseline", "figure", "ratio", "spread", "also")
+	for _, b := range chosen {
+		r, err := b.run(l, *runs)
+		if err != nil {
+			return fmt.Errorf("%s: %w", b.name, err)
+		}
+		var also []string
+		if b.second {
+			also = append(also, fmt.Sprintf("local disk %s", number(r.Disk, b.unit)))
+		}
+		if b.durable {
+			also = append(also, fmt.Sprintf("fdatasync floor %.0f/s", r.Floor))
+		}
+		fmt.Printf("%-24s %12s  %-28s %12s  %6.2f  %.2f to %.2f  %s\n", r.Bench, number(r.Value, r.Unit), r.Baseline, number(r.BaselineValue, r.Unit),
+			r.Ratio, r.RatioMin, r.RatioMax, strings.Join(also, ", "))
+		if out != nil {
+			if err := json.NewEncoder(out).Encode(r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func number(v float64, unit string) string {
+	if v >= 100 {
+		return fmt.Sprintf("%.0f %s", v, unit)
+	}
+	return fmt.Sprintf("%.2f %s", v, unit)
+}
+
+func (b bench) run(l *lab, runs int) (row, error) {
+	var weft, base, disk, floor, ratio []float64
+	for range runs {
+		f, err := b.measure(l)
+		if err != nil {
+			return row{}, err
+		}
+		if b.durable {
+			n, err := l.floor()
+			if err != nil {
+				return row{}, err
+			}
+			floor = append(floor, n)
+		}
+		weft, base, disk = append(weft, f.weft), append(base, f.baseline), append(disk, f.disk)
+		ratio = append(ratio, f.weft/f.baseline)
+	}
+	r := row{
+		Bench: b.name, Value: median(weft), Unit: b.unit, Baseline: b.baseline, BaselineValue: median(base),
+		Ratio: median(ratio), Runs: runs, RatioMin: slices.Min(ratio), RatioMax: slices.Max(ratio), Disk: median(disk),
+	}
+	if b.durable {
+		r.Floor = median(floor)
+	}
+	return r, nil
+}
+
+func median(v []float64) float64 {
+	v = slices.Clone(v)
+	slices.Sort(v)
+	n := len(v)
+	return (v[(n-1)/2] + v[n/2]) / 2
+}

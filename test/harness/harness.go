@@ -1,0 +1,361 @@
+package harness
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Root is the top of the source tree.
+var Root = func() string {
+	dir, err := os.Getwd()
+	if err != nil {
+		panic(err)
+	}
+	for ; dir != "/"; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+	}
+	panic("harness: no go.mod above the working directory")
+}()
+
+// binaries builds weft and weftd once for this test process.
+var binaries = sync.OnceValues(func() (string, error) {
+	cmd := exec.Command(filepath.Join(Root, "scripts", "build"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("scripts/build: %v\n%s", err, out)
+	}
+	return filepath.Join(Root, "bin"), nil
+})
+
+// Bin is the path of weft or weftd, freshly built.
+func Bin(t testing.TB, name string) string {
+	t.Helper()
+	dir, err := binaries()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, name)
+}
+
+// NeedMount skips a test on a machine that cannot mount FUSE file systems, or in the short loop.
+func NeedMount(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("mounts: left to the long form of the test")
+	}
+	if os.Getuid() != 0 {
+		t.Skip("missing: root, to mount")
+	}
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		t.Skip("missing: /dev/fuse")
+	}
+}
+
+// Options of a volume.
+type Options struct {
+	DataServers int    // default 4
+	Dir         string // default: a directory of the test on the disk
+}
+
+// Volume is a weftd single.
+type Volume struct {
+	t    testing.TB
+	opts Options
+	Dir  string
+	Addr string // HOST:PORT of the metadata service
+	cmd  *exec.Cmd
+	log  *os.File
+	mu   sync.Mutex
+}
+
+// NewVolume starts one and waits until it answers.
+func NewVolume(t testing.TB, opts Options) *Volume {
+	t.Helper()
+	NeedMount(t)
+	if opts.DataServers == 0 {
+		opts.DataServers = 4
+	}
+	if opts.Dir == "" {
+		opts.Dir = t.TempDir()
+	}
+	// The default permissions of a test's directory keep the data servers' users out.
+	for dir := opts.Dir; dir != "/" && dir != os.TempDir(); dir = filepath.Dir(dir) {
+		os.Chmod(dir, 0o755)
+	}
+	v := &Volume{t: t, opts: opts, Dir: filepath.Join(opts.Dir, "volume"), Addr: freeAddr(t)}
+	v.log = openLog(t, opts.Dir, "weftd")
+	v.Start()
+	t.Cleanup(func() { v.Stop() })
+	return v
+}
+
+// freeAddr is a loopback address that nobody listened on a moment ago.
+func freeAddr(t testing.TB) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// openLog makes a log file that is printed if the test fails.
+func openLog(t testing.TB, dir, name string) *os.File {
+	f, err := os.CreateTemp(dir, name+"-*.log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		f.Close()
+		if t.Failed() {
+			b, _ := os.ReadFile(f.Name())
+			if len(b) > 16<<10 {
+				b = b[len(b)-16<<10:]
+			}
+			t.Logf("%s:\n%s", filepath.Base(f.Name()), b)
+		}
+	})
+	return f
+}
+
+// Start starts weftd and waits until it answers.
+func (v *Volume) Start() {
+	v.t.Helper()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.cmd = exec.Command(Bin(v.t, "weftd"), "single", "--dir", v.Dir, "--data-servers", fmt.Sprint(v.opts.DataServers), "--listen", v.Addr)
+	v.cmd.Stdout, v.cmd.Stderr = v.log, v.log
+	// A test that dies takes its servers along.
+	v.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := v.cmd.Start(); err != nil {
+		v.t.Fatal(err)
+	}
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		out, err := exec.Command(Bin(v.t, "weft"), "admin", "device", "ls", "--server", v.Addr).CombinedOutput()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) || v.cmd.ProcessState != nil {
+			v.t.Fatalf("weftd does not answer: %s", out)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// Kill ends weftd with SIGKILL.
+func (v *Volume) Kill() { v.end(syscall.SIGKILL) }
+
+// Stop ends weftd with SIGTERM; it is no error if it is not running.
+func (v *Volume) Stop() { v.end(syscall.SIGTERM) }
+
+func (v *Volume) end(sig syscall.Signal) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.cmd == nil {
+		return
+	}
+	v.cmd.Process.Signal(sig)
+	timer := time.AfterFunc(30*time.Second, func() {
+		v.t.Errorf("weftd did not end within 30 s of %v", sig)
+		v.cmd.Process.Kill()
+	})
+	err := v.cmd.Wait()
+	timer.Stop()
+	if sig == syscall.SIGTERM && err != nil {
+		v.t.Errorf("weftd: %v", err)
+	}
+	v.cmd = nil
+}
+
+// Pid is weftd's process number.
+func (v *Volume) Pid() int { return v.cmd.Process.Pid }
+
+// Fsck checks the stopped volume and fails the test unless it is clean.
+func (v *Volume) Fsck(args ...string) {
+	v.t.Helper()
+	out, err := exec.Command(Bin(v.t, "weftd"), append([]string{"fsck", "--dir", v.Dir}, args...)...).CombinedOutput()
+	if err != nil {
+		v.t.Errorf("weftd fsck: %v\n%s", err, out)
+	}
+}
+
+// Mount is a mounted volume with its serving process.
+type Mount struct {
+	t   testing.TB
+	Dir string
+	cmd *exec.Cmd
+	log *os.File
+}
+
+// Mount mounts the volume with the given -o options on a directory of its own.
+func (v *Volume) Mount(options ...string) *Mount {
+	v.t.Helper()
+	dir, err := os.MkdirTemp(v.opts.Dir, "mnt")
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	os.Chmod(dir, 0o755)
+	m := &Mount{t: v.t, Dir: dir, log: openLog(v.t, v.opts.Dir, "mount")}
+	args := []string{"mount", "-f"}
+	if len(options) > 0 {
+		args = append(args, "-o", strings.Join(options, ","))
+	}
+	m.cmd = exec.Command(Bin(v.t, "weft"), append(args, v.Addr+":/", dir)...)
+	m.cmd.Stdout, m.cmd.Stderr = m.log, m.log
+	m.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := m.cmd.Start(); err != nil {
+		v.t.Fatal(err)
+	}
+	v.t.Cleanup(m.Unmount)
+	deadline := time.Now().Add(30 * time.Second)
+	for !Mounted(dir) {
+		if time.Now().After(deadline) {
+			v.t.Fatalf("%s is not mounted after 30 s", dir)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return m
+}
+
+// Pid is the serving process's number.
+func (m *Mount) Pid() int { return m.cmd.Process.Pid }
+
+// Mounted reports whether a weft file system is mounted exactly on dir.
+func Mounted(dir string) bool {
+	b, err := os.ReadFile("/proc/self/mounts")
+	return err == nil && bytes.Contains(b, []byte(" "+dir+" fuse.weft "))
+}
+
+// Unmount unmounts as a user would and fails the test if that does not work; a second call does nothing.
+func (m *Mount) Unmount() {
+	if m.cmd == nil {
+		return
+	}
+	out, err := exec.Command(Bin(m.t, "weft"), "umount", m.Dir).CombinedOutput()
+	if err != nil {
+		m.t.Errorf("weft umount: %v: %s", err, out)
+		m.Abort()
+		return
+	}
+	m.wait()
+}
+
+// Abort kills the serving process and frees the mount point, whatever hangs on it.
+func (m *Mount) Abort() {
+	if m.cmd == nil {
+		return
+	}
+	if n, err := connection(m.Dir); err == nil {
+		os.WriteFile(fmt.Sprintf("/sys/fs/fuse/connections/%d/abort", n), []byte("1"), 0)
+	}
+	m.cmd.Process.Kill()
+	unix.Unmount(m.Dir, unix.MNT_DETACH)
+	m.wait()
+}
+
+func (m *Mount) wait() {
+	done := make(chan error, 1)
+	go func() { done <- m.cmd.Wait() }()
+	select {
+	case <-done:
+	case <-time.After(60 * time.Second):
+		m.t.Errorf("the serving process of %s did not end", m.Dir)
+		m.cmd.Process.Kill()
+		<-done
+	}
+	m.cmd = nil
+}
+
+// connection is the FUSE connection number of a mount.
+func connection(dir string) (int, error) {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return 0, err
+	}
+	for _, line := range strings.Split(string(b), "\n") {
+		if f := strings.Fields(line); len(f) > 5 && f[4] == dir {
+			_, minor, _ := strings.Cut(f[2], ":")
+			var n int
+			_, err := fmt.Sscan(minor, &n)
+			return n, err
+		}
+	}
+	return 0, errors.New("not a mount point")
+}
+
+// Weft runs weft with args and returns its standard output.
+func Weft(t testing.TB, args ...string) string {
+	t.Helper()
+	return Run(t, "", Bin(t, "weft"), args...)
+}
+
+// Run runs a program in dir and returns its standard output; it fails the test if that fails.
+func Run(t testing.TB, dir, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.Dir = dir
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%s %s: %v\n%s%s", name, strings.Join(args, " "), err, tail(out.Bytes()), tail(errs.Bytes()))
+	}
+	return out.String()
+}
+
+func tail(b []byte) []byte {
+	if len(b) > 4096 {
+		return b[len(b)-4096:]
+	}
+	return b
+}
+
+// Need skips the test if a program is missing that scripts/test installs.
+func Need(t testing.TB, programs ...string) {
+	t.Helper()
+	for _, p := range programs {
+		if _, err := exec.LookPath(p); err != nil {
+			t.Skipf("missing: the program %s (scripts/test installs it)", p)
+		}
+	}
+}
+
+// Layout is what `weft layout FILE --json` prints.
+type Layout struct {
+	File        string
+	Size        int64
+	StripeUnit  int64 `json:"stripe_unit"`
+	StripeCount int   `json:"stripe_count"`
+	Mirrors     []struct {
+		Servers []struct {
+			Index    int
+			Device   string
+			Address  string
+			DataFile string `json:"data_file"`
+		}
+	}
+}
+
+// LayoutOf asks for a file's layout.
+func LayoutOf(t testing.TB, path string) Layout {
+	t.Helper()
+	var l Layout
+	if err := json.Unmarshal([]byte(Weft(t, "layout", path, "--json")), &l); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
