@@ -98,7 +98,9 @@ func (fs *FS) Mount(cfg MountConfig) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{fs: fs, mountpoint: mountpoint, maxWrite: maxWrite, gone: make(chan struct{})}
-	if s.device, err = unix.FcntlInt(uintptr(device), unix.F_DUPFD_CLOEXEC, 3); err == nil {
+	if s.device, err = unix.FcntlInt(uintptr(device), unix.F_DUPFD_CLOEXEC, 3); err != nil {
+		unix.Close(device)
+	} else {
 		// go-fuse takes over the descriptor and answers the kernel's INIT.
 		s.fuse, err = fuse.NewServer(fs.RawFileSystem(), "/dev/fd/"+strconv.Itoa(device), &fuse.MountOptions{
 			Name:          subtype,

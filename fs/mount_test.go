@@ -293,7 +293,7 @@ func TestMountFiles(t *testing.T) {
 		}},
 		{"many entries", func(t *testing.T, dir string) {
 			var want []string
-			for n := range 3000 {
+			for n := range 1500 {
 				name := fmt.Sprintf("entry-%d-%s", n, strings.Repeat("x", n%100))
 				ok(t, os.WriteFile(filepath.Join(dir, name), nil, 0644))
 				want = append(want, name)
@@ -688,7 +688,7 @@ func TestMountConcurrency(t *testing.T) {
 			defer f.Close()
 			rnd := rand.New(rand.NewPCG(uint64(n), 1))
 			model := make([]byte, region)
-			for range 60 {
+			for range 25 {
 				off := rnd.IntN(region)
 				part := model[off:min(region, off+rnd.IntN(3<<20))]
 				if rnd.IntN(2) == 0 {

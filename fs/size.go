@@ -51,38 +51,41 @@ func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAt
 			args.Mode = a.Mode & 07777 &^ bits
 		}
 	}
-	set := func(ctx context.Context) (attrs, error) {
-		asked := fs.clock.Load()
-		a, err := fs.meta.SetAttr(ctx, who, args)
-		if err != nil {
-			return attrs{}, byID(args.ID, err)
-		}
-		return fs.seen(a, asked), nil
-	}
 	if sized && args.Mask&timeMask == 0 {
 		// By the clock that writes use.
 		args.Mask |= metarpc.SetMtime
 		args.Mtime = time.Now().UnixNano()
 	}
-	if !sized && args.Mask&timeMask == 0 {
-		return set(ctx)
+	set := func(ctx context.Context) (metarpc.Attr, error) {
+		a, err := fs.meta.SetAttr(ctx, who, args)
+		return a, byID(args.ID, err)
 	}
-	if !sized {
-		// Only of a file that is written here can a report be on its way.
-		if i := fs.holdKnown(args.ID); i != nil {
-			defer i.drop()
-			return i.change(ctx, -1, set)
+	var i *inode
+	switch {
+	case sized:
+		i = fs.hold(args.ID)
+	case args.Mask&timeMask != 0:
+		i = fs.holdKnown(args.ID) // only of a file that is written here can a report be on its way
+	}
+	if i == nil {
+		asked := fs.clock.Load()
+		a, err := set(ctx)
+		if err != nil {
+			return attrs{}, err
 		}
-		return set(ctx)
+		return fs.seen(a, asked), nil
 	}
-	i := fs.hold(args.ID)
 	defer i.drop()
-	return i.change(ctx, args.Size, set)
+	size := int64(-1)
+	if sized {
+		size = args.Size
+	}
+	return i.change(ctx, size, set)
 }
 
 // change lets set change the size, or the time of the last change if size is -1, in an order that no write of this
 // mount, earlier or later, can upset.
-func (i *inode) change(ctx context.Context, size int64, set func(context.Context) (attrs, error)) (attrs, error) {
+func (i *inode) change(ctx context.Context, size int64, set func(context.Context) (metarpc.Attr, error)) (attrs, error) {
 	if err := i.lockSize(ctx); err != nil {
 		return attrs{}, err
 	}
@@ -119,11 +122,10 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 			i.end, i.mtime = max(i.end, end), max(i.mtime, mtime)
 			i.epoch++
 			i.asked.Store(0)
-			return a, err
+			return attrs{}, err
 		}
-		i.take(&a.Attr)
-		a.keep = true
-		return a, nil
+		i.take(&a)
+		return attrs{a, true}, nil
 	})
 }
 
