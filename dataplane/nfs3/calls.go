@@ -34,6 +34,9 @@ func (t *Target) call(ctx context.Context, ctl *control, detail string) error {
 		}
 		return fmt.Errorf("nfs3: %s%s on %s: %w", ctl.name, detail, t.cfg.Name, err)
 	}
+	if err := ctx.Err(); err != nil {
+		return failed(err)
+	}
 	t.mu.Lock()
 	if t.closed {
 		t.mu.Unlock()

@@ -196,7 +196,7 @@ func ptr[T any](v T) *T { return &v }
 // TestResent loses the connection after the server has executed the call.
 func TestResent(t *testing.T) {
 	srv := newServer(t)
-	srv.script = func(c *callInfo) *action { return &action{hangup: c.nth == 1} }
+	srv.script = func(c *callInfo) *action { return &action{hangup: c.nth == 1 && c.proc != wire.ProcNull} }
 	tg := newTarget(t, Config{Connections: 1}, srv.addr)
 	srv.put("name", nil)
 	if err := tg.Remove(t.Context(), root, []byte("dir"), "name"); err != nil {

@@ -27,7 +27,6 @@ const replyHeadMax = oncrpc.ReplyMax + wire.ReadHeadAttrs
 // otherwise.
 type conn struct {
 	t    *Target
-	slot *slot
 	nc   *net.TCPConn
 	addr netip.AddrPort
 	in   stream       // of the goroutine that reads
@@ -52,13 +51,12 @@ type conn struct {
 	moved bool // replies have made calls that are not flushed; of the goroutine that reads
 }
 
-func newConn(s *slot, nc *net.TCPConn, addr netip.AddrPort) (*conn, error) {
-	t := s.t
+func newConn(t *Target, nc *net.TCPConn, addr netip.AddrPort) (*conn, error) {
 	raw, err := nc.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{t: t, slot: s, nc: nc, addr: addr, calls: make(map[uint32]*rpc, maxInFlight)}
+	c := &conn{t: t, nc: nc, addr: addr, calls: make(map[uint32]*rpc, maxInFlight)}
 	c.in.init(raw, t.cfg.RSize+streamBuffer)
 	c.in.lean = &c.lean
 	c.in.before = c.flushMoved

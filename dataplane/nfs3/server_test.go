@@ -32,6 +32,7 @@ type server struct {
 	files  map[string][]byte
 	verf   wire.WriteVerf
 	ln     net.Listener
+	closed bool
 	conns  map[net.Conn]bool
 	ncalls map[wire.Proc]int
 	nconns int
@@ -91,6 +92,9 @@ func (s *server) listen(t testing.TB, addr string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.mu.Lock()
+	s.closed = false
+	s.mu.Unlock()
 	s.ln = ln
 	s.addr = ln.Addr().(*net.TCPAddr).AddrPort()
 	s.wg.Go(func() {
@@ -100,6 +104,11 @@ func (s *server) listen(t testing.TB, addr string) {
 				return
 			}
 			s.mu.Lock()
+			if s.closed {
+				s.mu.Unlock()
+				c.Close()
+				return
+			}
 			s.conns[c] = true
 			s.nconns++
 			nc := s.nconns
@@ -111,6 +120,9 @@ func (s *server) listen(t testing.TB, addr string) {
 
 // close hangs up on everybody and waits for all goroutines.
 func (s *server) close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
 	s.ln.Close()
 	s.hangup()
 	s.wg.Wait()

@@ -51,7 +51,7 @@ func (s *slot) run() {
 		nc, addr, err := s.dial()
 		var c *conn
 		if err == nil {
-			if c, err = newConn(s, nc, addr); err != nil {
+			if c, err = newConn(s.t, nc, addr); err != nil {
 				nc.Close()
 			}
 		}
