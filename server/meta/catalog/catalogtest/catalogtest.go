@@ -71,7 +71,7 @@ func RunReopen(t *testing.T, place func(t *testing.T) (open func() catalog.Engin
 }
 
 // limit bounds each wait of the suite; reaching it is a failure.
-const limit = 2 * time.Minute
+const limit = 10 * time.Minute
 
 // background returns a context that ends with the test, or at the suite's limit.
 func background(t *testing.T) context.Context {

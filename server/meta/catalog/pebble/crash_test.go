@@ -162,23 +162,15 @@ func TestPowerLoss(t *testing.T) {
 			cfg := testConfig(t, "catalog")
 			cfg.fs = mem
 			e := mustOpen(t, cfg)
-			var next atomic.Uint64
 			var mu sync.Mutex // of acknowledged
 			var acknowledged []uint64
-			done := make(chan struct{})
+			ids := make(chan uint64)
 			var group sync.WaitGroup
 			for range 8 {
-				group.Go(func() { // ends when done is closed
-					for {
-						select {
-						case <-done:
-							return
-						default:
-						}
-						id := next.Add(1)
+				group.Go(func() { // ends when ids is closed
+					for id := range ids {
 						if err := e.Commit(context.Background(), crashBatch(id)); err != nil {
 							t.Errorf("commit: %v", err)
-							return
 						}
 						mu.Lock()
 						acknowledged = append(acknowledged, id)
@@ -187,19 +179,22 @@ func TestPowerLoss(t *testing.T) {
 				})
 			}
 			rng := rand.New(rand.NewPCG(seed, 0))
-			for range 12 {
-				for until := next.Load() + uint64(rng.IntN(1000)); next.Load() < until; {
-					time.Sleep(time.Millisecond)
+			id := uint64(0)
+			for range 8 {
+				for range 1 + rng.IntN(700) {
+					id++
+					ids <- id
 				}
+				// The last few are still on their way.
 				mu.Lock()
 				before := acknowledged[:len(acknowledged):len(acknowledged)]
 				mu.Unlock()
 				crashed := cfg
 				crashed.fs = mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: unsynced, RNG: rng})
 				total, _ := checkCrash(t, crashed, before)
-				t.Logf("%d acknowledged, %d there", len(before), total)
+				t.Logf("%d acknowledged of %d, %d there", len(before), id, total)
 			}
-			close(done)
+			close(ids)
 			group.Wait()
 			if err := e.Close(); err != nil {
 				t.Fatal(err)

@@ -42,11 +42,13 @@ func TestContract(t *testing.T) {
 	catalogtest.Run(t, func(t *testing.T) catalog.Engine { return mustOpen(t, testConfig(t, t.TempDir())) })
 }
 
-// TestContractDefaults runs with the sizes that users get, so that everything stays in one memtable.
+// TestContractDefaults runs with the sizes that users get, so that everything stays in one memtable, and without waiting
+// for a disk, so that commits follow one another closely.
 func TestContractDefaults(t *testing.T) {
 	t.Parallel()
 	catalogtest.Run(t, func(t *testing.T) catalog.Engine {
-		cfg := testConfig(t, t.TempDir())
+		cfg := testConfig(t, "catalog")
+		cfg.fs = vfs.NewMem()
 		cfg.MemTableBytes, cfg.CacheBytes = 0, 0
 		return mustOpen(t, cfg)
 	})
