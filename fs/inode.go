@@ -252,9 +252,11 @@ func (fs *FS) seen(a metarpc.Attr, asked uint64) attrs {
 	return attrs{a, true}
 }
 
-// take learns from an answer that is not out of date. mu is held.
+// take learns from an answer that is not out of date, and puts into it what was written here and is not reported. mu is
+// held.
 func (i *inode) take(a *metarpc.Attr) {
-	i.size.Store(max(a.Size, i.end))
+	a.Size = max(a.Size, i.end)
+	i.size.Store(a.Size)
 	i.asked.Store(now())
 	i.mode = a.Mode
 	i.removed = a.Nlink == 0
