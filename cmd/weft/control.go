@@ -31,15 +31,41 @@ type controlReply struct {
 	Result json.RawMessage `json:"result,omitempty"`
 }
 
-// controlDir is where sockets of mounts made by uid are: root's in /run/weft, others' in their runtime directory.
-func controlDir(uid int) string {
+// controlDirs is where the sockets of mounts made by uid may be, the place for new ones first: root's in /run/weft,
+// others' in their runtime directory, or in /tmp if they have none.
+func controlDirs(uid int) []string {
 	if uid == 0 {
-		return "/run/weft"
+		return []string{"/run/weft"}
 	}
-	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" && uid == os.Getuid() {
-		return filepath.Join(dir, "weft")
+	dirs := []string{fmt.Sprintf("/run/user/%d/weft", uid), fmt.Sprintf("/tmp/weft-%d", uid)}
+	if uid != os.Getuid() {
+		return dirs
 	}
-	return fmt.Sprintf("/tmp/weft-%d", uid)
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
+		return append([]string{filepath.Join(dir, "weft")}, dirs...)
+	}
+	return []string{dirs[1], dirs[0]}
+}
+
+// privateDir makes our directory for sockets and logs.
+func privateDir() (string, error) {
+	dir := controlDirs(os.Getuid())[0]
+	return dir, makePrivate(dir)
+}
+
+// makePrivate makes a directory that nobody else may enter. In /tmp its name could be somebody else's already.
+func makePrivate(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Getuid() {
+		return fmt.Errorf("%s is not a directory of ours: remove it, or set XDG_RUNTIME_DIR to one", dir)
+	}
+	return os.Chmod(dir, 0o700)
 }
 
 func controlSocket(dir string, minor uint32) string {
@@ -48,24 +74,16 @@ func controlSocket(dir string, minor uint32) string {
 
 // listenControl makes the socket of the mount with the given minor device number. Only the mount's owner may use it.
 func listenControl(minor uint32) (net.Listener, error) {
-	dir := controlDir(os.Getuid())
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	dir, err := privateDir()
+	if err != nil {
 		return nil, err
 	}
-	// In /tmp the name could be somebody else's.
-	var st unix.Stat_t
-	if err := unix.Lstat(dir, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Getuid() {
-		return nil, fmt.Errorf("%s: not a directory of ours", dir)
-	}
+	// One that was killed leaves its socket, and the kernel gives out the number again.
 	path := controlSocket(dir, minor)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, err
-	}
-	return l, os.Chmod(path, 0o600)
+	return net.Listen("unix", path)
 }
 
 // serveControl answers requests until l is closed. Each connection has a goroutine that ends with it.
@@ -106,25 +124,48 @@ func serveControl(ctx context.Context, l net.Listener, handle func(context.Conte
 // errNoServer tells that no process serves a mount any more, or none that we may talk to.
 var errNoServer = errors.New("its serving process does not answer (it died, or belongs to somebody else)")
 
+// dialControl connects to the process that serves m and returns its number. What answers must belong to the mount's
+// owner: in /tmp anybody could have made a socket of that name.
+func dialControl(ctx context.Context, m mountEntry) (net.Conn, int, error) {
+	for _, dir := range controlDirs(m.Owner) {
+		d := net.Dialer{Timeout: 5 * time.Second}
+		c, err := d.DialContext(ctx, "unix", controlSocket(dir, m.minor()))
+		if err != nil {
+			continue
+		}
+		if peer, err := peerOf(c.(*net.UnixConn)); err == nil && int(peer.Uid) == m.Owner {
+			return c, int(peer.Pid), nil
+		}
+		c.Close()
+	}
+	return nil, 0, fmt.Errorf("%s: %w", m.Mountpoint, errNoServer)
+}
+
+// peerOf is who made the socket that c is connected to.
+func peerOf(c *net.UnixConn) (peer *unix.Ucred, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	failed := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	return peer, errors.Join(err, failed)
+}
+
+// serverOf is the number of the process that serves m, also when it does not answer, or 0 if there is none.
+func serverOf(ctx context.Context, m mountEntry) int {
+	c, pid, err := dialControl(ctx, m)
+	if err != nil {
+		return 0
+	}
+	c.Close()
+	return pid
+}
+
 // control sends req to the process that serves m and decodes its result into result.
 func control(ctx context.Context, m mountEntry, req controlRequest, result any) error {
-	var c net.Conn
-	err := errNoServer
-	dirs := []string{controlDir(os.Getuid())}
-	if os.Getuid() == 0 {
-		// Root may ask about other people's mounts too.
-		others, _ := filepath.Glob("/tmp/weft-*")
-		runtime, _ := filepath.Glob("/run/user/*/weft")
-		dirs = append(append(dirs, others...), runtime...)
-	}
-	for _, dir := range dirs {
-		d := net.Dialer{Timeout: 5 * time.Second}
-		if c, err = d.DialContext(ctx, "unix", controlSocket(dir, m.minor())); err == nil {
-			break
-		}
-	}
+	c, _, err := dialControl(ctx, m)
 	if err != nil {
-		return fmt.Errorf("%s: %w", m.Mountpoint, errNoServer)
+		return err
 	}
 	defer c.Close()
 	stop := context.AfterFunc(ctx, func() { c.Close() })

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"path"
+	"runtime/debug"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -29,6 +30,10 @@ const (
 	connectTime = 30 * time.Second
 	// lingerTime is how long the serving process stays for data that is not stable, once the mount is gone.
 	lingerTime = 30 * time.Second
+	// heapLimit is from where on the collector works harder, in bytes. go-fuse pools request buffers by size, up to 8 MiB
+	// each; what a pool holds survives a collection, so without a limit requests of many sizes let the heap grow to
+	// gigabytes (2.8 GB were seen). Retained data is not on the heap.
+	heapLimit = 384 << 20
 )
 
 // daemon is a serving process.
@@ -41,10 +46,24 @@ type daemon struct {
 	server *fs.Server
 }
 
-// serveMount mounts, tells whoever waits (see ready), and serves until unmounted.
+// serveMount mounts, tells whoever waits (see readiness), and serves until unmounted. The first signal ends ctx.
 func serveMount(ctx context.Context, cfg mountConfig) error {
-	// A small heap at rest; under load buffers are pooled and the collector has little to do.
-	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	ready := readiness()
+	debug.SetMemoryLimit(heapLimit)
+	out := os.Stderr
+	if cfg.options.log != "" {
+		var err error
+		if out, err = cfg.openLog(); err != nil {
+			ready(err)
+			return err
+		}
+	}
+	slog.SetDefault(slog.New(slog.NewTextHandler(out, nil)))
+	// The directory where it was started may be somebody's to unmount or remove; no path here is relative to it.
+	if err := os.Chdir("/"); err != nil {
+		ready(err)
+		return err
+	}
 	d := &daemon{cfg: cfg, since: time.Now()}
 	if err := d.start(ctx); err != nil {
 		err = errors.Join(err, d.close())
@@ -59,12 +78,13 @@ func serveMount(ctx context.Context, cfg mountConfig) error {
 		ready(err)
 		return err
 	}
-	defer control.Close()
 	go serveControl(context.Background(), control, d.control) // ends with the socket
 	slog.Info("mounted", "source", cfg.source, "on", cfg.mountpoint, "version", version.String(), "max_write", d.server.MaxWrite())
 	ready(nil)
-	go d.unmountOnSignal() // ends with the process
+	go d.unmountOnSignal(ctx) // ends with the process
 	d.server.Wait()
+	// At once: the kernel may give the number of this mount, which names the socket, to the next one.
+	control.Close()
 	slog.Info("unmounted", "from", cfg.mountpoint)
 	return d.close()
 }
@@ -152,17 +172,20 @@ func (d *daemon) dialDevice(id layout.DeviceID) (dataplane.Target, error) {
 }
 
 // unmountOnSignal unmounts at SIGTERM and SIGINT; a mount in use is detached, and served until its last user is gone.
-func (d *daemon) unmountOnSignal() {
-	stop := make(chan os.Signal, 1)
-	signal.Notify(stop, syscall.SIGTERM, os.Interrupt)
-	for range stop {
-		err := unmount(d.cfg.mountpoint, 0)
-		if errors.Is(err, unix.EBUSY) {
-			m, found := mountAt(d.cfg.mountpoint)
-			if found == nil {
-				slog.Warn("the mount is busy: detached, and served until nobody uses it", "on", d.cfg.mountpoint, "users", users(m))
-			}
-			err = unmount(d.cfg.mountpoint, unix.MNT_DETACH)
+func (d *daemon) unmountOnSignal(ctx context.Context) {
+	<-ctx.Done()
+	again := make(chan os.Signal, 1)
+	signal.Notify(again, syscall.SIGTERM, os.Interrupt)
+	for ; ; <-again {
+		// Once this mount is detached, what is there is another's.
+		m, err := mountAt(d.cfg.mountpoint)
+		if err != nil || m.minor() != d.server.ControlID() {
+			slog.Warn("detached already; served until nobody uses it", "on", d.cfg.mountpoint)
+			continue
+		}
+		if err = unmount(m.Mountpoint, 0); err != nil {
+			slog.Warn("the mount is busy: detached, and served until nobody uses it", "on", m.Mountpoint, "err", err, "users", users(m))
+			err = unmount(m.Mountpoint, unix.MNT_DETACH)
 		}
 		if err != nil {
 			slog.Error("unmount", "err", err)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 )
 
 // Exit codes of weft. Those of mount and umount are mount(8)'s.
@@ -34,12 +35,15 @@ func mountErr(err error) error {
 	return &exitError{exitMount, err}
 }
 
+// oneLine is the message of err; errors that are joined are on lines of their own otherwise.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
 // exitCode prints err, if any, and says what to exit with.
 func exitCode(err error) int {
 	if err == nil {
 		return exitOK
 	}
-	fmt.Fprintf(os.Stderr, "weft: %v\n", err)
+	fmt.Fprintf(os.Stderr, "weft: %s\n", oneLine(err))
 	if e := (*exitError)(nil); errors.As(err, &e) {
 		return e.code
 	}

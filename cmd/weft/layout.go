@@ -44,7 +44,11 @@ func describe(d metarpc.Described) fileLayout {
 	for _, servers := range d.Mirrors {
 		m := layoutMirror{Servers: []layoutServer{}}
 		for i, s := range servers {
-			m.Servers = append(m.Servers, layoutServer{i, s.Device.String(), s.Address, s.DataFile})
+			server := layoutServer{Index: i, Address: s.Address, DataFile: s.DataFile}
+			if s.Device != (layout.DeviceID{}) { // none is chosen before there is data for it
+				server.Device = s.Device.String()
+			}
+			m.Servers = append(m.Servers, server)
 		}
 		l.StripeCount = len(m.Servers)
 		l.Mirrors = append(l.Mirrors, m)
@@ -94,11 +98,11 @@ func runLayout(ctx context.Context, c *command, args []string) error {
 		path, humanize.IBytes(uint64(l.Size)), humanize.IBytes(uint64(l.StripeUnit)), l.StripeCount, len(l.Mirrors))
 	for i, m := range l.Mirrors {
 		for _, s := range m.Servers {
-			file := s.DataFile
-			if file == "" {
-				file = "(no data yet)"
+			if s.DataFile == "" {
+				fmt.Printf("  mirror %d server %d: no data yet\n", i, s.Index)
+				continue
 			}
-			fmt.Printf("  mirror %d server %d: device %.8s  %s  %s\n", i, s.Index, s.Device, s.Address, file)
+			fmt.Printf("  mirror %d server %d: device %.8s  %s  %s\n", i, s.Index, s.Device, s.Address, s.DataFile)
 		}
 	}
 	return nil
@@ -152,6 +156,11 @@ func runLayoutSet(_ context.Context, c *command, args []string) error {
 		return usagef("layout set: %v", err)
 	}
 	path := fl.Arg(0)
+	if st, err := os.Stat(path); err != nil {
+		return fmt.Errorf("%s: %w", path, errnoOf(err))
+	} else if !st.IsDir() {
+		return fmt.Errorf("%s: not a directory; a file keeps the layout it was made with", path)
+	}
 	value, err := xattr.Get(path, layoutXattr)
 	if err != nil {
 		return notWeft(path, err)

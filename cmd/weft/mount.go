@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -46,7 +47,7 @@ func runMount(ctx context.Context, c *command, args []string) error {
 	if *foreground {
 		return mountErr(serveMount(ctx, cfg))
 	}
-	return mountErr(startServer(cfg, args))
+	return mountErr(startServer(ctx, cfg, args))
 }
 
 func newMountConfig(src, mountpoint string, lists []string) (mountConfig, error) {
@@ -62,8 +63,7 @@ func newMountConfig(src, mountpoint string, lists []string) (mountConfig, error)
 	if err != nil {
 		return mountConfig{}, err
 	}
-	// A mount point below a symbolic link is shown by the kernel where it really is. One that is missing or does not
-	// answer is for checkMountpoint to explain.
+	// The kernel shows a mount point where it really is. One that is missing is for checkMountpoint to explain.
 	if real, err := cleanMountpoint(abs); err == nil {
 		abs = real
 	}
@@ -95,29 +95,36 @@ func checkMountpoint(path string) error {
 	return nil
 }
 
-// logFile is where the serving process writes: as the options say, or a file named for the mount point.
-func (cfg mountConfig) logFile() string {
-	if cfg.options.log != "" {
-		return cfg.options.log
+// openLog opens the file that the serving process logs to: as the options say, or one named for the mount point.
+func (cfg mountConfig) openLog() (*os.File, error) {
+	name := cfg.options.log
+	if name == "" {
+		dir := "/var/log/weft"
+		if os.Getuid() != 0 {
+			private, err := privateDir()
+			if err != nil {
+				return nil, err
+			}
+			dir = filepath.Join(private, "log")
+		}
+		name = filepath.Join(dir, strings.ReplaceAll(strings.Trim(cfg.mountpoint, "/"), "/", "-")+".log")
 	}
-	dir := "/var/log/weft"
-	if os.Getuid() != 0 {
-		dir = filepath.Join(controlDir(os.Getuid()), "log")
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return nil, fmt.Errorf("log file: %w (choose another with -o log=FILE)", err)
 	}
-	name := strings.ReplaceAll(strings.Trim(cfg.mountpoint, "/"), "/", "-")
-	return filepath.Join(dir, name+".log")
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("log file: %w (choose another with -o log=FILE)", err)
+	}
+	return f, nil
 }
 
 // startServer starts this program again as the serving process, in a session of its own and without the caller's
-// terminal and pipes, and waits until the mount is usable.
-func startServer(cfg mountConfig, args []string) error {
-	name := cfg.logFile()
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		return fmt.Errorf("log file: %w (choose another with -o log=FILE)", err)
-	}
-	log, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+// terminal, pipes and other descriptors, and waits until the mount is usable. Ending ctx ends it.
+func startServer(ctx context.Context, cfg mountConfig, args []string) error {
+	log, err := cfg.openLog()
 	if err != nil {
-		return fmt.Errorf("log file: %w (choose another with -o log=FILE)", err)
+		return err
 	}
 	defer log.Close()
 	r, w, err := os.Pipe()
@@ -134,11 +141,18 @@ func startServer(cfg mountConfig, args []string) error {
 	server.Stdout, server.Stderr = log, log
 	server.ExtraFiles = []*os.File{w}
 	server.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	// A shell may have given us more than 0, 1 and 2, such as the lock file or the pipe that its own caller waits for.
+	// Kernels before 5.11 cannot.
+	if err := unix.CloseRange(readyFD, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("close_range: %w", err)
+	}
 	err = server.Start()
 	w.Close()
 	if err != nil {
 		return err
 	}
+	stop := context.AfterFunc(ctx, func() { server.Process.Signal(syscall.SIGTERM) })
+	defer stop()
 	said, err := bufio.NewReader(r).ReadString('\n')
 	if said = strings.TrimSpace(said); said != "" {
 		server.Wait()
@@ -150,22 +164,26 @@ func startServer(cfg mountConfig, args []string) error {
 	if m, err := mountAt(cfg.mountpoint); err != nil {
 		// The pipe also closes when the process dies.
 		state, _ := server.Process.Wait()
-		return fmt.Errorf("the serving process ended (%v) before %s was usable; its log is %s", state, cfg.mountpoint, name)
+		return fmt.Errorf("the serving process ended (%v) before %s was usable; its log is %s", state, cfg.mountpoint, log.Name())
 	} else if m.Source != cfg.source.String() {
 		return fmt.Errorf("something else was mounted on %s meanwhile: %s", cfg.mountpoint, m.Source)
 	}
 	return server.Process.Release()
 }
 
-// ready tells whoever started this process how mounting went. It does nothing in the foreground.
-func ready(err error) {
+// readiness returns the function that tells whoever started this process how mounting went. It does nothing in the
+// foreground.
+func readiness() func(error) {
 	if os.Getenv(readyEnv) == "" {
-		return
+		return func(error) {}
 	}
 	os.Unsetenv(readyEnv)
+	unix.CloseOnExec(readyFD) // fusermount3 is not to have it
 	f := os.NewFile(readyFD, "ready")
-	if err != nil {
-		fmt.Fprintln(f, strings.ReplaceAll(err.Error(), "\n", " "))
+	return func(err error) {
+		if err != nil {
+			fmt.Fprintln(f, oneLine(err))
+		}
+		f.Close()
 	}
-	f.Close()
 }

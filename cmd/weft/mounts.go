@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -17,6 +18,7 @@ const fsType = "fuse.weft"
 // mountEntry is a weft mount of this mount namespace.
 type mountEntry struct {
 	Dev        uint64 // st_dev of its files
+	Owner      int    // user that made it
 	Mountpoint string
 	Source     string
 }
@@ -24,30 +26,47 @@ type mountEntry struct {
 // minor is the number of its FUSE connection in /sys/fs/fuse/connections.
 func (m mountEntry) minor() uint32 { return unix.Minor(m.Dev) }
 
-// weftMounts reads /proc/self/mountinfo, in mount order (proc(5)).
+// weftMounts lists the weft mounts in mount order.
 func weftMounts() ([]mountEntry, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	return parseMounts(f)
+}
+
+// parseMounts picks the weft mounts of a mountinfo file (proc(5)).
+func parseMounts(file io.Reader) ([]mountEntry, error) {
 	var list []mountEntry
-	lines := bufio.NewScanner(f)
+	lines := bufio.NewScanner(file)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		left, right, ok := strings.Cut(lines.Text(), " - ")
 		l, r := strings.Fields(left), strings.Fields(right)
-		if !ok || len(l) < 6 || len(r) < 2 || r[0] != fsType {
+		if !ok || len(l) < 6 || len(r) < 3 || r[0] != fsType {
 			continue
 		}
 		major, minor, _ := strings.Cut(l[2], ":")
-		maj, err1 := strconv.ParseUint(major, 10, 32)
-		min, err2 := strconv.ParseUint(minor, 10, 32)
-		if err1 != nil || err2 != nil {
+		maj, err := strconv.ParseUint(major, 10, 32)
+		if err != nil {
 			return nil, fmt.Errorf("/proc/self/mountinfo: bad device %q", l[2])
+		}
+		min, err := strconv.ParseUint(minor, 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("/proc/self/mountinfo: bad device %q", l[2])
+		}
+		owner := -1
+		for opt := range strings.SplitSeq(r[2], ",") {
+			if id, ok := strings.CutPrefix(opt, "user_id="); ok {
+				if owner, err = strconv.Atoi(id); err != nil {
+					return nil, fmt.Errorf("/proc/self/mountinfo: bad option %q", opt)
+				}
+			}
 		}
 		list = append(list, mountEntry{
 			Dev:        unix.Mkdev(uint32(maj), uint32(min)),
+			Owner:      owner,
 			Mountpoint: unescape(l[4]),
 			Source:     unescape(r[1]),
 		})
@@ -103,16 +122,30 @@ func mountOf(dev uint64) (mountEntry, error) {
 	return mountEntry{}, fmt.Errorf("not on a weft mount")
 }
 
-// cleanMountpoint makes path absolute and resolves symbolic links in all but its last element, which may be a mount
-// that does not answer.
+// cleanMountpoint makes path absolute and free of symbolic links, as the kernel shows a mount point. Its last element may
+// be a mount that does not answer: readlink(2) does not ask it, as stat(2) would.
 func cleanMountpoint(path string) (string, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return "", err
 	}
-	dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
-	if err != nil {
-		return "", err
+	for range maxLinks {
+		dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
+		if err != nil {
+			return "", err
+		}
+		abs = filepath.Join(dir, filepath.Base(abs))
+		target, err := os.Readlink(abs)
+		if err != nil {
+			return abs, nil
+		}
+		if !filepath.IsAbs(target) {
+			target = filepath.Join(dir, target)
+		}
+		abs = target
 	}
-	return filepath.Join(dir, filepath.Base(abs)), nil
+	return "", fmt.Errorf("%s: %w", path, unix.ELOOP)
 }
+
+// maxLinks is how many symbolic links a path may lead through, as in the kernel.
+const maxLinks = 40

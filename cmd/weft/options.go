@@ -22,8 +22,6 @@ type mountOptions struct {
 
 func defaultOptions() mountOptions {
 	return mountOptions{
-		// As fstab's "defaults" has it for file systems that anybody may serve: root mounts, and permissions are checked.
-		flags:    0,
 		nconnect: 4,
 		rsize:    1 << 20,
 		wsize:    1 << 20,
@@ -50,7 +48,7 @@ var mountOptionTable = []option{
 	flagOption("noexec", unix.MS_NOEXEC, true, "do not execute programs"),
 	flagOption("exec", unix.MS_NOEXEC, false, "execute them (default)"),
 	{"defaults", "", "rw, suid, dev, exec", func(o *mountOptions, _ string) error { o.flags = 0; return nil }},
-	{"_netdev", "", "accepted for fstab", func(*mountOptions, string) error { return nil }},
+	{"_netdev", "", "accepted and ignored", func(*mountOptions, string) error { return nil }},
 	{"nconnect", "N", "TCP connections to each data server, 1 to 16 (default 4)", func(o *mountOptions, v string) error {
 		n, err := strconv.Atoi(v)
 		if err != nil || n < 1 || n > 16 {
@@ -63,7 +61,7 @@ var mountOptionTable = []option{
 	sizeOption("wsize", "largest WRITE sent to a data server (default 1MiB)", 4<<10, 4<<20, func(o *mountOptions) *int64 { return &o.wsize }),
 	sizeOption("max_write", "largest request the kernel sends (default: the largest of 8MiB, 4MiB, 1MiB it allows)", 64<<10, 8<<20, func(o *mountOptions) *int64 { return &o.maxWrite }),
 	sizeOption("retain", "memory for written data until data servers have made it stable (default 256MiB)", 1<<20, 1<<40, func(o *mountOptions) *int64 { return &o.retain }),
-	{"log", "FILE", "where the serving process logs (default /var/log/weft/MOUNTPOINT.log; with -f standard error)", func(o *mountOptions, v string) error {
+	{"log", "FILE", "where the serving process logs (default /var/log/weft/MOUNTPOINT.log, for others than root in a directory log beside the control socket; with -f standard error)", func(o *mountOptions, v string) error {
 		if v == "" {
 			return fmt.Errorf("want a file")
 		}

@@ -58,8 +58,12 @@ func parseHost(s string) (string, error) {
 	if host == "" {
 		return "", fmt.Errorf("%q has no host", s)
 	}
-	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+	if strings.ContainsAny(host, "[]/ \t\r\n") {
+		return "", fmt.Errorf("%q: %q is not a host", s, host)
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 {
 		return "", fmt.Errorf("%q: %q is not a port (1 to 65535)", s, port)
 	}
-	return net.JoinHostPort(host, port), nil
+	return net.JoinHostPort(host, strconv.FormatUint(n, 10)), nil
 }

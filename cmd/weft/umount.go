@@ -26,14 +26,11 @@ func runUmount(ctx context.Context, c *command, args []string) error {
 		return mountErr(err)
 	}
 	// Learn who serves it before it goes.
-	var st mountStatus
-	asked, cancel := context.WithTimeout(ctx, 5*time.Second)
-	statusErr := control(asked, m, controlRequest{Op: "status"}, &st)
-	cancel()
+	server := serverOf(ctx, m)
 	if *force {
-		return mountErr(forceUmount(m, st.PID))
+		return mountErr(forceUmount(m, server))
 	}
-	if statusErr == nil {
+	if server != 0 {
 		if err := control(ctx, m, controlRequest{Op: "sync"}, &struct{}{}); err != nil {
 			return mountErr(fmt.Errorf("not everything could be made stable: %w (weft umount --force unmounts all the same)", err))
 		}
@@ -44,7 +41,7 @@ func runUmount(ctx context.Context, c *command, args []string) error {
 		}
 		return mountErr(err)
 	}
-	return mountErr(waitGone(ctx, st.PID))
+	return mountErr(waitGone(ctx, server))
 }
 
 // unmount takes the mount away; who may not do it alone asks fusermount3.
@@ -76,7 +73,7 @@ func forceUmount(m mountEntry, pid int) error {
 	if err := unmount(m.Mountpoint, unix.MNT_DETACH); err != nil {
 		return err
 	}
-	if pid <= 0 {
+	if pid == 0 {
 		return nil
 	}
 	unix.Kill(pid, unix.SIGTERM)
@@ -90,7 +87,7 @@ func forceUmount(m mountEntry, pid int) error {
 
 // waitGone returns when the process has ended; pid 0 is nobody.
 func waitGone(ctx context.Context, pid int) error {
-	if pid <= 0 {
+	if pid == 0 {
 		return nil
 	}
 	fd, err := unix.PidfdOpen(pid, 0)

@@ -23,7 +23,7 @@ func runData(ctx context.Context, c *command, args []string) error {
 	if err := c.parse(fl, args, "dir", "listen"); err != nil {
 		return err
 	}
-	if len(*dirs) != len(*addrs) {
+	if len(*dirs) == 0 || len(*dirs) != len(*addrs) {
 		return usagef("data: %d directories and %d addresses: give one address for each directory", len(*dirs), len(*addrs))
 	}
 	log := newLog(*verbose)

@@ -25,7 +25,7 @@ func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)
 
 // couldNotRun gives an error of fsck its exit code.
 func couldNotRun(err error) error {
-	fmt.Fprintf(os.Stderr, "weftd: fsck: %v\n", err)
+	fmt.Fprintf(os.Stderr, "weftd: fsck: %s\n", oneLine(err))
 	return exitStatus(fsckCouldNotRun)
 }
 

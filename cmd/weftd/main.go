@@ -51,6 +51,9 @@ func main() {
 	os.Exit(exitCode(dispatch(ctx, os.Args[1:])))
 }
 
+// oneLine is the message of err; errors that are joined are on lines of their own otherwise.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
 func exitCode(err error) int {
 	if err == nil {
 		return exitOK
@@ -59,7 +62,7 @@ func exitCode(err error) int {
 	if errors.As(err, &found) {
 		return int(found)
 	}
-	fmt.Fprintf(os.Stderr, "weftd: %v\n", err)
+	fmt.Fprintf(os.Stderr, "weftd: %s\n", oneLine(err))
 	if errors.As(err, new(usageError)) {
 		return exitUsage
 	}
@@ -152,17 +155,18 @@ func newLog(verbose bool) *slog.Logger {
 	return log
 }
 
-// listen listens on HOST:PORT, :PORT or PORT.
+// listen listens on HOST:PORT, :PORT or HOST.
 func listen(addr string, defaultPort string) (net.Listener, error) {
-	host, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		if host, port, err = net.SplitHostPort(net.JoinHostPort(strings.Trim(addr, "[]"), defaultPort)); err != nil {
-			return nil, fmt.Errorf("listen address %q: want HOST:PORT", addr)
-		}
+	full := addr
+	if _, _, err := net.SplitHostPort(addr); err != nil {
+		full = net.JoinHostPort(strings.Trim(addr, "[]"), defaultPort)
 	}
-	l, err := net.Listen("tcp", net.JoinHostPort(host, port))
+	l, err := net.Listen("tcp", full)
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return nil, fmt.Errorf("listen on %s: address already in use: choose another with --listen", addr)
 	}
-	return l, err
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w (want HOST:PORT)", addr, err)
+	}
+	return l, nil
 }

@@ -60,7 +60,7 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 // deviceURL turns HOST:PORT:/EXPORT into a URL.
 func deviceURL(s string) (string, error) {
 	at, export, ok := strings.Cut(s, ":/")
-	if _, _, err := net.SplitHostPort(at); !ok || err != nil {
+	if host, port, err := net.SplitHostPort(at); !ok || err != nil || host == "" || port == "" {
 		return "", fmt.Errorf("%q: want HOST:PORT:/EXPORT", s)
 	}
 	return "nfs://" + at + "/" + export, nil

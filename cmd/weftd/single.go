@@ -133,7 +133,13 @@ func (s *singleState) write(dir string) error {
 		return err
 	}
 	name := filepath.Join(dir, "single.json")
-	if err := os.WriteFile(name+".new", append(b, '\n'), 0o644); err != nil {
+	f, err := os.Create(name + ".new")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(b, '\n'))
+	// Without it some file systems leave an empty file after a power failure.
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
 	}
 	return os.Rename(name+".new", name)

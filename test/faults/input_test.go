@@ -19,8 +19,9 @@ import (
 	"github.com/weftfs/weft/test/harness"
 )
 
-// refused runs a program that must fail with one line on standard error that holds all of words, and no mount left.
-func refused(t *testing.T, mountpoint string, cmd *exec.Cmd, words ...string) {
+// refused runs a program that must fail with one line on standard error that holds all of words, and no mount left. It
+// returns the exit code.
+func refused(t *testing.T, mountpoint string, cmd *exec.Cmd, words ...string) int {
 	t.Helper()
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
@@ -49,6 +50,7 @@ func refused(t *testing.T, mountpoint string, cmd *exec.Cmd, words ...string) {
 		t.Errorf("%v: %s is mounted all the same", cmd.Args, mountpoint)
 	}
 	t.Logf("%s", said)
+	return cmd.ProcessState.ExitCode()
 }
 
 func TestBadMounts(t *testing.T) {
@@ -68,13 +70,17 @@ func TestBadMounts(t *testing.T) {
 	src := v.Addr + ":/"
 	refused(t, mnt, mount("no-such-host.invalid:/", mnt), "no-such-host.invalid")
 	refusing := harness.FreeAddr(t)
-	refused(t, mnt, mount(refusing+":/", mnt), refusing, "refused")
+	if code := refused(t, mnt, mount(refusing+":/", mnt), refusing, "refused"); code != 32 {
+		t.Errorf("a mount that fails exits with %d, want 32 as mount(8) has it", code)
+	}
 	refused(t, mnt, mount(serve(t, func(c net.Conn) { io.WriteString(c, "SSH-2.0-OpenSSH_9.2\r\n") })+":/", mnt), "not a weft metadata service")
 	refused(t, mnt, mount(serve(t, func(c net.Conn) { io.Copy(io.Discard, c) })+":/", mnt), "does not answer", "weft metadata service")
 	refused(t, mnt, mount(src+"no/such/dir", mnt), "/no of the volume", "no such file")
 	refused(t, mnt, mount(src, filepath.Join(dir, "missing")), "missing", "does not exist")
 	refused(t, "", mount(src, file), file, "not a directory")
-	refused(t, mnt, mount("-o", "nconect=4", src, mnt), "nconect", "nconnect")
+	if code := refused(t, mnt, mount("-o", "nconect=4", src, mnt), "nconect", "nconnect"); code != 1 {
+		t.Errorf("a wrong option exits with %d, want 1", code)
+	}
 	refused(t, mnt, mount("-o", "nconnect=many", src, mnt), "nconnect=many", "1 to 16")
 	refused(t, mnt, mount("-o", "rsize=12345678901234567890", src, mnt), "rsize", "4.0 MiB")
 	refused(t, mnt, mount("-o", "ro=1", src, mnt), "ro", "no value")
@@ -90,6 +96,21 @@ func TestBadMounts(t *testing.T) {
 	}
 	defer harness.Run(t, "", harness.Bin(t, "weft"), "umount", mnt)
 	refused(t, "", mount(src, mnt), mnt, "already")
+
+	// A mount point with a space, reached by a symbolic link, with the source as the kernel shows it.
+	spaced := filepath.Join(dir, "sp ace")
+	if err := errors.Join(os.Mkdir(spaced, 0o755), os.Symlink("sp ace", filepath.Join(dir, "link"))); err != nil {
+		t.Fatal(err)
+	}
+	harness.Run(t, dir, harness.Bin(t, "weft"), "mount", "-o", "log=relative", v.Addr+":/", "link")
+	var st []struct{ Mountpoint, Source string }
+	unmarshal(t, harness.Weft(t, "status", filepath.Join(dir, "link"), "--json"), &st)
+	if st[0].Mountpoint != spaced {
+		t.Errorf("mounted on %q, want %q", st[0].Mountpoint, spaced)
+	}
+	harness.Weft(t, "umount", spaced)
+	harness.Run(t, dir, harness.Bin(t, "weft"), "mount", "-o", "log=relative", st[0].Source, "sp ace")
+	harness.Run(t, dir, harness.Bin(t, "weft"), "umount", "link")
 
 	// Without /dev/fuse: in a mount namespace where an empty directory hides it.
 	hide := exec.Command("unshare", "-m", "sh", "-c", `mount -t tmpfs none /dev && exec "$@"`, "sh",
@@ -330,6 +351,16 @@ func TestSignals(t *testing.T) {
 			}
 			harness.Await(t, "the mount is gone", func() bool { return !harness.Mounted(dir) })
 			if busy {
+				// A second one leaves alone what is mounted there now.
+				harness.Weft(t, "mount", "-o", "log="+log+"2", v.Addr+":/", dir)
+				if err := unix.Kill(st[0].PID, unix.SIGTERM); err != nil {
+					t.Fatal(err)
+				}
+				harness.Await(t, "the second signal", func() bool {
+					said, _ := os.ReadFile(log)
+					return bytes.Contains(said, []byte("detached already"))
+				})
+				harness.Weft(t, "umount", dir)
 				b := make([]byte, 5)
 				if _, err := f.ReadAt(b, 0); err != nil || string(b) != "bytes" {
 					t.Errorf("an open file of a detached mount: %q, %v", b, err)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -67,17 +66,17 @@ func NeedMount(t testing.TB) {
 
 // Options of a volume.
 type Options struct {
-	DataServers int    // default 4
-	Dir         string // default: a directory of the test on the disk
+	DataServers int // default 4
 }
 
 // Volume is a weftd single.
 type Volume struct {
 	t    testing.TB
 	opts Options
-	Dir  string
+	base string // for volume, mounts and logs
+	Dir  string // of weftd, below base
 	Addr string // HOST:PORT of the metadata service
-	cmd  *exec.Cmd
+	run  *child // nil when stopped
 	log  *os.File
 	mu   sync.Mutex
 }
@@ -89,28 +88,12 @@ func NewVolume(t testing.TB, opts Options) *Volume {
 	if opts.DataServers == 0 {
 		opts.DataServers = 4
 	}
-	if opts.Dir == "" {
-		opts.Dir = t.TempDir()
-	}
-	// The default permissions of a test's directory keep the data servers' users out.
-	for dir := opts.Dir; dir != "/" && dir != os.TempDir(); dir = filepath.Dir(dir) {
-		os.Chmod(dir, 0o755)
-	}
-	v := &Volume{t: t, opts: opts, Dir: filepath.Join(opts.Dir, "volume"), Addr: freeAddr(t)}
-	v.log = openLog(t, opts.Dir, "weftd")
+	v := &Volume{t: t, opts: opts, base: Dir(t), Addr: FreeAddr(t)}
+	v.Dir = filepath.Join(v.base, "volume")
+	v.log = openLog(t, v.base, "weftd")
 	v.Start()
 	t.Cleanup(func() { v.Stop() })
 	return v
-}
-
-// freeAddr is a loopback address that nobody listened on a moment ago.
-func freeAddr(t testing.TB) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // openLog makes a log file that is printed if the test fails.
@@ -137,20 +120,14 @@ func (v *Volume) Start() {
 	v.t.Helper()
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.cmd = exec.Command(Bin(v.t, "weftd"), "single", "--dir", v.Dir, "--data-servers", fmt.Sprint(v.opts.DataServers), "--listen", v.Addr)
-	v.cmd.Stdout, v.cmd.Stderr = v.log, v.log
-	// A test that dies takes its servers along.
-	v.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := v.cmd.Start(); err != nil {
-		v.t.Fatal(err)
-	}
+	v.run = launch(v.t, v.log, "weftd", "single", "--dir", v.Dir, "--data-servers", fmt.Sprint(v.opts.DataServers), "--listen", v.Addr)
 	deadline := time.Now().Add(30 * time.Second)
 	for {
 		out, err := exec.Command(Bin(v.t, "weft"), "admin", "device", "ls", "--server", v.Addr).CombinedOutput()
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) || v.cmd.ProcessState != nil {
+		if time.Now().After(deadline) || v.run.gone() {
 			v.t.Fatalf("weftd does not answer: %s", out)
 		}
 		time.Sleep(50 * time.Millisecond)
@@ -166,24 +143,17 @@ func (v *Volume) Stop() { v.end(syscall.SIGTERM) }
 func (v *Volume) end(sig syscall.Signal) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.cmd == nil {
+	if v.run == nil {
 		return
 	}
-	v.cmd.Process.Signal(sig)
-	timer := time.AfterFunc(30*time.Second, func() {
-		v.t.Errorf("weftd did not end within 30 s of %v", sig)
-		v.cmd.Process.Kill()
-	})
-	err := v.cmd.Wait()
-	timer.Stop()
-	if sig == syscall.SIGTERM && err != nil {
+	if err := v.run.end(v.t, sig); sig == syscall.SIGTERM && err != nil {
 		v.t.Errorf("weftd: %v", err)
 	}
-	v.cmd = nil
+	v.run = nil
 }
 
 // Pid is weftd's process number.
-func (v *Volume) Pid() int { return v.cmd.Process.Pid }
+func (v *Volume) Pid() int { return v.run.cmd.Process.Pid }
 
 // Fsck checks the stopped volume and fails the test unless it is clean.
 func (v *Volume) Fsck(args ...string) {
@@ -198,34 +168,28 @@ func (v *Volume) Fsck(args ...string) {
 type Mount struct {
 	t   testing.TB
 	Dir string
-	cmd *exec.Cmd
-	log *os.File
+	run *child // nil when unmounted
 }
 
 // Mount mounts the volume with the given -o options on a directory of its own.
 func (v *Volume) Mount(options ...string) *Mount {
 	v.t.Helper()
-	dir, err := os.MkdirTemp(v.opts.Dir, "mnt")
+	dir, err := os.MkdirTemp(v.base, "mnt")
 	if err != nil {
 		v.t.Fatal(err)
 	}
 	os.Chmod(dir, 0o755)
-	m := &Mount{t: v.t, Dir: dir, log: openLog(v.t, v.opts.Dir, "mount")}
 	args := []string{"mount", "-f"}
 	if len(options) > 0 {
 		args = append(args, "-o", strings.Join(options, ","))
 	}
-	m.cmd = exec.Command(Bin(v.t, "weft"), append(args, v.Addr+":/", dir)...)
-	m.cmd.Stdout, m.cmd.Stderr = m.log, m.log
-	m.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := m.cmd.Start(); err != nil {
-		v.t.Fatal(err)
-	}
+	m := &Mount{t: v.t, Dir: dir, run: launch(v.t, openLog(v.t, v.base, "mount"), "weft", append(args, v.Addr+":/", dir)...)}
 	v.t.Cleanup(m.Unmount)
 	deadline := time.Now().Add(30 * time.Second)
 	for !Mounted(dir) {
-		if time.Now().After(deadline) {
-			v.t.Fatalf("%s is not mounted after 30 s", dir)
+		if time.Now().After(deadline) || m.run.gone() {
+			m.Abort()
+			v.t.Fatalf("%s is not mounted", dir)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -233,7 +197,7 @@ func (v *Volume) Mount(options ...string) *Mount {
 }
 
 // Pid is the serving process's number.
-func (m *Mount) Pid() int { return m.cmd.Process.Pid }
+func (m *Mount) Pid() int { return m.run.cmd.Process.Pid }
 
 // Mounted reports whether a weft file system is mounted exactly on dir.
 func Mounted(dir string) bool {
@@ -243,7 +207,7 @@ func Mounted(dir string) bool {
 
 // Unmount unmounts as a user would and fails the test if that does not work; a second call does nothing.
 func (m *Mount) Unmount() {
-	if m.cmd == nil {
+	if m.run == nil {
 		return
 	}
 	out, err := exec.Command(Bin(m.t, "weft"), "umount", m.Dir).CombinedOutput()
@@ -252,33 +216,21 @@ func (m *Mount) Unmount() {
 		m.Abort()
 		return
 	}
-	m.wait()
+	m.run.end(m.t, 0) // by itself
+	m.run = nil
 }
 
 // Abort kills the serving process and frees the mount point, whatever hangs on it.
 func (m *Mount) Abort() {
-	if m.cmd == nil {
+	if m.run == nil {
 		return
 	}
 	if n, err := connection(m.Dir); err == nil {
 		os.WriteFile(fmt.Sprintf("/sys/fs/fuse/connections/%d/abort", n), []byte("1"), 0)
 	}
-	m.cmd.Process.Kill()
 	unix.Unmount(m.Dir, unix.MNT_DETACH)
-	m.wait()
-}
-
-func (m *Mount) wait() {
-	done := make(chan error, 1)
-	go func() { done <- m.cmd.Wait() }()
-	select {
-	case <-done:
-	case <-time.After(60 * time.Second):
-		m.t.Errorf("the serving process of %s did not end", m.Dir)
-		m.cmd.Process.Kill()
-		<-done
-	}
-	m.cmd = nil
+	m.run.end(m.t, syscall.SIGKILL)
+	m.run = nil
 }
 
 // connection is the FUSE connection number of a mount.

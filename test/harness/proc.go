@@ -10,49 +10,88 @@ import (
 	"time"
 )
 
+// child is weft or weftd, started by the test.
+type child struct {
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when it has ended
+	err   error         // how; read it after that
+}
+
+// launch starts weft or weftd. A test that dies takes it along.
+func launch(t testing.TB, log *os.File, name string, args ...string) *child {
+	t.Helper()
+	c := &child{cmd: exec.Command(Bin(t, name), args...), ended: make(chan struct{})}
+	c.cmd.Stdout, c.cmd.Stderr = log, log
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { // ends with the process
+		c.err = c.cmd.Wait()
+		close(c.ended)
+	}()
+	return c
+}
+
+func (c *child) gone() bool {
+	select {
+	case <-c.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// end sends a signal, if it is not 0, waits for the end and says how it was.
+func (c *child) end(t testing.TB, sig syscall.Signal) error {
+	c.cmd.Process.Signal(sig)
+	select {
+	case <-c.ended:
+	case <-time.After(endTime):
+		t.Errorf("%v did not end within %v", c.cmd.Args, endTime)
+		c.cmd.Process.Kill()
+		<-c.ended
+	}
+	return c.err
+}
+
+// endTime is enough for what weft and weftd allow themselves when they are told to end.
+const endTime = time.Minute
+
 // Proc is a server of the test.
 type Proc struct {
-	t    testing.TB
-	name string
-	cmd  *exec.Cmd
+	t   testing.TB
+	run *child // nil when it has ended
 }
 
 // Spawn starts weft or weftd as a server; it ends with the test. Its log is printed if the test fails.
 func Spawn(t testing.TB, name string, args ...string) *Proc {
 	t.Helper()
-	log := openLog(t, t.TempDir(), name)
-	p := &Proc{t: t, name: name, cmd: exec.Command(Bin(t, name), args...)}
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	p := &Proc{t: t, run: launch(t, openLog(t, t.TempDir(), name), name, args...)}
 	t.Cleanup(func() { p.End(syscall.SIGKILL) })
 	return p
 }
 
 // End sends a signal and waits for the end; a second call does nothing.
 func (p *Proc) End(sig syscall.Signal) {
-	if p.cmd == nil {
-		return
+	if p.run != nil {
+		p.run.end(p.t, sig)
+		p.run = nil
 	}
-	p.cmd.Process.Signal(sig)
-	timer := time.AfterFunc(40*time.Second, func() {
-		p.t.Errorf("%s did not end within 40 s of %v", p.name, sig)
-		p.cmd.Process.Kill()
-	})
-	p.cmd.Wait()
-	timer.Stop()
-	p.cmd = nil
 }
 
 // FreeAddr is a loopback address HOST:PORT that nobody listened on a moment ago.
 func FreeAddr(t testing.TB) string {
 	t.Helper()
-	return freeAddr(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
 }
 
-// Dir makes a directory that every user may enter, on the disk.
+// Dir makes a directory on the disk. Every user may enter it: data servers act as other users.
 func Dir(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -88,6 +127,6 @@ func AwaitListen(t testing.TB, addr string) {
 func MountAt(t testing.TB, addr string, options ...string) *Mount {
 	t.Helper()
 	NeedMount(t)
-	v := &Volume{t: t, Addr: addr, opts: Options{Dir: Dir(t)}}
+	v := &Volume{t: t, Addr: addr, base: Dir(t)}
 	return v.Mount(options...)
 }

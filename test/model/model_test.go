@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -42,9 +43,12 @@ func TestModel(t *testing.T) {
 					maxSize: min(8<<20, max(64<<10, int64(unit)*int64(count)*3)),
 				}
 				n := *ops / (len(units) * len(counts))
+				var done []string // the last operations
 				for i := range n {
-					if err := step(s.next(), a, b); err != nil {
-						t.Fatalf("operation %d of %d: %v", i, n, err)
+					o := s.next()
+					done = append(done[max(0, len(done)-40):], o.desc)
+					if err := step(o, a, b); err != nil {
+						t.Fatalf("operation %d of %d: %v\nbefore it:\n%s", i, n, err, strings.Join(done, "\n"))
 					}
 					if i%200 == 199 || i == n-1 {
 						if err := compareTrees(a, b); err != nil {

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestControl(t *testing.T) {
+	if os.Getuid() == 0 && os.MkdirAll("/run/weft", 0o700) != nil {
+		t.Skip("missing: a /run that can be written")
+	}
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	// No kernel has this many FUSE mounts.
+	minor := uint32(1<<19 + os.Getpid()%(1<<19))
+	m := mountEntry{Dev: unix.Mkdev(0, minor), Owner: os.Getuid(), Mountpoint: "/mnt/x"}
+	if pid := serverOf(t.Context(), m); pid != 0 {
+		t.Fatalf("process %d answers before there is a socket", pid)
+	}
+	if err := control(t.Context(), m, controlRequest{Op: "sync"}, nil); !errors.Is(err, errNoServer) {
+		t.Fatalf("no socket: %v", err)
+	}
+	l, err := listenControl(minor)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := l.Addr().String()
+	t.Cleanup(func() { l.Close() })
+	cancelled := make(chan struct{})
+	served := make(chan struct{})
+	go func() { // ends with the socket
+		serveControl(context.Background(), l, func(ctx context.Context, req controlRequest) (any, error) {
+			switch req.Op {
+			case "layout":
+				return req.File + 1, nil
+			case "wait":
+				<-ctx.Done()
+				close(cancelled)
+				return nil, ctx.Err()
+			}
+			return nil, fmt.Errorf("no %s here", req.Op)
+		})
+		close(served)
+	}()
+	if pid := serverOf(t.Context(), m); pid != os.Getpid() {
+		t.Errorf("served by %d, want %d", pid, os.Getpid())
+	}
+	var got int
+	if err := control(t.Context(), m, controlRequest{Op: "layout", File: 41}, &got); err != nil || got != 42 {
+		t.Errorf("%d, %v", got, err)
+	}
+	if err := control(t.Context(), m, controlRequest{Op: "nonsense"}, nil); err == nil || !strings.Contains(err.Error(), "/mnt/x: no nonsense here") {
+		t.Errorf("an error of the other side: %v", err)
+	}
+	// A caller that gives up ends its request.
+	ctx, cancel := context.WithCancel(t.Context())
+	asked := make(chan error, 1)
+	go func() { asked <- control(ctx, m, controlRequest{Op: "wait"}, nil) }()
+	cancel()
+	if err := <-asked; !errors.Is(err, context.Canceled) && !errors.Is(err, errNoServer) {
+		t.Errorf("given up: %v", err)
+	}
+	// What belongs to another user is not asked.
+	other := m
+	other.Owner++
+	if pid := serverOf(t.Context(), other); pid != 0 {
+		t.Errorf("asked process %d for a mount of another user", pid)
+	}
+	l.Close()
+	<-served
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket stays behind: %v", err)
+	}
+}
+
+// TestPrivateDir refuses a directory that somebody else may have prepared.
+func TestPrivateDir(t *testing.T) {
+	dir := t.TempDir() + "/weft"
+	if err := os.Symlink(t.TempDir(), dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := makePrivate(dir); err == nil {
+		t.Error("a symbolic link is taken")
+	}
+	if err := errors.Join(os.Remove(dir), os.Mkdir(dir, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	if err := makePrivate(dir); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("mode %v, %v", st.Mode(), err)
+	}
+	if os.Getuid() == 0 {
+		if err := os.Chown(dir, 1, 1); err != nil {
+			t.Fatal(err)
+		}
+		if err := makePrivate(dir); err == nil {
+			t.Error("another user's directory is taken")
+		}
+	}
+}

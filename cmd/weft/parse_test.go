@@ -1,0 +1,211 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestParseSource(t *testing.T) {
+	for _, c := range []struct{ in, want string }{
+		{"host:/", "host:7049:/"},
+		{"host:/a//b/", "host:7049:/a/b"},
+		{"host:/../a/./b", "host:7049:/a/b"},
+		{"host:1:/", "host:1:/"},
+		{"host:065535:/", "host:65535:/"},
+		{"10.0.0.1,b:7,[::1],[fe80::1%eth0]:9:/x", "10.0.0.1:7049,b:7,[::1]:7049,[fe80::1%eth0]:9:/x"},
+		{"host:/a:/b", "host:7049:/a:/b"},
+		{"host:/with space,and comma", "host:7049:/with space,and comma"},
+	} {
+		s, err := parseSource(c.in)
+		if err != nil || s.String() != c.want {
+			t.Errorf("%q: %q, %v; want %q", c.in, s, err, c.want)
+		}
+	}
+	for in, word := range map[string]string{
+		"":             "HOST[:PORT]:/",
+		"host":         "HOST[:PORT]:/",
+		"host:dir":     "HOST[:PORT]:/",
+		":/":           "no host",
+		"a,,b:/":       "no host",
+		":7049:/":      "no host",
+		"[]:/":         "no host",
+		"host::/":      "not a port",
+		"host:0:/":     "not a port",
+		"host:65536:/": "not a port",
+		"host:+1:/":    "not a port",
+		"host:nfs:/":   "not a port",
+		"::1:/":        "brackets",
+		"[host:/":      "not a host",
+		"a b:/":        "not a host",
+		"a/b:/":        "not a host",
+	} {
+		if s, err := parseSource(in); err == nil || !strings.Contains(err.Error(), word) {
+			t.Errorf("%q: %q, error %v does not say %q", in, s, err, word)
+		}
+	}
+}
+
+// FuzzParseSource: what is accepted is accepted again in its canonical form, and means the same.
+func FuzzParseSource(f *testing.F) {
+	for _, s := range []string{"host:/", "a:1,[::1]:2,[fe80::1%eth0]:/x/../y", "[a]:/", "[[a]]:1:/", ":/", "h:/:/"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, in string) {
+		s, err := parseSource(in)
+		if err != nil {
+			return
+		}
+		if !strings.HasPrefix(s.dir, "/") || len(s.addrs) == 0 {
+			t.Fatalf("%q: %+v", in, s)
+		}
+		again, err := parseSource(s.String())
+		if err != nil || !reflect.DeepEqual(again, s) {
+			t.Fatalf("%q: %+v, read back %+v, %v", in, s, again, err)
+		}
+	})
+}
+
+func TestParseOptions(t *testing.T) {
+	with := func(change func(o *mountOptions)) mountOptions {
+		o := defaultOptions()
+		change(&o)
+		return o
+	}
+	for _, c := range []struct {
+		lists []string
+		want  mountOptions
+	}{
+		{nil, defaultOptions()},
+		{[]string{"", ",", "_netdev,defaults"}, defaultOptions()},
+		{[]string{"ro,nosuid,nodev", "noexec"}, with(func(o *mountOptions) {
+			o.flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+		})},
+		{[]string{"ro,nosuid", "rw"}, with(func(o *mountOptions) { o.flags = unix.MS_NOSUID })},
+		{[]string{"ro,defaults"}, defaultOptions()},
+		{[]string{"nconnect=16,rsize=4MiB,wsize=4096,max_write=1MiB,retain=1GiB,log=/a=b"}, mountOptions{
+			nconnect: 16, rsize: 4 << 20, wsize: 4 << 10, maxWrite: 1 << 20, retain: 1 << 30, log: "/a=b",
+		}},
+	} {
+		if got, err := parseOptions(c.lists); err != nil || got != c.want {
+			t.Errorf("%q: %+v, %v; want %+v", c.lists, got, err, c.want)
+		}
+	}
+	for in, word := range map[string]string{
+		"nconect=4":   `"nconnect"`,
+		"ROO":         "did you mean",
+		"ro=1":        "takes no value",
+		"rsize":       "rsize=SIZE",
+		"nconnect=":   "1 to 16",
+		"nconnect=17": "1 to 16",
+		"rsize=1KiB":  "4.0 KiB to 4.0 MiB",
+		"retain=-1":   "want a size",
+		"log=":        "want a file",
+	} {
+		if _, err := parseOptions([]string{"ro", in}); err == nil || !strings.Contains(err.Error(), word) || !strings.Contains(err.Error(), in) {
+			t.Errorf("%q: error %v does not say %q", in, err, word)
+		}
+	}
+}
+
+// TestOptionDefaults holds the help to the defaults.
+func TestOptionDefaults(t *testing.T) {
+	o, err := parseOptions([]string{"defaults,nconnect=4,rsize=1MiB,wsize=1MiB,retain=256MiB"})
+	if err != nil || o != defaultOptions() {
+		t.Errorf("the defaults of the help are %+v, %v; those in effect %+v", o, err, defaultOptions())
+	}
+	help := optionsHelp()
+	for _, want := range []string{"to 16 (default 4)", "READ sent to a data server (default 1MiB)", "WRITE sent to a data server (default 1MiB)", "(default 256MiB)"} {
+		if !strings.Contains(help, want) {
+			t.Errorf("the help does not say %q", want)
+		}
+	}
+}
+
+func TestEdits(t *testing.T) {
+	for _, c := range []struct {
+		a, b string
+		want int
+	}{
+		{"", "", 0}, {"", "abc", 3}, {"abc", "", 3}, {"abc", "abc", 0}, {"nconect", "nconnect", 1}, {"kitten", "sitting", 3}, {"ab", "ba", 2},
+	} {
+		if got := edits(c.a, c.b); got != c.want {
+			t.Errorf("edits(%q, %q) = %d, want %d", c.a, c.b, got, c.want)
+		}
+	}
+	for name, want := range map[string]string{"max-write": "max_write", "wsiz": "wsize", "netdev": "_netdev"} {
+		if got := nearestOption(name); got != want {
+			t.Errorf("nearest to %q: %q, want %q", name, got, want)
+		}
+	}
+}
+
+func TestUnescape(t *testing.T) {
+	for in, want := range map[string]string{
+		"": "", "/mnt": "/mnt", `/a\040b\011c\012d\134e`: "/a b\tc\nd\\e", `/a\`: `/a\`, `/a\04`: `/a\04`, `/a\999`: `/a\999`, `\0401`: " 1",
+	} {
+		if got := unescape(in); got != want {
+			t.Errorf("%q: %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestParseMounts(t *testing.T) {
+	got, err := parseMounts(strings.NewReader(`22 1 8:1 / / rw,relatime shared:1 master:2 - ext4 /dev/sda1 rw
+40 22 0:52 / /mnt/a\040b rw,nosuid,nodev shared:7 - fuse.weft 127.0.0.1:7049:/ rw,user_id=1000,group_id=100,default_permissions
+41 22 0:53 / /mnt/c rw - fuse.sshfs host:/ rw,user_id=0
+42 22 0:300 / /mnt/a\040b ro - fuse.weft [::1]:9,h:1:/with\040space ro,user_id=0,group_id=0
+`))
+	want := []mountEntry{
+		{unix.Mkdev(0, 52), 1000, "/mnt/a b", "127.0.0.1:7049:/"},
+		{unix.Mkdev(0, 300), 0, "/mnt/a b", "[::1]:9,h:1:/with space"},
+	}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Fatalf("%+v, %v; want %+v", got, err, want)
+	}
+	if got[1].minor() != 300 {
+		t.Errorf("minor %d", got[1].minor())
+	}
+	for _, bad := range []string{
+		"40 22 0-52 / /mnt rw - fuse.weft h:/ rw,user_id=0",
+		"40 22 0:x / /mnt rw - fuse.weft h:/ rw,user_id=0",
+		"40 22 0:52 / /mnt rw - fuse.weft h:/ rw,user_id=root",
+	} {
+		if got, err := parseMounts(strings.NewReader(bad)); err == nil {
+			t.Errorf("%q: %+v", bad, got)
+		}
+	}
+}
+
+func TestCleanMountpoint(t *testing.T) {
+	top, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(top, "real", "mnt"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, target := range map[string]string{
+		"absolute": filepath.Join(top, "real", "mnt"), "relative": "real/mnt", "twice": "absolute", "parent": "real", "loop": "loop",
+	} {
+		if err := os.Symlink(target, filepath.Join(top, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := filepath.Join(top, "real", "mnt")
+	for _, in := range []string{"real/mnt", "real/mnt/", "absolute", "relative", "twice", "parent/mnt", "parent/../real/./mnt"} {
+		if got, err := cleanMountpoint(top + "/" + in); err != nil || got != want {
+			t.Errorf("%s: %s, %v; want %s", in, got, err, want)
+		}
+	}
+	if got, err := cleanMountpoint("/"); err != nil || got != "/" {
+		t.Errorf("/: %s, %v", got, err)
+	}
+	if got, err := cleanMountpoint(filepath.Join(top, "loop")); err == nil {
+		t.Errorf("a loop: %s", got)
+	}
+}
