@@ -19,7 +19,7 @@ type DeviceID [16]byte
 
 func (id DeviceID) String() string { return hex.EncodeToString(id[:]) }
 
-// Stateid is the NFSv4 stateid a layout carries for each data server; all zero for NFSv3 ones.
+// Stateid is the NFSv4 stateid a layout carries for each data server; NFSv3 has no use for it.
 type Stateid [16]byte
 
 // IOMode is what a layout may be used for (RFC 8881 section 3.3.20).

@@ -38,10 +38,11 @@ func benchmarkIO(b *testing.B, proc wire.Proc, size, depth int) {
 	ts := start(b, ramDir(b))
 	c := ts.dial()
 	fh := c.create(ts.root, "f", 1000, 1001)
-	data := make([]byte, size)
-	for off := 0; off < fileSize; off += size {
+	data := make([]byte, maxIO)
+	for off := 0; off < fileSize; off += maxIO {
 		c.put(fh, uint64(off), data)
 	}
+	data = data[:size]
 	nc, err := net.Dial("tcp", ts.addr)
 	if err != nil {
 		b.Fatal(err)

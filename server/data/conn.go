@@ -28,7 +28,9 @@ const (
 	inputSize = 8 << 10
 	// maxSend is how much goes out at once, and what a client has to take within stallTime; the last reply is not cut.
 	maxSend = 4 << 20
-	// keepSize is the longest reply whose memory is kept for others.
+	// enoughIdle is how many workers of a connection may wait for the next calls.
+	enoughIdle = 4
+	// keepSize is the longest call or reply whose memory is kept for others.
 	keepSize = 4 << 10
 )
 
@@ -44,11 +46,13 @@ const lingerTime = time.Second
 type conn struct {
 	s        *Server
 	nc       net.Conn
-	in       record              // of the goroutine that reads
+	in       record              // of the worker that reads, as is machine
 	machine  string              // name in the last credential, which is nearly always that in the next one
 	slot     chan struct{}       // one element for each request, from before it is read until its reply was sent
 	payloads *semaphore.Weighted // bytes
-	ended    chan error          // why no more calls are read
+	turn     chan struct{}       // has the right to read while no worker has; closed when no more calls are read
+	ended    chan error          // why
+	idle     atomic.Int32        // workers that wait for their turn
 	draining atomic.Bool
 
 	mu      sync.Mutex
@@ -83,6 +87,7 @@ func newConn(s *Server, nc net.Conn) *conn {
 		in:       record{in: bufio.NewReaderSize(nc, inputSize)},
 		slot:     make(chan struct{}, maxRequests),
 		payloads: semaphore.NewWeighted(maxConnPayloads),
+		turn:     make(chan struct{}, 1),
 		ended:    make(chan error, 1),
 	}
 }
@@ -103,7 +108,8 @@ func (c *conn) limitReads(t time.Time) {
 
 // serve answers calls until the client closes, breaks the protocol, or drain. It returns when the last reply was sent.
 func (c *conn) serve() error {
-	go c.next() // reads a call, see there
+	c.turn <- struct{}{}
+	go c.work() // ends, with those it starts, when no more calls are read
 	err := <-c.ended
 	for range cap(c.slot) { // until no request is left
 		c.slot <- struct{}{}
@@ -134,19 +140,35 @@ func (c *conn) linger() {
 	}
 }
 
-// next reads a call, leaves the reading of the one behind it to a new goroutine, and answers. So no request waits for
-// another goroutine to wake up. The number of these goroutines is bounded by slot.
-func (c *conn) next() {
-	c.slot <- struct{}{}
-	r := requests.Get().(*request)
-	if err := c.readCall(r); err != nil {
-		c.done(r)
-		c.ended <- err
-		return
+// work reads calls and answers them. One worker at a time has the turn to read; when it has a call it passes the turn
+// on, to a new worker if no other one is idle. So no call waits for a goroutine to wake up. Workers end when there are
+// enough idle ones, and when no more calls are read; slot bounds their number.
+func (c *conn) work() {
+	for {
+		c.idle.Add(1)
+		_, ok := <-c.turn
+		c.idle.Add(-1)
+		if !ok {
+			return
+		}
+		c.slot <- struct{}{}
+		r := requests.Get().(*request)
+		if err := c.readCall(r); err != nil {
+			c.done(r)
+			close(c.turn)
+			c.ended <- err
+			return
+		}
+		if c.idle.Load() == 0 {
+			go c.work()
+		}
+		c.turn <- struct{}{}
+		c.handle(r)
+		c.send(r)
+		if c.idle.Load() >= enoughIdle {
+			return
+		}
 	}
-	go c.next()
-	c.handle(r)
-	c.send(r)
 }
 
 // readCall reads one call. The payload of a WRITE goes from the socket to a buffer of its own.
@@ -184,8 +206,7 @@ func (r *request) isWrite() bool {
 	return r.call.Prog == oncrpc.ProgNFS && r.call.Vers == wire.Version && wire.Proc(r.call.Proc) == wire.ProcWrite
 }
 
-// readArgs reads arguments of which d has the beginning. There are none longer than maxHead; of such only the beginning
-// is left to the handler, for which they do not decode.
+// readArgs reads arguments of which d has the beginning. None that mean something are longer than maxHead.
 func (c *conn) readArgs(r *request, d xdr.Decoder) {
 	if rest := c.in.rest(); rest > 0 {
 		used, have := d.Offset(), len(r.head)
@@ -196,23 +217,21 @@ func (c *conn) readArgs(r *request, d xdr.Decoder) {
 	r.args = d
 }
 
-// readWrite reads the payload of a WRITE. More than maxIO bytes are cut, which the reply tells.
+// readWrite reads the payload of a WRITE, or as much of it as a WRITE may have, which the reply tells.
 func (c *conn) readWrite(r *request, d xdr.Decoder) {
 	if r.garbage = r.write.DecodeHead(&d, c.in.rest()) != nil; r.garbage {
 		return
 	}
 	c.allot(r, int(min(r.write.Count, maxIO)))
-	have := copy(r.data, d.Rest())
-	if have == len(r.data) {
-		return
-	}
-	if len(r.data)-have > c.in.in.Buffered() {
+	if c.in.rest() > c.in.in.Buffered() {
 		c.limitReads(time.Now().Add(stallTime))
 		defer c.limitReads(time.Time{})
 	}
+	have := copy(r.data, d.Rest())
 	if r.garbage = len(c.in.fill(r.data[have:])) < len(r.data)-have; r.garbage {
 		c.free(r)
 	}
+	c.in.skip()
 }
 
 // allot gives r memory for n bytes of payload, as r.data. It waits for as long as the connection or the server has too
@@ -223,7 +242,7 @@ func (c *conn) allot(r *request, n int) {
 	}
 	size := int64(bufferSize(n))
 	c.payloads.Acquire(context.Background(), size)   // a context that does not end gives no error
-	c.s.payloads.Acquire(context.Background(), size) // dito
+	c.s.payloads.Acquire(context.Background(), size) // likewise
 	r.payload = getBuffer(n)
 	r.data = r.payload.b[:n]
 }

@@ -56,6 +56,14 @@ func TestStalledPayload(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "the rest of a call") || time.Since(begin) != 72*time.Hour+stallTime {
 			t.Errorf("closed after %v: %v", time.Since(begin), err)
 		}
+		// With the payload there, but not the end of the call, it is the same.
+		nc, ended = ts.pipe()
+		begin = time.Now()
+		oncrpc.PutRecordMark(write, len(write), true)
+		nc.Write(write)
+		if err := <-ended; err == nil || time.Since(begin) != stallTime {
+			t.Errorf("closed after %v: %v", time.Since(begin), err)
+		}
 	})
 	ts.wantNoPayloads()
 }

@@ -26,7 +26,7 @@ func pattern(b []byte, file, off, round uint64) {
 // largest size, and find what they wrote. Files outnumber the descriptors that are kept.
 func TestConcurrency(t *testing.T) {
 	ts := start(t, ramDir(t), limitFiles(3))
-	const workers = 6
+	const workers = 4
 	setup := ts.dial()
 	shared := setup.create(ts.root, "shared", 1000, 1001)
 	var wg sync.WaitGroup
@@ -39,7 +39,7 @@ func TestConcurrency(t *testing.T) {
 			}
 			cred := as(1000, 1001)
 			buf := make([]byte, size)
-			for round := range uint64(6) {
+			for round := range uint64(5) {
 				name := fmt.Sprintf("own-%d-%d", w, round)
 				own := c.createAs(super, ts.root, name, wire.Exclusive, wire.Sattr{}, wire.CreateVerf{byte(w), byte(round)})
 				if own.Status != wire.OK || c.setattr(super, own.FH.FH, owned(1000, 1001)).Status != wire.OK {
@@ -82,7 +82,7 @@ func TestFence(t *testing.T) {
 	const (
 		writers = 4
 		size    = 256 << 10
-		rounds  = 10
+		rounds  = 8
 	)
 	c := ts.dial()
 	var uid atomic.Uint32
@@ -196,7 +196,7 @@ func TestScarcePayloadMemory(t *testing.T) {
 		} {
 			c := ts.dial()
 			wg.Go(func() {
-				for range 50 {
+				for range 20 {
 					do(c)
 				}
 			})

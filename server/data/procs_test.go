@@ -18,7 +18,7 @@ import (
 )
 
 // equal compares statuses and other small things.
-func equal[T comparable](t *testing.T, what string, got, want T) {
+func equal[T comparable](t testing.TB, what string, got, want T) {
 	t.Helper()
 	if got != want {
 		t.Errorf("%s: %v, want %v", what, got, want)
@@ -447,12 +447,12 @@ func (c *client) names(dir wire.FileHandle, plus bool, count uint32, turn func(p
 		if plus {
 			var res wire.ReaddirPlusRes
 			c.do(wire.ProcReaddirPlus, super, &wire.ReaddirPlusArgs{Dir: dir, Cookie: cookie, Verf: verf, DirCount: count, MaxCount: count}, &res)
-			equal(c.t.(*testing.T), "READDIRPLUS", res.Status, wire.OK)
+			equal(c.t, "READDIRPLUS", res.Status, wire.OK)
 			entries, eof, verf, reply = res.Entries, res.EOF, res.Verf, &res
 		} else {
 			var res wire.ReaddirRes
 			c.do(wire.ProcReaddir, super, &wire.ReaddirArgs{Dir: dir, Cookie: cookie, Verf: verf, Count: count}, &res)
-			equal(c.t.(*testing.T), "READDIR", res.Status, wire.OK)
+			equal(c.t, "READDIR", res.Status, wire.OK)
 			for _, e := range res.Entries {
 				entries = append(entries, wire.EntryPlus{Entry: e})
 			}

@@ -47,9 +47,12 @@ func (s *Server) sync(f *file, full bool) (verf wire.WriteVerf, err error) {
 	if y.full.Swap(false) {
 		do = fsync
 	}
+	before := y.err
 	y.err = retry(do, f.fd)
 	if y.err != nil {
 		s.newVerifier()
+	}
+	if y.err != nil && before == nil {
 		s.log.Error("sync failed: clients send again what was not committed", "handle", f.fh, "err", y.err)
 	}
 	return y.verf, y.err

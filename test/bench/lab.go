@@ -27,7 +27,7 @@ type lab struct {
 }
 
 func newLab() (*lab, error) {
-	bin, err := filepath.Abs("bin")
+	self, err := os.Executable() // weft and weftd are beside it
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +35,7 @@ func newLab() (*lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &lab{bin: bin, disk: dir, mem: filepath.Join(dir, "mem")}
+	l := &lab{bin: filepath.Dir(self), disk: dir, mem: filepath.Join(dir, "mem")}
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return nil, err
 	}

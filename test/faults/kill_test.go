@@ -310,16 +310,18 @@ func TestKillDuringCopy(t *testing.T) {
 	v := harness.NewVolume(t, harness.Options{})
 	m := v.Mount()
 	src := filepath.Join(strings.TrimSpace(harness.Run(t, "", "go", "env", "GOROOT")), "src", "crypto")
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		time.Sleep(time.Second)
-		v.Kill()
-		v.Fsck()
-		v.Start()
-	}()
-	harness.Run(t, "", "cp", "-a", src, m.Dir+"/copy")
-	<-done
+	cp := exec.Command("cp", "-a", src, m.Dir+"/copy")
+	if err := cp.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cp.Process.Kill() })
+	time.Sleep(time.Second)
+	v.Kill()
+	v.Fsck()
+	v.Start()
+	if err := cp.Wait(); err != nil {
+		t.Fatalf("cp: %v", err)
+	}
 	if out := harness.Run(t, "", "diff", "-r", src, m.Dir+"/copy"); out != "" {
 		t.Fatalf("the copy differs:\n%.2000s", out)
 	}

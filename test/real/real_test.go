@@ -251,9 +251,10 @@ func TestTraining(t *testing.T) {
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup
+	defer wg.Wait() // also when the writer fails
 	for range 4 {
 		wg.Add(1)
-		go func() {
+		go func() { // a reader
 			defer wg.Done()
 			cmd := exec.Command("sh", "-c", fmt.Sprintf("for i in $(seq %d); do sort -R ../SUMS | sha256sum -c --quiet - || exit 1; done", rounds))
 			cmd.Dir = data
@@ -288,7 +289,6 @@ func TestTraining(t *testing.T) {
 			t.Fatalf("checkpoint %d: %q, want %q", round, got, want)
 		}
 	}
-	wg.Wait()
 }
 
 // TestStop shows that what was written is there after everything was stopped and started again, and striped.
