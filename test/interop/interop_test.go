@@ -45,7 +45,7 @@ func TestKernelClient(t *testing.T) {
 		ls tree | grep -c '^n[0-9]'
 		truncate -s 5 v.0.0
 		stat -c %s v.0.0
-		ln -s x link 2>&1 | grep -q 'not supported' && echo no links
+		ln -s x link 2>/dev/null || echo no links
 		rm -rf tree v.* local-*
 		ls -A | wc -l
 		cd /
