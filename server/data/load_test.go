@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
+	"github.com/weftfs/weft/internal/wire/oncrpc"
 )
 
 // pattern fills b with bytes that tell file, offset and round.
@@ -206,5 +208,44 @@ func TestScarcePayloadMemory(t *testing.T) {
 	ts.stop()
 	if !ts.payloads.TryAcquire(2 << 20) {
 		t.Error("memory for payloads was not given back")
+	}
+}
+
+// READ and WRITE do not allocate, whoever's they are.
+func TestNoAllocation(t *testing.T) {
+	if raceEnabled {
+		t.Skip("under the race detector sync.Pool drops what it is given")
+	}
+	ts := start(t, ramDir(t))
+	c := ts.dial()
+	fh := c.create(ts.root, "f", 1000, 1001)
+	const size = 64 << 10
+	c.put(fh, 0, make([]byte, size))
+	for proc, args := range map[wire.Proc]appender{
+		wire.ProcRead:  &wire.ReadArgs{FH: fh, Count: size},
+		wire.ProcWrite: &writeCall{wire.WriteArgs{FH: fh}, make([]byte, size)},
+	} {
+		nc := ts.dialRaw()
+		// Two users take turns.
+		calls := [][]byte{
+			marked(nfsCall(proc, as(1000, 1001)), args.Append(nil)),
+			marked(nfsCall(proc, as(0, 0, 1, 2, 3)), args.Append(nil)),
+		}
+		reply := make([]byte, size+1000)
+		n := testing.AllocsPerRun(300, func() {
+			for _, call := range calls {
+				if _, err := nc.Write(call); err != nil {
+					t.Fatal(err)
+				}
+				io.ReadFull(nc, reply[:4])
+				n, _ := oncrpc.ParseRecordMark(reply)
+				if _, err := io.ReadFull(nc, reply[:n]); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+		if n != 0 {
+			t.Errorf("%v: %v allocations", proc, n)
+		}
 	}
 }
