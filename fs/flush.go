@@ -488,12 +488,13 @@ func (fs *FS) release(fh uint64) {
 }
 
 // Close makes everything durable as far as ctx allows, closes what is open, and ends all background work. Requests
-// must have ended. The error says what remained.
+// must have ended, but for writes that go on though their callers were killed: those it waits for. The error says what
+// remained.
 func (fs *FS) Close(ctx context.Context) error {
 	for _, fh := range fs.handles.numbers() {
 		fs.release(fh)
 	}
-	err := fs.Sync(ctx)
+	err := fs.settle(ctx)
 	list := fs.all()
 	fs.stop()
 	fs.work.Wait()
@@ -515,4 +516,22 @@ func (fs *FS) Close(ctx context.Context) error {
 		err = errors.Join(err, fmt.Errorf("%d files have data that is not stable, the first is inode %d", len(left), left[0]))
 	}
 	return err
+}
+
+// settle waits for the writes under way and makes everything durable.
+func (fs *FS) settle(ctx context.Context) error {
+	list := fs.all()
+	defer func() {
+		for _, i := range list {
+			i.drop()
+		}
+	}()
+	var errs errorList
+	for _, i := range list {
+		if err := i.drain(ctx); err != nil {
+			errs.add(fmt.Errorf("file %d: writes under way: %w", i.id, err))
+		}
+	}
+	errs.add(fs.makeDurable(ctx, list, nil))
+	return errs.join()
 }
