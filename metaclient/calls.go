@@ -3,6 +3,7 @@ package metaclient
 import (
 	"context"
 	"fmt"
+	"syscall"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -25,7 +26,12 @@ func (c *Client) SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.S
 }
 
 func (c *Client) Lookup(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string) (metarpc.Attr, error) {
-	return c.attr(ctx, metarpc.OpLookup, cred, &metarpc.NameArgs{Parent: parent, Name: name})
+	var r metarpc.LookupResult
+	err := c.do(ctx, metarpc.OpLookup, cred, &metarpc.NameArgs{Parent: parent, Name: name}, &r, nil)
+	if err == nil && r.Attr.ID == 0 {
+		err = &metarpc.Error{Op: metarpc.OpLookup, Status: metarpc.Status(syscall.ENOENT)}
+	}
+	return r.Attr, err
 }
 
 // Create makes a regular file or finds it, and opens it as Open does.
@@ -122,7 +128,7 @@ func (c *Client) Open(ctx context.Context, cred metarpc.Cred, id layout.FileID) 
 		return metarpc.Attr{}, c.wrap(metarpc.OpOpen, err)
 	}
 	var r metarpc.AttrResult
-	err := c.do(ctx, metarpc.OpOpen, cred, &metarpc.IDArgs{ID: id}, &r, func(o *outcome) {
+	err := c.do(ctx, metarpc.OpOpen, cred, &metarpc.OpenArgs{ID: id}, &r, func(o *outcome) {
 		ok := o.err == nil && o.status == metarpc.StatusOK
 		if ok && o.abandoned {
 			c.opens.stray(id)

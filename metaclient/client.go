@@ -368,7 +368,7 @@ func (c *Client) reopen(ctx context.Context, id layout.FileID) error {
 		c.opens.end(id, false)
 		return nil
 	}
-	return c.do(ctx, metarpc.OpOpen, metarpc.Cred{}, &metarpc.IDArgs{ID: id}, nil, func(o *outcome) { c.opens.end(id, false) })
+	return c.do(ctx, metarpc.OpOpen, metarpc.Cred{}, &metarpc.OpenArgs{ID: id, Reclaim: true}, nil, func(o *outcome) { c.opens.end(id, false) })
 }
 
 // backoff is the delay between attempts to connect.

@@ -189,7 +189,7 @@ func (m *modelRun) restart() {
 	m.c.connect()
 	for _, n := range m.all {
 		if n.open {
-			must[metarpc.AttrResult](m.c, metarpc.OpOpen, &metarpc.IDArgs{ID: n.id})
+			must[metarpc.AttrResult](m.c, metarpc.OpOpen, &metarpc.OpenArgs{ID: n.id})
 		}
 	}
 	m.h.svc.endGrace()

@@ -63,7 +63,7 @@ func (p *place) put(t *tx, id layout.FileID, mode uint32) {
 	t.Put(p.key, schema.Encode(&schema.Entry{ID: id, Type: mode & syscall.S_IFMT}))
 }
 
-func (s *Service) lookup(ctx context.Context, _ *call, a *metarpc.NameArgs) (*metarpc.AttrResult, error) {
+func (s *Service) lookup(ctx context.Context, _ *call, a *metarpc.NameArgs) (*metarpc.LookupResult, error) {
 	key := schema.EntryKey(a.Parent, a.Name)
 	for try := range maxTries {
 		if err := backOff(ctx, try); err != nil {
@@ -78,11 +78,11 @@ func (s *Service) lookup(ctx context.Context, _ *call, a *metarpc.NameArgs) (*me
 			if _, err := s.directory(ctx, a.Parent); err != nil {
 				return nil, err
 			}
-			return nil, errNoEntry
+			return &metarpc.LookupResult{}, nil
 		}
 		attr, err := s.attributes(ctx, entry.ID)
 		if !errors.Is(err, errStale) { // else the name went, or went to another inode, in between
-			return &metarpc.AttrResult{Attr: attr}, err
+			return &metarpc.LookupResult{Attr: attr}, err
 		}
 	}
 	return nil, errContended

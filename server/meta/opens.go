@@ -10,7 +10,7 @@ import (
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
-func (s *Service) open(ctx context.Context, c *call, a *metarpc.IDArgs) (*metarpc.AttrResult, error) {
+func (s *Service) open(ctx context.Context, c *call, a *metarpc.OpenArgs) (*metarpc.AttrResult, error) {
 	attr, err := s.openFile(ctx, c.sess, a.ID)
 	return &metarpc.AttrResult{Attr: attr}, err
 }

@@ -122,9 +122,9 @@ func TestErrnos(t *testing.T) {
 		{metarpc.OpSetXattr, xattr(file, "weft.layout", "stripe_count=1", 0), syscall.EINVAL},
 		{metarpc.OpGetXattr, xattr(lnk, "weft.layout", "", 0), syscall.ENODATA},
 
-		{metarpc.OpOpen, &metarpc.IDArgs{ID: dir}, syscall.EISDIR},
-		{metarpc.OpOpen, &metarpc.IDArgs{ID: lnk}, syscall.EINVAL},
-		{metarpc.OpOpen, &metarpc.IDArgs{ID: gone}, syscall.ESTALE},
+		{metarpc.OpOpen, &metarpc.OpenArgs{ID: dir}, syscall.EISDIR},
+		{metarpc.OpOpen, &metarpc.OpenArgs{ID: lnk}, syscall.EINVAL},
+		{metarpc.OpOpen, &metarpc.OpenArgs{ID: gone}, syscall.ESTALE},
 		{metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: gone, IOMode: layout.IOModeRW, Len: 1}, syscall.ESTALE},
 		{metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: dir, IOMode: layout.IOModeRead, Len: 1}, syscall.EISDIR},
 		{metarpc.OpDescribeLayout, &metarpc.IDArgs{ID: dir}, syscall.EISDIR},

@@ -191,8 +191,8 @@ func TestGrace(t *testing.T) {
 		back.connect()
 		defer renewing(back)()
 		other.remove(layout.RootID, "late") // nobody has said yet that it is open
-		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.IDArgs{ID: kept})
-		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.IDArgs{ID: late})
+		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.OpenArgs{ID: kept})
+		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.OpenArgs{ID: late})
 		back.report(true, metarpc.SizeReport{ID: kept, End: 10})
 		if a := other.attr(kept); a.Size != 10 {
 			t.Errorf("reclaimed size: %+v", a)
@@ -289,7 +289,7 @@ func TestOrphans(t *testing.T) {
 	h := startMemory(t)
 	a, b := h.client(), h.client()
 	id := a.create(layout.RootID, "f")
-	must[metarpc.AttrResult](b, metarpc.OpOpen, &metarpc.IDArgs{ID: id})
+	must[metarpc.AttrResult](b, metarpc.OpOpen, &metarpc.OpenArgs{ID: id})
 	if _, err := a.layout(id, 0, 3*testUnit); err != nil {
 		t.Fatal(err)
 	}
@@ -339,7 +339,7 @@ func TestOpenAgainstRemove(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, c := range []*client{a, b} {
 			wg.Go(func() {
-				_, err := ask[metarpc.AttrResult](c, metarpc.OpOpen, &metarpc.IDArgs{ID: id})
+				_, err := ask[metarpc.AttrResult](c, metarpc.OpOpen, &metarpc.OpenArgs{ID: id})
 				if statusOf(err) == metarpc.Status(syscall.ESTALE) {
 					return
 				}
@@ -381,7 +381,7 @@ func TestOpenWaitsForRemoval(t *testing.T) {
 	})
 	rm, rmCh := a.begin(metarpc.OpRemove, &metarpc.RemoveArgs{Parent: layout.RootID, Name: "f"})
 	<-deciding
-	op, opCh := b.begin(metarpc.OpOpen, &metarpc.IDArgs{ID: id})
+	op, opCh := b.begin(metarpc.OpOpen, &metarpc.OpenArgs{ID: id})
 	select {
 	case <-opCh:
 		close(decide)

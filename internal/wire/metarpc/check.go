@@ -68,6 +68,21 @@ func checkOwner(id uint32) error {
 	return nil
 }
 
+func checkAccess(a Access) error {
+	if a&^accessAll != 0 {
+		return fmt.Errorf("access %#x", uint32(a))
+	}
+	return nil
+}
+
+// checkLease refuses what is not among the leases that belong in a place.
+func checkLease(l, of Lease) error {
+	if l&^of != 0 {
+		return fmt.Errorf("lease %#x where at most %#x belongs", uint8(l), uint8(of))
+	}
+	return nil
+}
+
 func checkPerm(mode uint32) error {
 	if mode&^0o7777 != 0 {
 		return fmt.Errorf("mode %#o is more than permission bits", mode)
@@ -97,7 +112,15 @@ func (c *ClientInfo) check(Op) error {
 		checkText("mount point", c.Mount, MaxText))
 }
 
-func (c Cred) check(Op) error { return first(checkOwner(c.UID), checkOwner(c.GID)) }
+func (c Cred) check(Op) error {
+	err := first(checkOwner(c.UID), checkOwner(c.GID))
+	if len(c.Groups) > MaxGroups {
+		err = first(err, fmt.Errorf("%d groups, want at most %d", len(c.Groups), MaxGroups))
+	}
+	return err
+}
+
+func (a *OpenArgs) check(Op) error { return first(checkID(a.ID), checkAccess(a.Access)) }
 
 func (a *IDArgs) check(Op) error { return checkID(a.ID) }
 
@@ -124,11 +147,15 @@ func (a *SetAttrArgs) check(Op) error {
 }
 
 func (a *CreateArgs) check(Op) error {
-	return first(checkID(a.Parent), checkName(a.Name), checkPerm(a.Mode))
+	return first(checkID(a.Parent), checkName(a.Name), checkPerm(a.Mode), checkPerm(a.Umask), checkAccess(a.Access))
+}
+
+func (a *TmpFileArgs) check(Op) error {
+	return first(checkID(a.Parent), checkPerm(a.Mode), checkPerm(a.Umask))
 }
 
 func (a *MakeNodeArgs) check(Op) error {
-	err := first(checkID(a.Parent), checkName(a.Name), checkPerm(a.Mode&^syscall.S_IFMT))
+	err := first(checkID(a.Parent), checkName(a.Name), checkPerm(a.Mode&^syscall.S_IFMT), checkPerm(a.Umask))
 	link := false
 	switch a.Mode & syscall.S_IFMT {
 	case syscall.S_IFLNK:
@@ -189,6 +216,44 @@ func (a *XattrArgs) check(op Op) error {
 
 func (a *CloseArgs) check(Op) error { return checkIDs(a.IDs) }
 
+func (a *LeaseReturnArgs) check(Op) error { return checkIDs(a.IDs) }
+
+func (a *SizeQueryArgs) check(Op) error { return checkIDs(a.IDs) }
+
+func (a *LeaseRecallArgs) check(Op) error {
+	if len(a.Items) > MaxBatch {
+		return fmt.Errorf("%d items in one recall, want at most %d", len(a.Items), MaxBatch)
+	}
+	for i := range a.Items {
+		if err := first(checkID(a.Items[i].ID), checkLease(a.Items[i].Lease, leaseAll)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *LockArgs) check(Op) error {
+	err := checkID(a.ID)
+	if a.Type >= lockTypeEnd {
+		err = first(err, fmt.Errorf("lock type %d", a.Type))
+	}
+	if a.Start < 0 || a.End < a.Start {
+		err = first(err, fmt.Errorf("lock from byte %d to %d", a.Start, a.End))
+	}
+	return err
+}
+
+func (a *LockReadyArgs) check(Op) error { return checkID(a.ID) }
+
+func (a *LeaseShrinkArgs) check(Op) error {
+	if a.Keep < 0 {
+		return fmt.Errorf("leases on %d inodes", a.Keep)
+	}
+	return nil
+}
+
+func (a *ReserveArgs) check(Op) error { return first(checkID(a.ID), checkRange(0, a.Len)) }
+
 func (a *LayoutGetArgs) check(Op) error {
 	err := first(checkID(a.ID), checkRange(a.Off, a.Len))
 	if a.IOMode != layout.IOModeRead && a.IOMode != layout.IOModeRW {
@@ -221,16 +286,51 @@ func (a *Attr) check(Op) error {
 	if a.ID == 0 || a.Size < 0 {
 		return fmt.Errorf("attributes of inode %d with size %d", a.ID, a.Size)
 	}
+	if a.Flags&^attrFlagsAll != 0 {
+		return fmt.Errorf("attribute flags %#x", uint32(a.Flags))
+	}
 	return nil
 }
 
-func (r *AttrResult) check(op Op) error { return r.Attr.check(op) }
+func (r *AttrResult) check(op Op) error {
+	return first(r.Attr.check(op), checkLease(r.Lease, LeaseAttrs))
+}
 
-func (r *CreateResult) check(op Op) error { return r.Attr.check(op) }
+func (r *CreateResult) check(op Op) error {
+	return first(r.Attr.check(op), checkLease(r.Lease, LeaseAttrs))
+}
+
+func (r *LookupResult) check(op Op) error {
+	err := first(checkLease(r.Lease, LeaseAttrs), checkLease(r.Names, LeaseNames))
+	if r.Attr.ID != 0 {
+		err = first(err, r.Attr.check(op))
+	}
+	return err
+}
+
+func (r *ReserveResult) check(Op) error {
+	if r.Off < 0 {
+		return fmt.Errorf("append at %d", r.Off)
+	}
+	return nil
+}
+
+func (r *LockResult) check(Op) error {
+	switch {
+	case r.Type >= lockTypeEnd:
+		return fmt.Errorf("lock type %d", r.Type)
+	case r.Start < 0 || r.End < r.Start:
+		return fmt.Errorf("lock from byte %d to %d", r.Start, r.End)
+	}
+	return checkText("host name", r.Host, MaxText)
+}
 
 func (r *ReadDirResult) check(op Op) error {
 	if len(r.Entries) > MaxPage || len(r.Entries) == 0 && !r.EOF {
 		return fmt.Errorf("directory page of %d entries, end %t", len(r.Entries), r.EOF)
+	}
+	if err := checkLease(r.Names, LeaseNames); err != nil {
+		return err
 	}
 	last := uint64(FirstCookie)
 	for i := range r.Entries {
@@ -239,7 +339,7 @@ func (r *ReadDirResult) check(op Op) error {
 			return fmt.Errorf("directory cookie %d after %d", e.Cookie, last)
 		}
 		last = e.Cookie
-		if err := first(checkName(e.Name), e.Attr.check(op)); err != nil {
+		if err := first(checkName(e.Name), e.Attr.check(op), checkLease(e.Lease, LeaseAttrs)); err != nil {
 			return err
 		}
 	}

@@ -57,6 +57,35 @@
 // answers it. A client answers within the lease; the service ends the session of one that does not. A callback that
 // a lost connection leaves unanswered is sent again, under a new number, on the session's next connection.
 //
+// A client of a restarted service takes back what it had: it opens files again and sets locks again (Reclaim), reports
+// sizes, and then says ReclaimComplete. Until every session that the service knew has said so, or its lease has run out,
+// changes of names and attributes and new locks are put off (StatusGrace): somebody may still rely on a lease, or come
+// back for a lock, that this instance does not know of.
+//
+// # Leases
+//
+// A session may keep what the service tells it of an inode, and answer questions from that, while it has a lease on it:
+// LeaseAttrs for attributes, extended attributes and the target of a symbolic link, LeaseNames for which names a
+// directory has and which it lacks. Replies say which leases come with them. They last until the service recalls them or
+// the session's lease time, counted from the sending of the last call that was answered, is over. A lease may be
+// given back with LeaseReturn; LeaseShrink asks for it.
+//
+// A change that would make what others keep wrong recalls their leases first (LeaseRecall), grants none until it is
+// committed, and only then is answered. The session that asks for the change keeps its leases and knows itself what
+// has changed. A reply and a recall may overtake each other: an answer to a question that was asked before a recall of that
+// inode arrived, or before a change of it by the same session was answered, must not be kept.
+//
+// Nobody but the writer has LeaseAttrs on a file that some session may write (has a layout for writing of). Whoever
+// asks for attributes of such a file gets true ones: the service asks the writers first (SizeQuery). A file that is cut is
+// recalled also from those who just have it open, so that who does not hear of it may go on reading below the size that
+// it knows. LeaseData in a recall says that contents have changed or are about to.
+//
+// # Locks
+//
+// Lock sets and removes locks, TestLock finds what is in the way. With Wait, a lock that others have is answered with
+// StatusLockWait, and LockReady calls when asking again may succeed; asking without Wait, or removing, ends the waiting.
+// EDEADLK is the answer if waiting would never end. Locks end with the session. A lock that cannot be reclaimed is EIO.
+//
 // # Layouts and sizes
 //
 // LayoutGet answers segments that cover the asked range (package layout). Writers report with LayoutCommit: End is the
@@ -69,6 +98,9 @@
 // LayoutRecall makes the client finish its writes in the range, make them stable, and forget its layouts and retained
 // data there before it answers. The service does this before it truncates a file that others may write. The reply that
 // grants a layout is sent before a recall of it.
+//
+// Reserve finds the place of an append and makes the file longer in the same step, so that each append of any client has a
+// place of its own.
 //
 // # Directories
 //

@@ -25,9 +25,10 @@ const (
 	MinSlots    = 4 // slots of a session: enough for calls, Renew, and calls that answer a recall
 	MaxSlots    = 256
 	MaxBatch    = 1024
-	MaxPage     = 4096 // entries of one ReadDir page
-	MaxText     = 4096 // bytes of a URL, a host name and other texts about a client
-	MaxMessage  = 4096 // bytes of the message that comes with a status
+	MaxPage     = 4096  // entries of one ReadDir page
+	MaxGroups   = 65536 // supplementary groups of a credential, as in Linux (NGROUPS_MAX)
+	MaxText     = 4096  // bytes of a URL, a host name and other texts about a client
+	MaxMessage  = 4096  // bytes of the message that comes with a status
 
 	MinLease = 10 * time.Millisecond
 	MaxLease = 24 * time.Hour
@@ -85,10 +86,12 @@ type Welcome struct {
 	Lease    int64    // nanoseconds, MinLease to MaxLease
 }
 
-// Cred is on whose behalf a call is made; new files belong to it.
+// Cred is on whose behalf a call is made: the service checks permissions with it, and new files belong to it.
 type Cred struct {
 	_msgpack struct{} `msgpack:",as_array"`
 	UID, GID uint32
+	Groups   []uint32 // supplementary
+	ByUID    bool     // the client cannot see the caller's groups; the service looks up those of the user
 }
 
 // CallHeader comes before a call's arguments.
@@ -129,7 +132,29 @@ type Attr struct {
 	Rdev                       uint32
 	Size                       int64
 	Atime, Mtime, Ctime, Btime int64
+	Flags                      AttrFlags
 }
+
+// AttrFlags tell what need not be asked for.
+type AttrFlags uint32
+
+const (
+	AttrXattrs     AttrFlags = 1 << iota // has extended attributes, of which the following are some
+	AttrACL                              // has an access control list beyond its mode (system.posix_acl_access)
+	AttrDefaultACL                       // directory with a list for what is made in it (system.posix_acl_default)
+	AttrCapability                       // has file capabilities (security.capability)
+	attrFlagsAll   = 1<<iota - 1
+)
+
+// Lease says what of an inode a session may keep; see the package comment.
+type Lease uint8
+
+const (
+	LeaseAttrs Lease = 1 << iota // attributes, extended attributes, the target of a symbolic link
+	LeaseNames                   // of a directory: which names it has, to which inodes they belong, and which it lacks
+	LeaseData                    // only in recalls: contents that the kernel keeps are out of date
+	leaseAll   = 1<<iota - 1
+)
 
 // AttrMask says which attributes a SetAttr sets.
 type AttrMask uint32
@@ -143,7 +168,30 @@ const (
 	SetMtime
 	SetAtimeNow // to the service's clock; Atime is ignored
 	SetMtimeNow
+	// ClearPrivileges takes the set-user-ID bit, the set-group-ID bit of what its group may execute, and file
+	// capabilities away, in the same step. It alone is no change of which others would have to know the time.
+	ClearPrivileges
 	setAll = 1<<iota - 1
+)
+
+// Access says what a file is opened for, or a permission is asked for: the bits of access(2).
+type Access uint32
+
+const (
+	AccessExec  Access = 1
+	AccessWrite Access = 2
+	AccessRead  Access = 4
+	accessAll          = 7
+)
+
+// LockType is what a lock is.
+type LockType uint8
+
+const (
+	LockNone  LockType = iota // as an argument it unlocks; as an answer it says that nothing is in the way
+	LockRead                  // shared
+	LockWrite                 // exclusive
+	lockTypeEnd
 )
 
 // Flags of renameat2(2) and setxattr(2).
@@ -161,6 +209,7 @@ type DirEntry struct {
 	Name     string
 	Cookie   uint64
 	Attr     Attr
+	Lease    Lease // on the inode: LeaseAttrs or 0
 }
 
 // Arguments and results, one pair for each Op. Names are raw bytes as the application gave them.
@@ -168,13 +217,29 @@ type (
 	Empty struct {
 		_msgpack struct{} `msgpack:",as_array"`
 	}
-	IDArgs struct { // GetAttr, ReadLink, Open, ListXattr, DescribeLayout
+	IDArgs struct { // GetAttr, ReadLink, ListXattr, DescribeLayout
 		_msgpack struct{} `msgpack:",as_array"`
 		ID       layout.FileID
+	}
+	// OpenArgs opens a regular file for the session; Access is checked and remembered. A client that opens again what it
+	// had open when the service was restarted says Reclaim, and nothing is checked.
+	OpenArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		ID       layout.FileID
+		Access   Access
+		Reclaim  bool
 	}
 	AttrResult struct {
 		_msgpack struct{} `msgpack:",as_array"`
 		Attr     Attr
+		Lease    Lease // on the inode: LeaseAttrs or 0
+	}
+	// LookupResult has an Attr with ID 0 if there is no such name.
+	LookupResult struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Attr     Attr
+		Lease    Lease // on the inode: LeaseAttrs or 0
+		Names    Lease // on the directory: LeaseNames or 0
 	}
 	NameArgs struct { // Lookup
 		_msgpack struct{} `msgpack:",as_array"`
@@ -189,19 +254,32 @@ type (
 		UID, GID     uint32
 		Size         int64
 		Atime, Mtime int64
+		Open         bool // the size is set, or privileges cleared, through an open file: that the session may write it suffices
 	}
-	// CreateArgs makes a regular file if there is none of that name, and opens it for the session either way.
+	// CreateArgs makes a regular file if there is none of that name, and opens it for the session either way: a new one for
+	// reading and writing, one that exists only if Access is granted.
 	CreateArgs struct {
 		_msgpack  struct{} `msgpack:",as_array"`
 		Parent    layout.FileID
 		Name      string
-		Mode      uint32 // permission bits, umask applied
+		Mode      uint32 // permission bits
+		Umask     uint32 // applied unless the directory has a default access control list
 		Exclusive bool   // EEXIST if the name exists
+		Access    Access
 	}
-	CreateResult struct {
+	// TmpFileArgs makes a regular file without a name, open for the session for reading and writing (O_TMPFILE). Link may
+	// give it one.
+	TmpFileArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Parent   layout.FileID
+		Mode     uint32 // permission bits
+		Umask    uint32 // as in CreateArgs
+	}
+	CreateResult struct { // Create, TmpFile
 		_msgpack struct{} `msgpack:",as_array"`
 		Attr     Attr
 		Created  bool
+		Lease    Lease // on the inode: LeaseAttrs or 0
 	}
 	// MakeNodeArgs makes anything but a regular file for writing: directory, symbolic link, FIFO, socket, device, and
 	// regular files by mknod(2).
@@ -210,6 +288,7 @@ type (
 		Parent   layout.FileID
 		Name     string
 		Mode     uint32 // type and permission bits
+		Umask    uint32 // as in CreateArgs
 		Rdev     uint32
 		Target   string // of a symbolic link
 	}
@@ -244,6 +323,7 @@ type (
 		_msgpack struct{} `msgpack:",as_array"`
 		Entries  []DirEntry
 		EOF      bool
+		Names    Lease // on the directory: LeaseNames or 0
 	}
 	BytesResult struct { // ReadLink, GetXattr
 		_msgpack struct{} `msgpack:",as_array"`
@@ -275,6 +355,19 @@ type (
 		ID       layout.FileID
 		IOMode   layout.IOMode
 		Off, Len int64
+		// Append says that the session only writes where Reserve has told it to. Until it asks without this, nobody has to
+		// ask it how long the file is.
+		Append bool
+	}
+	// ReserveArgs asks for the place of an append: Len bytes at the end of the file, which is longer by that from now on.
+	ReserveArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		ID       layout.FileID
+		Len      int64
+	}
+	ReserveResult struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Off      int64
 	}
 	LayoutResult struct {
 		_msgpack struct{} `msgpack:",as_array"`
@@ -291,6 +384,7 @@ type (
 		ID       layout.FileID
 		End      int64 // first byte after the last one written; 0 = nothing written
 		Mtime    int64 // nanoseconds since 1970; 0 = leave
+		Atime    int64 // nanoseconds since 1970, of an inode of any type; 0 = leave. Nobody is told of it
 	}
 	LayoutCommitArgs struct {
 		_msgpack    struct{} `msgpack:",as_array"`
@@ -359,6 +453,58 @@ type (
 		Renewed  int64 // nanoseconds since 1970
 		Opens    int
 		Layouts  int
+	}
+	// LockArgs sets a lock of one owner, who is a number that the client chooses, or takes it away (LockNone). Record locks
+	// (fcntl(2)) and those of whole files (flock(2)) do not know of each other.
+	LockArgs struct { // Lock, TestLock
+		_msgpack   struct{} `msgpack:",as_array"`
+		ID         layout.FileID
+		Owner      uint64
+		Flock      bool
+		Type       LockType
+		Start, End int64  // first and last byte; math.MaxInt64 is the end of every file
+		PID        uint32 // for people and F_GETLK
+		Wait       bool   // if it is held by others, LockReady is to tell when to ask again
+		Reclaim    bool   // the session had it when the service was restarted
+	}
+	// LockResult is the lock that would be in the way; LockNone if there is none.
+	LockResult struct { // TestLock
+		_msgpack   struct{} `msgpack:",as_array"`
+		Type       LockType
+		Start, End int64
+		PID        uint32
+		Host       string // where the owner is; empty for this session
+	}
+	LeaseReturnArgs struct { // the session keeps nothing of these inodes
+		_msgpack struct{} `msgpack:",as_array"`
+		IDs      []layout.FileID
+	}
+	// LeaseItem is what of one inode must not be kept any longer.
+	LeaseItem struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		ID       layout.FileID
+		Lease    Lease
+	}
+	LeaseRecallArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Items    []LeaseItem
+	}
+	// SizeQueryArgs: the client reports, by a provisional LayoutCommit, what it has written to the files, and then answers.
+	SizeQueryArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		IDs      []layout.FileID
+	}
+	// LockReadyArgs: a lock that was waited for may be free; ask again.
+	LockReadyArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		ID       layout.FileID
+		Owner    uint64
+		Flock    bool
+	}
+	// LeaseShrinkArgs: give leases back, those used longest ago, until Keep inodes have one.
+	LeaseShrinkArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Keep     int
 	}
 	// LayoutRecallArgs: see the package comment.
 	LayoutRecallArgs struct {

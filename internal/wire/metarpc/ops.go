@@ -32,6 +32,12 @@ const (
 	OpAddDevice
 	OpStatFS
 	OpStatus
+	OpTmpFile
+	OpReserve
+	OpLock
+	OpTestLock
+	OpLeaseReturn
+	OpReclaimComplete
 	opEnd
 )
 
@@ -40,6 +46,10 @@ type BackOp uint16
 
 const (
 	BackLayoutRecall BackOp = iota + 1
+	BackLeaseRecall
+	BackSizeQuery
+	BackLockReady
+	BackLeaseShrink
 	backOpEnd
 )
 
@@ -58,7 +68,7 @@ var ops = [opEnd]opInfo{
 	OpEndSession:     {"ENDSESSION", of[Empty], of[Empty], false},
 	OpGetAttr:        {"GETATTR", of[IDArgs], of[AttrResult], false},
 	OpSetAttr:        {"SETATTR", of[SetAttrArgs], of[AttrResult], true},
-	OpLookup:         {"LOOKUP", of[NameArgs], of[AttrResult], false},
+	OpLookup:         {"LOOKUP", of[NameArgs], of[LookupResult], false},
 	OpCreate:         {"CREATE", of[CreateArgs], of[CreateResult], true},
 	OpMakeNode:       {"MAKENODE", of[MakeNodeArgs], of[AttrResult], true},
 	OpLink:           {"LINK", of[LinkArgs], of[AttrResult], true},
@@ -70,7 +80,7 @@ var ops = [opEnd]opInfo{
 	OpSetXattr:       {"SETXATTR", of[XattrArgs], of[Empty], true},
 	OpListXattr:      {"LISTXATTR", of[IDArgs], of[NamesResult], false},
 	OpRemoveXattr:    {"REMOVEXATTR", of[XattrArgs], of[Empty], true},
-	OpOpen:           {"OPEN", of[IDArgs], of[AttrResult], false},
+	OpOpen:           {"OPEN", of[OpenArgs], of[AttrResult], false},
 	OpClose:          {"CLOSE", of[CloseArgs], of[Empty], false},
 	OpLayoutGet:      {"LAYOUTGET", of[LayoutGetArgs], of[LayoutResult], false},
 	OpLayoutReturn:   {"LAYOUTRETURN", of[LayoutReturnArgs], of[Empty], false},
@@ -80,6 +90,13 @@ var ops = [opEnd]opInfo{
 	OpAddDevice:      {"ADDDEVICE", of[AddDeviceArgs], of[AddDeviceResult], false},
 	OpStatFS:         {"STATFS", of[Empty], of[StatFSResult], false},
 	OpStatus:         {"STATUS", of[Empty], of[StatusResult], false},
+	OpTmpFile:        {"TMPFILE", of[TmpFileArgs], of[CreateResult], true},
+	OpReserve:        {"RESERVE", of[ReserveArgs], of[ReserveResult], true},
+	OpLock:           {"LOCK", of[LockArgs], of[Empty], false},
+	OpTestLock:       {"TESTLOCK", of[LockArgs], of[LockResult], false},
+	OpLeaseReturn:    {"LEASERETURN", of[LeaseReturnArgs], of[Empty], false},
+
+	OpReclaimComplete: {"RECLAIMCOMPLETE", of[Empty], of[Empty], false},
 }
 
 // Valid reports whether there is such an op.
@@ -104,12 +121,24 @@ func (o Op) NewResult() any { return ops[o].newResult() }
 // Valid reports whether there is such a callback.
 func (o BackOp) Valid() bool { return o > 0 && o < backOpEnd }
 
-func (o BackOp) String() string {
-	if o == BackLayoutRecall {
-		return "LAYOUTRECALL"
-	}
-	return fmt.Sprintf("callback(%d)", uint16(o))
+// backOps has one row for each BackOp.
+var backOps = [backOpEnd]struct {
+	name    string
+	newArgs func() any
+}{
+	BackLayoutRecall: {"LAYOUTRECALL", of[LayoutRecallArgs]},
+	BackLeaseRecall:  {"LEASERECALL", of[LeaseRecallArgs]},
+	BackSizeQuery:    {"SIZEQUERY", of[SizeQueryArgs]},
+	BackLockReady:    {"LOCKREADY", of[LockReadyArgs]},
+	BackLeaseShrink:  {"LEASESHRINK", of[LeaseShrinkArgs]},
 }
 
-// NewArgs returns a pointer to zero arguments of a valid callback; they all have the same so far.
-func (o BackOp) NewArgs() any { return new(LayoutRecallArgs) }
+func (o BackOp) String() string {
+	if !o.Valid() {
+		return fmt.Sprintf("callback(%d)", uint16(o))
+	}
+	return backOps[o].name
+}
+
+// NewArgs returns a pointer to zero arguments of a valid callback.
+func (o BackOp) NewArgs() any { return backOps[o].newArgs() }

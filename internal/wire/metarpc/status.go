@@ -20,6 +20,9 @@ const (
 	StatusShutdown          Status = 1006 // the service is going down: connect again and resend
 	StatusLayoutUnavailable Status = 1007 // no data server can take the file now: wait and ask again
 	StatusInternal          Status = 1008 // the service failed; its log says more
+	StatusGrace             Status = 1009 // clients of an earlier instance may still come back: wait and ask again
+	StatusLockWait          Status = 1010 // others have the lock; LockReady will tell when to ask again
+	StatusFenced            Status = 1011 // others may have changed what the lost session held
 )
 
 // statuses is in the order of the numbers above.
@@ -36,6 +39,9 @@ var statuses = []struct {
 	{StatusShutdown, "SHUTDOWN", syscall.EAGAIN},
 	{StatusLayoutUnavailable, "LAYOUTUNAVAILABLE", syscall.EAGAIN},
 	{StatusInternal, "INTERNAL", syscall.EIO},
+	{StatusGrace, "GRACE", syscall.EAGAIN},
+	{StatusLockWait, "LOCKWAIT", syscall.EAGAIN},
+	{StatusFenced, "FENCED", syscall.EIO},
 }
 
 // Errno is what the application sees if nothing better can be done; an unknown status is EIO.
