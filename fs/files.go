@@ -62,7 +62,7 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	args := &metarpc.CreateArgs{
 		Parent: fs.id(in.NodeId), Name: name, Mode: in.Mode & 07777, Exclusive: in.Flags&unix.O_EXCL != 0,
 	}
-	made, err := fs.meta.Create(ctx, cred(&in.InHeader), args)
+	made, created, err := fs.meta.Create(ctx, cred(&in.InHeader), args)
 	if err != nil {
 		return r.status(err)
 	}
@@ -71,9 +71,9 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	i.mu.Lock()
 	i.opens++
 	i.opened()
-	i.capsGone = i.capsGone || made.Created
+	i.capsGone = i.capsGone || created
 	i.mu.Unlock()
-	if !made.Created {
+	if !created {
 		// Somebody else made it since the kernel looked. It must look again, and open what there is with the checks of
 		// permissions, type and O_TRUNC that it leaves out for a new file.
 		i.cancelOpen()

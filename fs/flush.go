@@ -299,7 +299,7 @@ func (i *inode) abandon(ctx context.Context) error {
 func (i *inode) renew(ctx context.Context) error {
 	// The data file at the start of a file may be known from a segment of its own.
 	for _, off := range []int64{0, max(0, i.size.Load()-1)} {
-		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRW, off, 1)
+		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRW, off, 1, false)
 		if err != nil {
 			return byID(i.id, err)
 		}
@@ -436,7 +436,7 @@ func (i *inode) open(ctx context.Context, who metarpc.Cred) error {
 	i.opens++
 	i.mu.Unlock()
 	asked := i.fs.clock.Load()
-	a, err := i.fs.meta.Open(ctx, who, i.id)
+	a, err := i.fs.meta.Open(ctx, who, &metarpc.OpenArgs{ID: i.id})
 	if err != nil {
 		i.cancelOpen()
 		return byID(i.id, err)
@@ -444,7 +444,7 @@ func (i *inode) open(ctx context.Context, who metarpc.Cred) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.opened()
-	i.mergeLocked(a, asked)
+	i.mergeLocked(a.Attr, asked)
 	return nil
 }
 

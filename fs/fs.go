@@ -14,6 +14,7 @@ import (
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/metaclient"
 )
 
 // Meta is what an FS needs of the metadata service; *metaclient.Client is one.
@@ -22,33 +23,33 @@ import (
 // may carry out a call after the end of its ctx. Values of the contexts that OnRecall and OnReset are called with are
 // passed on.
 type Meta interface {
-	GetAttr(ctx context.Context, id layout.FileID) (metarpc.Attr, error)
-	SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.SetAttrArgs) (metarpc.Attr, error)
+	GetAttr(ctx context.Context, id layout.FileID) (metaclient.Answer, error)
+	SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.SetAttrArgs) (metaclient.Answer, error)
 	GetXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string) ([]byte, error)
 	SetXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string, value []byte, flags uint32) error
 	ListXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID) ([]string, error)
 	RemoveXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string) error
 	ReadLink(ctx context.Context, cred metarpc.Cred, id layout.FileID) (string, error)
 
-	Lookup(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string) (metarpc.Attr, error)
-	MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc.MakeNodeArgs) (metarpc.Attr, error)
-	Link(ctx context.Context, cred metarpc.Cred, id, parent layout.FileID, name string) (metarpc.Attr, error)
+	Lookup(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string) (metaclient.Answer, error)
+	MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc.MakeNodeArgs) (metaclient.Answer, error)
+	Link(ctx context.Context, cred metarpc.Cred, id, parent layout.FileID, name string) (metaclient.Answer, error)
 	Remove(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string, dir bool) error
 	Rename(ctx context.Context, cred metarpc.Cred, args *metarpc.RenameArgs) error
-	ReadDir(ctx context.Context, cred metarpc.Cred, id layout.FileID, cookie uint64, limit int) (*metarpc.ReadDirResult, error)
+	ReadDir(ctx context.Context, cred metarpc.Cred, id layout.FileID, cookie uint64, limit int) (*metaclient.DirPage, error)
 	StatFS(ctx context.Context) (metarpc.StatFSResult, error)
 
 	// Open and Create open a file for the whole session, however often they are called; one Release, which does not
 	// wait, ends that.
-	Open(ctx context.Context, cred metarpc.Cred, id layout.FileID) (metarpc.Attr, error)
-	Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (metarpc.CreateResult, error)
+	Open(ctx context.Context, cred metarpc.Cred, args *metarpc.OpenArgs) (metaclient.Answer, error)
+	Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (a metaclient.Answer, created bool, err error)
 	Release(id layout.FileID)
 	LayoutCommit(ctx context.Context, reports []metarpc.SizeReport, provisional bool) ([]metarpc.Attr, error)
 
 	// Layout returns a segment that holds the byte at off and may be used for mode, asking the service if none is
 	// cached; nil is a hole. CachedLayout returns one only if it is cached, and neither blocks nor does I/O. DropLayout
 	// makes the service be asked again from off on; Forget gives all layouts of a file back that is not being written.
-	Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64) (*layout.Segment, error)
+	Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, appendOnly bool) (*layout.Segment, error)
 	CachedLayout(id layout.FileID, mode layout.IOMode, off, n int64) *layout.Segment
 	DropLayout(id layout.FileID, off int64)
 	Forget(id layout.FileID)

@@ -158,7 +158,7 @@ func (i *inode) acquire(ctx context.Context, off, n int64, mine bool) (*layout.S
 		if seg == nil || !seg.Contains(off, 1) {
 			i.mu.Unlock()
 			var err error
-			if seg, err = i.fs.meta.Layout(ctx, i.id, layout.IOModeRW, off, n); err != nil {
+			if seg, err = i.fs.meta.Layout(ctx, i.id, layout.IOModeRW, off, n, false); err != nil {
 				return nil, 0, byID(i.id, err)
 			}
 			if seg == nil || !seg.Contains(off, 1) {
@@ -278,7 +278,7 @@ func (i *inode) refresh(ctx context.Context) error {
 	if err != nil {
 		return byID(i.id, err)
 	}
-	i.merge(a, asked)
+	i.merge(a.Attr, asked)
 	return nil
 }
 

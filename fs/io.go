@@ -192,7 +192,7 @@ func (i *inode) readOnce(ctx context.Context, buf []byte, off int64) (int, error
 	n := i.clip(len(buf), off)
 	for done := 0; done < n; {
 		at, rest := off+int64(done), buf[done:n]
-		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, at, int64(len(rest)))
+		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, at, int64(len(rest)), false)
 		if err != nil {
 			return 0, byID(i.id, err)
 		}
@@ -458,7 +458,7 @@ func (i *inode) clearPrivileges(ctx context.Context, setID bool) error {
 	if err != nil {
 		return byID(i.id, err)
 	}
-	i.merge(a, asked)
+	i.merge(a.Attr, asked)
 	return nil
 }
 

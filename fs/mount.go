@@ -83,7 +83,7 @@ func (fs *FS) Mount(cfg MountConfig) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("root of the mount: %w", err)
 	}
-	if root.Mode&unix.S_IFMT != unix.S_IFDIR {
+	if root.Attr.Mode&unix.S_IFMT != unix.S_IFDIR {
 		return nil, fmt.Errorf("root of the mount: inode %d is not a directory", fs.root)
 	}
 	maxWrite := chooseMaxWrite(cfg.MaxWrite, pagesLimit, log)

@@ -20,7 +20,7 @@ func (r *raw) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out
 	}
 	asked := r.fs.clock.Load()
 	a, err := r.fs.meta.Lookup(ctx, cred(in), r.fs.id(in.NodeId), name)
-	return r.entry(out, a, asked, err)
+	return r.entry(out, a.Attr, asked, err)
 }
 
 // makeNode is all ways to make an inode but creat(2).
@@ -33,7 +33,7 @@ func (r *raw) makeNode(cancel <-chan struct{}, in *fuse.InHeader, args *metarpc.
 	args.Parent = r.fs.id(in.NodeId)
 	asked := r.fs.clock.Load()
 	a, err := r.fs.meta.MakeNode(ctx, cred(in), args)
-	return r.entry(out, a, asked, err)
+	return r.entry(out, a.Attr, asked, err)
 }
 
 func (r *raw) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
@@ -65,7 +65,7 @@ func (r *raw) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	}
 	asked := r.fs.clock.Load()
 	a, err := r.fs.meta.Link(ctx, cred(&in.InHeader), r.fs.id(in.Oldnodeid), r.fs.id(in.NodeId), name)
-	return r.entry(out, a, asked, err)
+	return r.entry(out, a.Attr, asked, err)
 }
 
 func (r *raw) remove(cancel <-chan struct{}, in *fuse.InHeader, name string, dir bool) fuse.Status {
@@ -108,7 +108,7 @@ func (fs *FS) rename(ctx context.Context, who metarpc.Cred, args *metarpc.Rename
 	if args.Flags&metarpc.RenameNoReplace == 0 && fs.flusher.anyDirty() {
 		oldFile := fs.dirtyFile(ctx, who, args.OldParent, args.OldName)
 		newFile, err := fs.meta.Lookup(ctx, who, args.NewParent, args.NewName)
-		replaces := err == nil && newFile.Mode&unix.S_IFMT == unix.S_IFREG
+		replaces := err == nil && newFile.Attr.Mode&unix.S_IFMT == unix.S_IFREG
 		if oldFile != nil {
 			defer oldFile.drop()
 			if replaces {
@@ -118,7 +118,7 @@ func (fs *FS) rename(ctx context.Context, who metarpc.Cred, args *metarpc.Rename
 			}
 		}
 		if replaces && args.Flags&metarpc.RenameExchange != 0 {
-			if i := fs.holdKnown(newFile.ID); i != nil {
+			if i := fs.holdKnown(newFile.Attr.ID); i != nil {
 				defer i.drop()
 				if err := i.makeDurable(ctx); err != nil {
 					return err
@@ -135,5 +135,5 @@ func (fs *FS) dirtyFile(ctx context.Context, who metarpc.Cred, parent layout.Fil
 	if err != nil {
 		return nil // the rename will tell why
 	}
-	return fs.holdKnown(a.ID)
+	return fs.holdKnown(a.Attr.ID)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/weftfs/weft/dataplane/targettest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/metaclient"
 )
 
 // service is a metadata service in memory, with data servers in memory behind it.
@@ -217,31 +218,31 @@ func (m *session) child(op metarpc.Op, parent layout.FileID, name string) (dir, 
 	return dir, m.s.nodes[dir.entries[name]], nil
 }
 
-func (m *session) GetAttr(ctx context.Context, id layout.FileID) (metarpc.Attr, error) {
+func (m *session) GetAttr(ctx context.Context, id layout.FileID) (metaclient.Answer, error) {
 	if err := m.enter(ctx, "GetAttr"); err != nil {
-		return metarpc.Attr{}, err
+		return metaclient.Answer{}, err
 	}
 	defer m.s.mu.Unlock()
 	n, err := m.node(metarpc.OpGetAttr, id)
 	if err != nil {
-		return metarpc.Attr{}, err
+		return metaclient.Answer{}, err
 	}
-	return m.s.attr(n), nil
+	return metaclient.Answer{Attr: m.s.attr(n)}, nil
 }
 
-func (m *session) SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.SetAttrArgs) (metarpc.Attr, error) {
+func (m *session) SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.SetAttrArgs) (metaclient.Answer, error) {
 	if err := m.enter(ctx, "SetAttr"); err != nil {
-		return metarpc.Attr{}, err
+		return metaclient.Answer{}, err
 	}
 	s := m.s
 	defer s.mu.Unlock()
 	n, err := m.node(metarpc.OpSetAttr, args.ID)
 	if err != nil {
-		return metarpc.Attr{}, err
+		return metaclient.Answer{}, err
 	}
 	if args.Mask&metarpc.SetSize != 0 {
 		if err := m.truncate(ctx, n, args.Size); err != nil {
-			return metarpc.Attr{}, err
+			return metaclient.Answer{}, err
 		}
 	}
 	at := time.Now().UnixNano()
@@ -277,7 +278,7 @@ func (m *session) SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.
 		}
 	}
 	a.Ctime = at
-	return s.attr(n), nil
+	return metaclient.Answer{Attr: s.attr(n)}, nil
 }
 
 // truncate recalls the layouts of others, then cuts. mu is held, but not while it waits.
@@ -400,9 +401,9 @@ func (m *session) ReadLink(ctx context.Context, cred metarpc.Cred, id layout.Fil
 	return n.target, nil
 }
 
-func (m *session) Lookup(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string) (metarpc.Attr, error) {
+func (m *session) Lookup(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string) (metaclient.Answer, error) {
 	if err := m.enter(ctx, "Lookup"); err != nil {
-		return metarpc.Attr{}, err
+		return metaclient.Answer{}, err
 	}
 	defer m.s.mu.Unlock()
 	_, n, err := m.child(metarpc.OpLookup, parent, name)
@@ -410,9 +411,9 @@ func (m *session) Lookup(ctx context.Context, cred metarpc.Cred, parent layout.F
 		err = refusal(metarpc.OpLookup, syscall.ENOENT)
 	}
 	if err != nil {
-		return metarpc.Attr{}, err
+		return metaclient.Answer{}, err
 	}
-	return m.s.attr(n), nil
+	return metaclient.Answer{Attr: m.s.attr(n)}, nil
 }
 
 // add makes a node with a name. mu is held.
@@ -442,37 +443,37 @@ func (m *session) add(op metarpc.Op, cred metarpc.Cred, parent layout.FileID, na
 	return n, nil
 }
 
-func (m *session) MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc.MakeNodeArgs) (metarpc.Attr, error) {
+func (m *session) MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc.MakeNodeArgs) (metaclient.Answer, error) {
 	if err := m.enter(ctx, "MakeNode"); err != nil {
-		return metarpc.Attr{}, err
+		return metaclient.Answer{}, err
 	}
 	defer m.s.mu.Unlock()
 	n, err := m.add(metarpc.OpMakeNode, cred, args.Parent, args.Name, args.Mode, args.Rdev, args.Target)
 	if err != nil {
-		return metarpc.Attr{}, err
+		return metaclient.Answer{}, err
 	}
-	return m.s.attr(n), nil
+	return metaclient.Answer{Attr: m.s.attr(n)}, nil
 }
 
-func (m *session) Link(ctx context.Context, cred metarpc.Cred, id, parent layout.FileID, name string) (metarpc.Attr, error) {
+func (m *session) Link(ctx context.Context, cred metarpc.Cred, id, parent layout.FileID, name string) (metaclient.Answer, error) {
 	if err := m.enter(ctx, "Link"); err != nil {
-		return metarpc.Attr{}, err
+		return metaclient.Answer{}, err
 	}
 	defer m.s.mu.Unlock()
 	n, err := m.node(metarpc.OpLink, id)
 	if err != nil {
-		return metarpc.Attr{}, err
+		return metaclient.Answer{}, err
 	}
 	dir, there, err := m.child(metarpc.OpLink, parent, name)
 	if err == nil && there != nil {
 		err = refusal(metarpc.OpLink, syscall.EEXIST)
 	}
 	if err != nil {
-		return metarpc.Attr{}, err
+		return metaclient.Answer{}, err
 	}
 	dir.entries[name] = id
 	n.attr.Nlink++
-	return m.s.attr(n), nil
+	return metaclient.Answer{Attr: m.s.attr(n)}, nil
 }
 
 // unlink takes away one name. mu is held.
@@ -572,7 +573,7 @@ func (s *service) cookie(name string) uint64 {
 	return metarpc.FirstCookie + h.Sum64()%s.cookies
 }
 
-func (m *session) ReadDir(ctx context.Context, cred metarpc.Cred, id layout.FileID, cookie uint64, limit int) (*metarpc.ReadDirResult, error) {
+func (m *session) ReadDir(ctx context.Context, cred metarpc.Cred, id layout.FileID, cookie uint64, limit int) (*metaclient.DirPage, error) {
 	if err := m.enter(ctx, "ReadDir"); err != nil {
 		return nil, err
 	}
@@ -581,20 +582,20 @@ func (m *session) ReadDir(ctx context.Context, cred metarpc.Cred, id layout.File
 	if err != nil {
 		return nil, err
 	}
-	var all []metarpc.DirEntry
+	var all []metaclient.DirEntry
 	for name, id := range n.entries {
 		if c := m.s.cookie(name); c > cookie {
-			all = append(all, metarpc.DirEntry{Name: name, Cookie: c, Attr: m.s.attr(m.s.nodes[id])})
+			all = append(all, metaclient.DirEntry{Name: name, Cookie: c, Answer: metaclient.Answer{Attr: m.s.attr(m.s.nodes[id])}})
 		}
 	}
-	slices.SortFunc(all, func(a, b metarpc.DirEntry) int {
+	slices.SortFunc(all, func(a, b metaclient.DirEntry) int {
 		return cmp.Or(cmp.Compare(a.Cookie, b.Cookie), cmp.Compare(a.Name, b.Name))
 	})
 	page := min(limit, len(all))
 	for page > 0 && page < len(all) && all[page].Cookie == all[page-1].Cookie {
 		page++
 	}
-	return &metarpc.ReadDirResult{Entries: all[:page], EOF: page == len(all)}, nil
+	return &metaclient.DirPage{Entries: all[:page], EOF: page == len(all)}, nil
 }
 
 func (m *session) StatFS(ctx context.Context) (metarpc.StatFSResult, error) {
@@ -605,22 +606,22 @@ func (m *session) StatFS(ctx context.Context) (metarpc.StatFSResult, error) {
 	return metarpc.StatFSResult{Total: 1 << 40, Free: 1 << 39, Avail: 1 << 38, Files: int64(len(m.s.nodes))}, nil
 }
 
-func (m *session) Open(ctx context.Context, cred metarpc.Cred, id layout.FileID) (metarpc.Attr, error) {
+func (m *session) Open(ctx context.Context, cred metarpc.Cred, args *metarpc.OpenArgs) (metaclient.Answer, error) {
 	if err := m.enter(ctx, "Open"); err != nil {
-		return metarpc.Attr{}, err
+		return metaclient.Answer{}, err
 	}
 	defer m.s.mu.Unlock()
-	n, err := m.node(metarpc.OpOpen, id)
+	n, err := m.node(metarpc.OpOpen, args.ID)
 	if err != nil {
-		return metarpc.Attr{}, err
+		return metaclient.Answer{}, err
 	}
-	m.opens[id] = true
-	return m.s.attr(n), nil
+	m.opens[args.ID] = true
+	return metaclient.Answer{Attr: m.s.attr(n)}, nil
 }
 
-func (m *session) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (metarpc.CreateResult, error) {
+func (m *session) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (metaclient.Answer, bool, error) {
 	if err := m.enter(ctx, "Create"); err != nil {
-		return metarpc.CreateResult{}, err
+		return metaclient.Answer{}, false, err
 	}
 	defer m.s.mu.Unlock()
 	_, n, err := m.child(metarpc.OpCreate, args.Parent, args.Name)
@@ -628,16 +629,16 @@ func (m *session) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.C
 		err = refusal(metarpc.OpCreate, syscall.EEXIST)
 	}
 	if err != nil {
-		return metarpc.CreateResult{}, err
+		return metaclient.Answer{}, false, err
 	}
 	created := n == nil
 	if created {
 		if n, err = m.add(metarpc.OpCreate, cred, args.Parent, args.Name, unix.S_IFREG|args.Mode, 0, ""); err != nil {
-			return metarpc.CreateResult{}, err
+			return metaclient.Answer{}, false, err
 		}
 	}
 	m.opens[n.attr.ID] = true
-	return metarpc.CreateResult{Attr: m.s.attr(n), Created: created}, nil
+	return metaclient.Answer{Attr: m.s.attr(n)}, created, nil
 }
 
 func (m *session) Release(id layout.FileID) {
@@ -677,7 +678,7 @@ func (m *session) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport
 	return attrs, nil
 }
 
-func (m *session) Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64) (*layout.Segment, error) {
+func (m *session) Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, appendOnly bool) (*layout.Segment, error) {
 	for {
 		if seg := m.CachedLayout(id, mode, off, n); seg != nil {
 			return seg, nil

@@ -21,7 +21,7 @@ func (fs *FS) getAttr(ctx context.Context, id layout.FileID) (a attrs, err error
 		if err != nil {
 			return attrs{}, byID(id, err)
 		}
-		if a = fs.seen(answer, asked); a.keep {
+		if a = fs.seen(answer.Attr, asked); a.keep {
 			break
 		}
 	}
@@ -58,7 +58,7 @@ func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAt
 	}
 	set := func(ctx context.Context) (metarpc.Attr, error) {
 		a, err := fs.meta.SetAttr(ctx, who, args)
-		return a, byID(args.ID, err)
+		return a.Attr, byID(args.ID, err)
 	}
 	var i *inode
 	switch {
@@ -166,7 +166,7 @@ func (i *inode) fallocate(ctx context.Context, mode uint32, off, n int64) error 
 func (i *inode) zero(ctx context.Context, off, end int64) error {
 	for off < end {
 		n := min(end-off, int64(len(zeros)))
-		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, off, n)
+		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, off, n, false)
 		if err != nil {
 			return byID(i.id, err)
 		}

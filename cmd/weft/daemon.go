@@ -104,7 +104,7 @@ func (d *daemon) start(ctx context.Context) error {
 			}
 			return nil
 		},
-		OnReset: func(ctx context.Context) {
+		OnReset: func(ctx context.Context, lost bool) {
 			if f := front.Load(); f != nil {
 				f.OnReset(ctx)
 			}
@@ -145,10 +145,10 @@ func (d *daemon) lookupRoot(ctx context.Context) (layout.FileID, error) {
 		if err != nil {
 			return 0, fmt.Errorf("directory %s of the volume: %w", at, err)
 		}
-		if attr.Mode&unix.S_IFMT != unix.S_IFDIR {
+		if attr.Attr.Mode&unix.S_IFMT != unix.S_IFDIR {
 			return 0, fmt.Errorf("%s of the volume is not a directory", at)
 		}
-		id = attr.ID
+		id = attr.Attr.ID
 	}
 	return id, nil
 }
