@@ -203,6 +203,39 @@ func (f *fakeFiles) Truncate(ctx context.Context, row schema.Layout, size int64)
 	return nil
 }
 
+func (f *fakeFiles) Fence(ctx context.Context, id layout.FileID) error {
+	if err := f.wait(ctx); err != nil {
+		return err
+	}
+	key := schema.LayoutKey(id)
+	for {
+		old, err := f.engine.Get(ctx, key)
+		if errors.Is(err, catalog.ErrNotFound) {
+			return nil
+		}
+		var row schema.Layout
+		if err == nil {
+			err = schema.Decode(old, &row)
+		}
+		if err != nil {
+			return err
+		}
+		for _, m := range row.Mirrors {
+			for i := range m {
+				m[i].UID++
+				m[i].GID++
+			}
+		}
+		var b catalog.Batch
+		b.GuardEqual(key, old)
+		b.Put(key, schema.Encode(&row))
+		err = f.engine.Commit(ctx, &b)
+		if guard := (*catalog.GuardError)(nil); !errors.As(err, &guard) {
+			return err
+		}
+	}
+}
+
 func (f *fakeFiles) Sync(ctx context.Context, row schema.Layout) (end int64, err error) {
 	if err := f.wait(ctx); err != nil {
 		return 0, err
@@ -385,7 +418,8 @@ type client struct {
 	t      testing.TB
 	h      *host
 	hello  metarpc.Hello
-	recall func(*metarpc.LayoutRecallArgs) metarpc.Status // nil = OK
+	recall func(*metarpc.LayoutRecallArgs) metarpc.Status   // nil = OK
+	back   func(op metarpc.BackOp, args any) metarpc.Status // other callbacks; nil = OK
 
 	mu       sync.Mutex
 	welcome  *metarpc.Welcome
@@ -505,8 +539,15 @@ func (c *client) read(conn net.Conn) {
 			}
 			go func() {
 				status := metarpc.StatusOK
-				if c.recall != nil {
-					status = c.recall(args.(*metarpc.LayoutRecallArgs))
+				switch args := args.(type) {
+				case *metarpc.LayoutRecallArgs:
+					if c.recall != nil {
+						status = c.recall(args)
+					}
+				default:
+					if c.back != nil {
+						status = c.back(h.Op, args)
+					}
 				}
 				frame, _ := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: h.Number, Status: status})
 				conn.Write(frame)
