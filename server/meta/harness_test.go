@@ -338,6 +338,7 @@ type host struct {
 	engine catalog.Engine
 	files  *fakeFiles
 	lease  time.Duration
+	leases int // Config.Leases
 	listen func() net.Listener
 	dial   func() (net.Conn, error)
 
@@ -362,7 +363,7 @@ func newHost(t testing.TB, engine catalog.Engine) *host {
 func (h *host) start() *host {
 	h.t.Helper()
 	svc, err := New(context.Background(), Config{
-		Engine: h.engine, Files: h.files, Log: logTo(h.t), Lease: h.lease, Slots: 16,
+		Engine: h.engine, Files: h.files, Log: logTo(h.t), Lease: h.lease, Slots: 16, Leases: h.leases,
 		Policy: layout.Policy{StripeUnit: testUnit, StripeCount: 2}, Program: "weftd test",
 	})
 	if err != nil {
@@ -545,8 +546,11 @@ func (c *client) read(conn net.Conn) {
 						status = c.recall(args)
 					}
 				default:
-					if c.back != nil {
-						status = c.back(h.Op, args)
+					c.mu.Lock()
+					back := c.back
+					c.mu.Unlock()
+					if back != nil {
+						status = back(h.Op, args)
 					}
 				}
 				frame, _ := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: h.Number, Status: status})

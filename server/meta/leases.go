@@ -53,18 +53,29 @@ func (f *file) writtenByOthers(sess *session) bool {
 	return f != nil && slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.writer && cl.sess != sess })
 }
 
-// shrink asks a session that has as many leases as it can have to give some back; s.mu is held. While such a call is not
-// answered, and for a moment after that, there is no other.
+// shrink asks a session that has as many leases as it can have to give some back, and takes what it then has too many;
+// s.mu is held.
 func (s *Service) shrink(sess *session) {
 	if sess.shrinking {
 		return
 	}
 	sess.shrinking = true
-	s.tasks.Go(func() { // ends with the answer, the session, or s.ctx
-		args := &metarpc.LeaseShrinkArgs{Keep: s.cfg.Leases / 2}
-		if err := s.callBack(s.ctx, sess, metarpc.BackLeaseShrink, args); err == nil {
-			pause(sess.ctx, min(time.Second, s.cfg.Lease))
+	s.tasks.Go(func() { // ends with the answers, the session, or s.ctx
+		keep := s.cfg.Leases / 2
+		err := s.callBack(s.ctx, sess, metarpc.BackLeaseShrink, &metarpc.LeaseShrinkArgs{Keep: keep})
+		p := pending{s: s}
+		var items []metarpc.LeaseItem
+		s.mu.Lock()
+		for id, lease := range sess.leases {
+			if err != nil || len(sess.leases)-len(items) <= keep {
+				break
+			}
+			p.mark(id)
+			items = append(items, metarpc.LeaseItem{ID: id, Lease: lease})
 		}
+		s.mu.Unlock()
+		s.recallFrom(s.ctx, sess, items)
+		p.end()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		sess.shrinking = false
@@ -87,6 +98,21 @@ func (s *Service) unlease(sess *session, id layout.FileID, lease metarpc.Lease) 
 	last := len(l.holders) - 1
 	l.holders[i], l.holders[last] = l.holders[last], nil
 	l.holders = l.holders[:last]
+	s.dropLeased(id, l)
+}
+
+// unleaseAll forgets all leases on an inode that is gone.
+func (s *Service) unleaseAll(id layout.FileID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.leases[id]
+	if l == nil {
+		return
+	}
+	for _, sess := range l.holders {
+		delete(sess.leases, id)
+	}
+	l.holders = nil
 	s.dropLeased(id, l)
 }
 
@@ -133,8 +159,8 @@ func (s *Service) leaseReturn(_ context.Context, c *call, a *metarpc.LeaseReturn
 // of no inode.
 type pending struct {
 	s   *Service
-	by  *session        // who makes the change, and so keeps its leases; nil = none of the sessions
-	ids []layout.FileID // marked as changing
+	by  *session                   // who makes the change, and so keeps its leases; nil = none of the sessions
+	ids map[layout.FileID]struct{} // marked as changing
 }
 
 // recall takes leases away from all other sessions, and sees to it that nobody is given one on these inodes until end is
@@ -144,19 +170,13 @@ type pending struct {
 // The caller must hold nothing that LayoutCommit or LayoutReturn waits for: clients may make these before they answer.
 func (p *pending) recall(ctx context.Context, items []metarpc.LeaseItem, also ...*session) error {
 	s := p.s
+	if len(items) == 0 {
+		return nil
+	}
 	recalls := map[*session][]metarpc.LeaseItem{}
 	s.mu.Lock()
 	for _, it := range items {
-		l := s.leases[it.ID]
-		if l == nil {
-			l = new(leased)
-			s.leases[it.ID] = l
-		}
-		if !slices.Contains(p.ids, it.ID) {
-			l.changing++
-			p.ids = append(p.ids, it.ID)
-		}
-		for _, sess := range l.holders {
+		for _, sess := range p.mark(it.ID).holders {
 			if have := sess.leases[it.ID] & it.Lease; have != 0 && sess != p.by && !slices.Contains(also, sess) {
 				recalls[sess] = append(recalls[sess], metarpc.LeaseItem{ID: it.ID, Lease: have | it.Lease&metarpc.LeaseData})
 			}
@@ -175,6 +195,23 @@ func (p *pending) recall(ctx context.Context, items []metarpc.LeaseItem, also ..
 	}
 	calls.Wait()
 	return ctx.Err()
+}
+
+// mark has no leases on an inode granted until end; Service.mu is held.
+func (p *pending) mark(id layout.FileID) *leased {
+	l := p.s.leases[id]
+	if l == nil {
+		l = new(leased)
+		p.s.leases[id] = l
+	}
+	if p.ids == nil {
+		p.ids = map[layout.FileID]struct{}{}
+	}
+	if _, ok := p.ids[id]; !ok {
+		l.changing++
+		p.ids[id] = struct{}{}
+	}
+	return l
 }
 
 // recallFrom takes leases away from one session.
@@ -208,7 +245,7 @@ func (p *pending) end() {
 	s := p.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, id := range p.ids {
+	for id := range p.ids {
 		l := s.leases[id]
 		l.changing--
 		s.dropLeased(id, l)

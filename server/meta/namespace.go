@@ -353,6 +353,11 @@ func (s *Service) unlink(ctx context.Context, t *tx, entry schema.Entry, at int6
 func (s *Service) destroy(ctx context.Context, t *tx, id layout.FileID, row *schema.Inode) error {
 	t.Delete(schema.InodeKey(id))
 	t.Add(schema.KeyUsage, 0, -1)
+	t.onOutcome(func(committed bool) {
+		if committed {
+			s.unleaseAll(id)
+		}
+	})
 	if row.Xattrs == 0 {
 		return nil
 	}
