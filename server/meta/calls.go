@@ -39,6 +39,10 @@ var handlers = [...]handler{
 	metarpc.OpAddDevice:      handle((*Service).addDevice),
 	metarpc.OpStatFS:         handle((*Service).statFS),
 	metarpc.OpStatus:         handle((*Service).statusOf),
+	metarpc.OpReserve:        handle((*Service).reserve),
+	metarpc.OpLeaseReturn:    handle((*Service).leaseReturn),
+
+	metarpc.OpReclaimComplete: handle((*Service).reclaimComplete),
 }
 
 func handle[A, R any](f func(*Service, context.Context, *call, *A) (*R, error)) handler {

@@ -203,6 +203,39 @@ func (f *fakeFiles) Truncate(ctx context.Context, row schema.Layout, size int64)
 	return nil
 }
 
+func (f *fakeFiles) Fence(ctx context.Context, id layout.FileID) error {
+	if err := f.wait(ctx); err != nil {
+		return err
+	}
+	key := schema.LayoutKey(id)
+	for {
+		old, err := f.engine.Get(ctx, key)
+		if errors.Is(err, catalog.ErrNotFound) {
+			return nil
+		}
+		var row schema.Layout
+		if err == nil {
+			err = schema.Decode(old, &row)
+		}
+		if err != nil {
+			return err
+		}
+		for _, m := range row.Mirrors {
+			for i := range m {
+				m[i].UID++
+				m[i].GID++
+			}
+		}
+		var b catalog.Batch
+		b.GuardEqual(key, old)
+		b.Put(key, schema.Encode(&row))
+		err = f.engine.Commit(ctx, &b)
+		if guard := (*catalog.GuardError)(nil); !errors.As(err, &guard) {
+			return err
+		}
+	}
+}
+
 func (f *fakeFiles) Sync(ctx context.Context, row schema.Layout) (end int64, err error) {
 	if err := f.wait(ctx); err != nil {
 		return 0, err
@@ -305,6 +338,7 @@ type host struct {
 	engine catalog.Engine
 	files  *fakeFiles
 	lease  time.Duration
+	leases int // Config.Leases
 	listen func() net.Listener
 	dial   func() (net.Conn, error)
 
@@ -329,7 +363,7 @@ func newHost(t testing.TB, engine catalog.Engine) *host {
 func (h *host) start() *host {
 	h.t.Helper()
 	svc, err := New(context.Background(), Config{
-		Engine: h.engine, Files: h.files, Log: logTo(h.t), Lease: h.lease, Slots: 16,
+		Engine: h.engine, Files: h.files, Log: logTo(h.t), Lease: h.lease, Slots: 16, Leases: h.leases,
 		Policy: layout.Policy{StripeUnit: testUnit, StripeCount: 2}, Program: "weftd test",
 	})
 	if err != nil {
@@ -385,7 +419,8 @@ type client struct {
 	t      testing.TB
 	h      *host
 	hello  metarpc.Hello
-	recall func(*metarpc.LayoutRecallArgs) metarpc.Status // nil = OK
+	recall func(*metarpc.LayoutRecallArgs) metarpc.Status   // nil = OK
+	back   func(op metarpc.BackOp, args any) metarpc.Status // other callbacks; nil = OK
 
 	mu       sync.Mutex
 	welcome  *metarpc.Welcome
@@ -505,8 +540,18 @@ func (c *client) read(conn net.Conn) {
 			}
 			go func() {
 				status := metarpc.StatusOK
-				if c.recall != nil {
-					status = c.recall(args.(*metarpc.LayoutRecallArgs))
+				switch args := args.(type) {
+				case *metarpc.LayoutRecallArgs:
+					if c.recall != nil {
+						status = c.recall(args)
+					}
+				default:
+					c.mu.Lock()
+					back := c.back
+					c.mu.Unlock()
+					if back != nil {
+						status = back(h.Op, args)
+					}
 				}
 				frame, _ := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: h.Number, Status: status})
 				conn.Write(frame)

@@ -150,9 +150,9 @@ func touch(t *tx, dir layout.FileID, entries, subdirs int64, now int64) {
 	t.Max(key, schema.CounterCtime, now)
 }
 
-func (s *Service) getAttr(ctx context.Context, _ *call, a *metarpc.IDArgs) (*metarpc.AttrResult, error) {
-	attr, err := s.attributes(ctx, a.ID)
-	return &metarpc.AttrResult{Attr: attr}, err
+func (s *Service) getAttr(ctx context.Context, c *call, a *metarpc.IDArgs) (*metarpc.AttrResult, error) {
+	attr, lease, err := s.show(ctx, c.sess, a.ID)
+	return &metarpc.AttrResult{Attr: attr, Lease: lease}, err
 }
 
 func (s *Service) readLink(ctx context.Context, _ *call, a *metarpc.IDArgs) (*metarpc.BytesResult, error) {

@@ -425,7 +425,7 @@ func (m *modelRun) compare(dir *node) {
 		if a := m.c.attr(e.Attr.ID); a != e.Attr {
 			m.t.Errorf("entry %q has %+v, its inode %+v", e.Name, e.Attr, a)
 		}
-		if r := must[metarpc.AttrResult](m.c, metarpc.OpLookup, &metarpc.NameArgs{Parent: dir.id, Name: e.Name}); r.Attr != e.Attr {
+		if r := must[metarpc.LookupResult](m.c, metarpc.OpLookup, &metarpc.NameArgs{Parent: dir.id, Name: e.Name}); r.Attr != e.Attr {
 			m.t.Errorf("entry %q has %+v, lookup says %+v", e.Name, e.Attr, r.Attr)
 		}
 	}

@@ -63,8 +63,9 @@ func (p *place) put(t *tx, id layout.FileID, mode uint32) {
 	t.Put(p.key, schema.Encode(&schema.Entry{ID: id, Type: mode & syscall.S_IFMT}))
 }
 
-func (s *Service) lookup(ctx context.Context, _ *call, a *metarpc.NameArgs) (*metarpc.LookupResult, error) {
+func (s *Service) lookup(ctx context.Context, c *call, a *metarpc.NameArgs) (*metarpc.LookupResult, error) {
 	key := schema.EntryKey(a.Parent, a.Name)
+	names := s.lease(c.sess, a.Parent, metarpc.LeaseNames)
 	for try := range maxTries {
 		if err := backOff(ctx, try); err != nil {
 			return nil, err
@@ -76,16 +77,26 @@ func (s *Service) lookup(ctx context.Context, _ *call, a *metarpc.NameArgs) (*me
 		}
 		if raw == nil {
 			if _, err := s.directory(ctx, a.Parent); err != nil {
+				s.noNames(c.sess, a.Parent, err)
 				return nil, err
 			}
-			return &metarpc.LookupResult{}, nil
+			return &metarpc.LookupResult{Names: names}, nil
 		}
-		attr, err := s.attributes(ctx, entry.ID)
+		attr, lease, err := s.show(ctx, c.sess, entry.ID)
 		if !errors.Is(err, errStale) { // else the name went, or went to another inode, in between
-			return &metarpc.LookupResult{Attr: attr}, err
+			return &metarpc.LookupResult{Attr: attr, Lease: lease, Names: names}, err
 		}
 	}
 	return nil, errContended
+}
+
+// noNames takes back the lease on the names of what turned out to be no directory.
+func (s *Service) noNames(sess *session, id layout.FileID, err error) {
+	if errors.Is(err, errStale) || errors.Is(err, errNotDir) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.unlease(sess, id, metarpc.LeaseNames)
+	}
 }
 
 // directory reads the inode of a directory.
@@ -122,6 +133,7 @@ func (p *place) insert(t *tx, id layout.FileID, row *schema.Inode) {
 	}
 	touch(t, p.dir, 1, subdirs, row.Btime)
 	t.Add(schema.KeyUsage, 0, 1)
+	t.affects(p.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
 }
 
 func (s *Service) create(ctx context.Context, c *call, a *metarpc.CreateArgs) (*metarpc.CreateResult, error) {
@@ -151,8 +163,19 @@ func (s *Service) create(ctx context.Context, c *call, a *metarpc.CreateArgs) (*
 			}
 		})
 		p.insert(t, id, &row)
-		return &metarpc.CreateResult{Attr: attrOf(id, &row, nil, report{}), Created: true}, nil
+		return &metarpc.CreateResult{Attr: attrOf(id, &row, nil, report{}), Created: true, Lease: s.leaseNew(t, c, id)}, nil
 	})
+}
+
+// leaseNew gives the caller a lease on the inode that t makes, of which nobody else can know yet.
+func (s *Service) leaseNew(t *tx, c *call, id layout.FileID) metarpc.Lease {
+	lease := s.lease(c.sess, id, metarpc.LeaseAttrs)
+	t.onOutcome(func(committed bool) {
+		if !committed {
+			s.noLease(c.sess, id)
+		}
+	})
+	return lease
 }
 
 func (s *Service) openExisting(ctx context.Context, c *call, p *place, exclusive bool) (*metarpc.CreateResult, error) {
@@ -164,11 +187,11 @@ func (s *Service) openExisting(ctx context.Context, c *call, p *place, exclusive
 	case p.entry.Type != syscall.S_IFREG:
 		return nil, errExist
 	}
-	attr, err := s.openFile(ctx, c.sess, p.entry.ID)
+	attr, lease, err := s.openFile(ctx, c.sess, p.entry.ID)
 	if errors.Is(err, errStale) {
 		return nil, errRetry
 	}
-	return &metarpc.CreateResult{Attr: attr}, err
+	return &metarpc.CreateResult{Attr: attr, Lease: lease}, err
 }
 
 // policy is what a new regular file in a directory gets.
@@ -204,11 +227,15 @@ func (s *Service) makeNode(ctx context.Context, c *call, a *metarpc.MakeNodeArgs
 			row.Rdev = a.Rdev
 		}
 		p.insert(t, id, &row)
-		return &metarpc.AttrResult{Attr: attrOf(id, &row, nil, report{})}, nil
+		return &metarpc.AttrResult{Attr: attrOf(id, &row, nil, report{}), Lease: s.leaseNew(t, c, id)}, nil
 	})
 }
 
 func (s *Service) link(ctx context.Context, c *call, a *metarpc.LinkArgs) (*metarpc.AttrResult, error) {
+	lease := s.lease(c.sess, a.ID, metarpc.LeaseAttrs)
+	if err := s.settleSize(ctx, c.sess, a.ID); err != nil {
+		return nil, err
+	}
 	return change(ctx, s, c, func(t *tx) (*metarpc.AttrResult, error) {
 		p, err := s.place(ctx, a.Parent, a.Name)
 		if err != nil {
@@ -240,7 +267,9 @@ func (s *Service) link(ctx context.Context, c *call, a *metarpc.LinkArgs) (*meta
 		t.Put(schema.InodeKey(a.ID), schema.Encode(&row))
 		p.put(t, a.ID, row.Mode)
 		touch(t, p.dir, 1, 0, at)
-		return &metarpc.AttrResult{Attr: attrOf(a.ID, &row, nil, reported[0])}, nil
+		t.affects(p.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
+		t.affects(a.ID, metarpc.LeaseAttrs)
+		return &metarpc.AttrResult{Attr: attrOf(a.ID, &row, nil, reported[0]), Lease: lease}, nil
 	})
 }
 
@@ -267,6 +296,7 @@ func (s *Service) remove(ctx context.Context, c *call, a *metarpc.RemoveArgs) (*
 			subdirs = -1
 		}
 		touch(t, p.dir, -1, subdirs, at)
+		t.affects(p.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
 		return &metarpc.Empty{}, s.unlink(ctx, t, p.entry, at)
 	})
 }
@@ -282,6 +312,7 @@ func (s *Service) unlink(ctx context.Context, t *tx, entry schema.Entry, at int6
 	}
 	key := schema.InodeKey(entry.ID)
 	t.GuardEqual(key, raw)
+	t.affects(entry.ID, metarpc.LeaseAttrs|metarpc.LeaseNames)
 	switch {
 	case isDir(row.Mode):
 		from, to := schema.EntriesAfter(entry.ID, 0)
@@ -322,6 +353,11 @@ func (s *Service) unlink(ctx context.Context, t *tx, entry schema.Entry, at int6
 func (s *Service) destroy(ctx context.Context, t *tx, id layout.FileID, row *schema.Inode) error {
 	t.Delete(schema.InodeKey(id))
 	t.Add(schema.KeyUsage, 0, -1)
+	t.onOutcome(func(committed bool) {
+		if committed {
+			s.unleaseAll(id)
+		}
+	})
 	if row.Xattrs == 0 {
 		return nil
 	}

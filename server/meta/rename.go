@@ -47,6 +47,8 @@ func (s *Service) rename(ctx context.Context, c *call, a *metarpc.RenameArgs) (*
 		}
 		from.guard(t)
 		to.guard(t)
+		t.affects(from.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
+		t.affects(to.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
 		at := now()
 		if err := s.relocate(ctx, t, from, to, at); err != nil {
 			return nil, err
@@ -123,6 +125,7 @@ func (s *Service) relocate(ctx context.Context, t *tx, from, to *place, at int64
 		row.Parent = to.dir
 	}
 	t.Put(key, schema.Encode(&row))
+	t.affects(from.entry.ID, metarpc.LeaseAttrs)
 	to.put(t, from.entry.ID, row.Mode)
 	return nil
 }

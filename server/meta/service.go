@@ -35,7 +35,9 @@ type Service struct {
 	mu        sync.Mutex
 	sessions  map[metarpc.SessionID]*session // those that have not ended
 	files     map[layout.FileID]*file
+	leases    map[layout.FileID]*leased
 	grace     bool
+	graceOver chan struct{} // closed at the end of the grace period
 	graceEnd  time.Time
 	conns     map[*conn]struct{} // nil once stopped
 	listeners map[net.Listener]struct{}
@@ -63,6 +65,8 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		moving:    make(chan struct{}, 1),
 		sessions:  map[metarpc.SessionID]*session{},
 		files:     map[layout.FileID]*file{},
+		leases:    map[layout.FileID]*leased{},
+		graceOver: make(chan struct{}),
 		conns:     map[*conn]struct{}{},
 		listeners: map[net.Listener]struct{}{},
 	}

@@ -29,8 +29,17 @@ type session struct {
 	renewed atomic.Int64       // nanoseconds since epoch, when the last frame came
 	claims  map[layout.FileID]*claim
 
+	// Guarded by Service.mu.
+	leases    map[layout.FileID]metarpc.Lease // nil once the session has ended and its client relies on none
+	shrinking bool                            // it is being asked to give leases back
+	query     *sizeQuery                      // what it is to be asked next; nil = nothing
+	querying  bool                            // somebody sends it questions
+	reclaimed bool                            // has what it had at an earlier instance, or never had anything there
+	expired   chan struct{}                   // closed when leases is nil
+
 	mu       sync.Mutex
 	ended    bool
+	left     bool // ended by its client
 	returned bool // has been on a connection of this instance
 	conn     *conn
 	address  string
@@ -65,6 +74,8 @@ func (s *Service) newSession(id metarpc.SessionID, row schema.Session) *session 
 		created: row.Created,
 		epoch:   s.started,
 		claims:  map[layout.FileID]*claim{},
+		leases:  map[layout.FileID]metarpc.Lease{},
+		expired: make(chan struct{}),
 		slots:   make([]slot, s.cfg.Slots),
 		backs:   map[uint64]*callback{},
 	}
@@ -134,6 +145,7 @@ func (s *Service) session(hello *metarpc.Hello) (*session, *metarpc.Error) {
 		return refuse(metarpc.StatusInternal, "make a session: %v", err)
 	}
 	sess := s.newSession(id, row)
+	sess.reclaimed = true
 	s.mu.Lock()
 	s.sessions[id] = sess
 	s.mu.Unlock()
@@ -286,7 +298,12 @@ func (s *Service) answer(c *call, args any, refusal *metarpc.Error) {
 		}
 		c.frame = nil
 	default:
-		result, err = handlers[c.h.Op](s, c.sess.ctx, c, args)
+		if c.h.Op.Once() {
+			err = s.awaitGrace(c.sess.ctx)
+		}
+		if err == nil {
+			result, err = handlers[c.h.Op](s, c.sess.ctx, c, args)
+		}
 		if err == nil && c.frame != nil {
 			return
 		}
@@ -326,7 +343,7 @@ func (s *Service) replay(ctx context.Context, c *call, args any) error {
 		if err != nil {
 			return fmt.Errorf("stored reply: %w", err)
 		}
-		if _, err := s.openFile(ctx, c.sess, r.Attr.ID); err != nil && !errors.Is(err, errStale) {
+		if _, _, err := s.openFile(ctx, c.sess, r.Attr.ID); err != nil && !errors.Is(err, errStale) {
 			return err
 		}
 	case *metarpc.SetAttrArgs:
@@ -378,7 +395,7 @@ func (s *Service) callBack(ctx context.Context, sess *session, op metarpc.BackOp
 func (s *Service) backFrame(number uint64, cb *callback) []byte {
 	frame, err := metarpc.AppendCallBack(nil, metarpc.BackHeader{Number: number, Op: cb.op}, cb.args)
 	if err != nil {
-		panic("meta: " + err.Error()) // the arguments of callbacks are of fixed size
+		panic("meta: " + err.Error()) // whoever calls back keeps within the bounds
 	}
 	return frame
 }
@@ -404,7 +421,12 @@ func (sess *session) forget(cb *callback) {
 }
 
 func (s *Service) endSession(_ context.Context, c *call, _ *metarpc.Empty) (*metarpc.Empty, error) {
-	c.after = func() { s.end(c.sess, "the client ended it") }
+	c.after = func() {
+		c.sess.mu.Lock()
+		c.sess.left = true
+		c.sess.mu.Unlock()
+		s.end(c.sess, "the client ended it")
+	}
 	return &metarpc.Empty{}, nil
 }
 
@@ -414,24 +436,40 @@ func (s *Service) renewSession(context.Context, *call, *metarpc.Empty) (*metarpc
 
 // end ends a session: at once for the client, in the background for what it leaves behind.
 func (s *Service) end(sess *session, reason string) {
+	s.mu.Lock()
 	sess.mu.Lock()
 	if sess.ended {
 		sess.mu.Unlock()
+		s.mu.Unlock()
 		return
 	}
 	sess.ended = true
+	left := sess.left
 	c := sess.conn
 	sess.conn = nil
 	sess.mu.Unlock()
-	s.log.Info("session ends", "session", sess, "host", sess.client.Host, "mount", sess.client.Mount, "reason", reason)
-	s.mu.Lock()
 	delete(s.sessions, sess.id)
+	if !left {
+		sess.doubt()
+	}
 	s.mu.Unlock()
+	s.log.Info("session ends", "session", sess, "host", sess.client.Host, "mount", sess.client.Mount, "reason", reason)
 	sess.cancel()
 	if c != nil {
 		c.close()
 	}
-	s.tasks.Go(func() { s.cleanUp(sess) }) // ends when nothing of the session is left, or with s.ctx
+	s.tasks.Go(func() { s.endLeases(sess, left) }) // ends when the client relies on no lease, or with s.ctx
+	s.tasks.Go(func() { s.cleanUp(sess) })         // ends when nothing of the session is left, or with s.ctx
+	s.checkGrace()
+}
+
+// doubt notes that nobody knows what the client of an ended session has written, and may still write; Service.mu is held.
+func (sess *session) doubt() {
+	for _, cl := range sess.claims {
+		if cl.writer {
+			cl.unsure, cl.unfenced = true, true
+		}
+	}
 }
 
 // watchLeases ends sessions whose lease is over, and then the grace period. It ends with s.ctx.
@@ -467,7 +505,7 @@ func (s *Service) watchLeases() {
 		over := s.grace && !late && now.After(s.graceEnd)
 		s.mu.Unlock()
 		if over {
-			s.log.Info("grace period over", "unclaimed files without names", s.endGrace())
+			s.endGrace()
 		}
 	}
 }

@@ -44,7 +44,7 @@ func TestSizes(t *testing.T) {
 	if e := b.list(layout.RootID, 10); len(e) != 1 || e[0].Attr != want {
 		t.Errorf("readdir: %+v, want %+v", e, want)
 	}
-	if r := must[metarpc.AttrResult](b, metarpc.OpLookup, &metarpc.NameArgs{Parent: layout.RootID, Name: "f"}); r.Attr != want {
+	if r := must[metarpc.LookupResult](b, metarpc.OpLookup, &metarpc.NameArgs{Parent: layout.RootID, Name: "f"}); r.Attr != want {
 		t.Errorf("lookup: %+v, want %+v", r.Attr, want)
 	}
 	if row := h.row(id); row.Size != 0 {

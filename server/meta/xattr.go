@@ -120,6 +120,7 @@ func (s *Service) changeXattr(ctx context.Context, c *call, id layout.FileID, ke
 		row.Ctime = now()
 		t.GuardEqual(schema.InodeKey(id), raw)
 		t.Put(schema.InodeKey(id), schema.Encode(&row))
+		t.affects(id, metarpc.LeaseAttrs)
 		return &metarpc.Empty{}, nil
 	})
 }
@@ -138,6 +139,7 @@ func (s *Service) setPolicy(ctx context.Context, c *call, id layout.FileID, poli
 		row.Ctime = now()
 		t.GuardEqual(schema.InodeKey(id), raw)
 		t.Put(schema.InodeKey(id), schema.Encode(&row))
+		t.affects(id, metarpc.LeaseAttrs)
 		return &metarpc.Empty{}, nil
 	})
 }
