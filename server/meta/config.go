@@ -56,6 +56,7 @@ type Config struct {
 	Slots   int            // calls a session may have outstanding; 0 = DefaultSlots
 	Policy  layout.Policy  // default policy of a volume that is made now; unset fields from DefaultPolicy
 	Program string         // "weftd 1.2.3", for Status
+	Exports []Export       // what clients may do, the first that fits; nil = all of them everything that their users may
 }
 
 // Validate checks the configuration.

@@ -27,6 +27,7 @@ type claim struct {
 	sess      *session
 	file      *file
 	open      bool
+	write     bool // with open: for writing as well
 	writer    bool // may have a writer row
 	assigning int  // calls that may be making that row
 	returning bool // it is being deleted

@@ -10,8 +10,12 @@ import (
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
-func (s *Service) readDir(ctx context.Context, _ *call, a *metarpc.ReadDirArgs) (*metarpc.ReadDirResult, error) {
-	if _, err := s.directory(ctx, a.ID); err != nil {
+func (s *Service) readDir(ctx context.Context, c *call, a *metarpc.ReadDirArgs) (*metarpc.ReadDirResult, error) {
+	dir, err := s.directory(ctx, a.ID)
+	if err == nil {
+		err = s.permission(ctx, s.caller(c), a.ID, &dir, metarpc.AccessRead)
+	}
+	if err != nil {
 		return nil, err
 	}
 	cookie := a.Cookie

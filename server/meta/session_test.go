@@ -191,8 +191,8 @@ func TestGrace(t *testing.T) {
 		back.connect()
 		defer renewing(back)()
 		other.remove(layout.RootID, "late") // nobody has said yet that it is open
-		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.OpenArgs{ID: kept})
-		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.OpenArgs{ID: late})
+		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.OpenArgs{ID: kept, Reclaim: true})
+		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.OpenArgs{ID: late, Reclaim: true})
 		back.report(true, metarpc.SizeReport{ID: kept, End: 10})
 		if a := other.attr(kept); a.Size != 10 {
 			t.Errorf("reclaimed size: %+v", a)
@@ -296,7 +296,7 @@ func TestOrphans(t *testing.T) {
 	must[metarpc.Empty](a, metarpc.OpSetXattr, &metarpc.XattrArgs{ID: id, Name: "user.a"})
 	over := b.touch(layout.RootID, "over")
 	must[metarpc.Empty](b, metarpc.OpRename, &metarpc.RenameArgs{OldParent: layout.RootID, OldName: "over", NewParent: layout.RootID, NewName: "f"})
-	if got := must[metarpc.AttrResult](a, metarpc.OpLookup, &metarpc.NameArgs{Parent: layout.RootID, Name: "f"}).Attr.ID; got != over {
+	if got := must[metarpc.LookupResult](a, metarpc.OpLookup, &metarpc.NameArgs{Parent: layout.RootID, Name: "f"}).Attr.ID; got != over {
 		t.Errorf("name leads to %d, want %d", got, over)
 	}
 	if at := b.attr(id); at.Nlink != 0 {
