@@ -520,6 +520,7 @@ func TestRemoveDuringTruncate(t *testing.T) {
 	if _, err := c.layout(id, 0, 10); err != nil {
 		t.Fatal(err)
 	}
+	c.closeFile(id)
 	h.files.hold()
 	hdr, ch := c.begin(metarpc.OpSetAttr, setSize(id, 100))
 	h.files.awaitStalled(1)
