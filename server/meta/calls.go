@@ -39,6 +39,7 @@ var handlers = [...]handler{
 	metarpc.OpAddDevice:      handle((*Service).addDevice),
 	metarpc.OpStatFS:         handle((*Service).statFS),
 	metarpc.OpStatus:         handle((*Service).statusOf),
+	metarpc.OpTmpFile:        handle((*Service).tmpFile),
 	metarpc.OpReserve:        handle((*Service).reserve),
 	metarpc.OpLeaseReturn:    handle((*Service).leaseReturn),
 
@@ -69,6 +70,10 @@ var (
 	errStale    = refuse(syscall.ESTALE)
 	errNoData   = refuse(syscall.ENODATA)
 	errNoSpace  = refuse(syscall.ENOSPC)
+	errAccess   = refuse(syscall.EACCES)
+	errReadOnly = refuse(syscall.EROFS)
+
+	errNotSupported = refuse(syscall.EOPNOTSUPP)
 )
 
 func refuse(errno syscall.Errno) *metarpc.Error {

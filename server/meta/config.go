@@ -62,6 +62,7 @@ type Config struct {
 	Leases  int            // inodes a session may have leases on; 0 = DefaultLeases
 	Policy  layout.Policy  // default policy of a volume that is made now; unset fields from DefaultPolicy
 	Program string         // "weftd 1.2.3", for Status
+	Exports []Export       // what clients may do, the first that fits; nil = all of them everything that their users may
 }
 
 // Validate checks the configuration.

@@ -28,6 +28,7 @@ type claim struct {
 	sess      *session
 	file      *file
 	open      bool
+	write     bool   // with open: for writing as well
 	writer    bool   // may have a writer row
 	appends   bool   // a writer that writes only where Reserve has told it to
 	unfenced  bool   // the session was ended without its doing: what it still has under way may reach the data files

@@ -369,6 +369,7 @@ func (h *host) start() *host {
 	if err != nil {
 		h.t.Fatal(err)
 	}
+	h.ownRoot()
 	h.svc, h.l = svc, h.listen()
 	served := make(chan error, 1)
 	go func(l net.Listener) { served <- svc.Serve(l) }(h.l)
@@ -379,6 +380,23 @@ func (h *host) start() *host {
 		}
 	})
 	return h
+}
+
+// ownRoot gives a new volume's root directory to the user that clients of the tests are.
+func (h *host) ownRoot() {
+	h.t.Helper()
+	var root schema.Inode
+	raw, err := h.engine.Get(context.Background(), schema.InodeKey(layout.RootID))
+	if err == nil {
+		err = schema.Decode(raw, &root)
+	}
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	if root.UID == 0 {
+		root.UID, root.GID = testCred.UID, testCred.GID
+		put(h.t, h, schema.InodeKey(layout.RootID), schema.Encode(&root))
+	}
 }
 
 // kill stops a service without letting calls end.
@@ -414,10 +432,14 @@ var engines = map[string]func(testing.TB) catalog.Engine{
 	},
 }
 
+// testCred is on whose behalf clients call unless they are told otherwise.
+var testCred = metarpc.Cred{UID: 7, GID: 8}
+
 // client is a client of the protocol with no comfort.
 type client struct {
 	t      testing.TB
 	h      *host
+	cred   metarpc.Cred
 	hello  metarpc.Hello
 	recall func(*metarpc.LayoutRecallArgs) metarpc.Status   // nil = OK
 	back   func(op metarpc.BackOp, args any) metarpc.Status // other callbacks; nil = OK
@@ -440,7 +462,7 @@ func (h *host) client() *client {
 }
 
 func (h *host) newClient() *client {
-	c := &client{t: h.t, h: h, waiting: map[[2]uint64]chan []byte{}}
+	c := &client{t: h.t, h: h, cred: testCred, waiting: map[[2]uint64]chan []byte{}}
 	clients++
 	c.hello = metarpc.Hello{
 		Magic: metarpc.Magic, Lowest: metarpc.Version, Highest: metarpc.Version,
@@ -586,7 +608,7 @@ func (c *client) begin(op metarpc.Op, args any) (metarpc.CallHeader, chan []byte
 	slot := <-c.free
 	c.mu.Lock()
 	c.sequence[slot]++
-	h := metarpc.CallHeader{Slot: slot, Sequence: c.sequence[slot], Op: op, Cred: metarpc.Cred{UID: 7, GID: 8}}
+	h := metarpc.CallHeader{Slot: slot, Sequence: c.sequence[slot], Op: op, Cred: c.cred}
 	c.mu.Unlock()
 	return h, c.send(h, args)
 }
@@ -654,9 +676,20 @@ func (c *client) closeFile(id layout.FileID) {
 	must[metarpc.Empty](c, metarpc.OpClose, &metarpc.CloseArgs{IDs: []layout.FileID{id}})
 }
 
-// layout asks for a layout for writing and returns up to where it reaches.
+// open opens a file for reading and writing.
+func (c *client) open(id layout.FileID) {
+	c.t.Helper()
+	must[metarpc.AttrResult](c, metarpc.OpOpen, &metarpc.OpenArgs{ID: id, Access: metarpc.AccessRead | metarpc.AccessWrite})
+}
+
+// layout asks for a layout for writing and returns up to where it reaches. If the file is not open for writing it is opened.
 func (c *client) layout(id layout.FileID, off, n int64) (end int64, err error) {
-	r, err := ask[metarpc.LayoutResult](c, metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: id, IOMode: layout.IOModeRW, Off: off, Len: n})
+	args := &metarpc.LayoutGetArgs{ID: id, IOMode: layout.IOModeRW, Off: off, Len: n}
+	r, err := ask[metarpc.LayoutResult](c, metarpc.OpLayoutGet, args)
+	if statusOf(err) == metarpc.Status(syscall.EBADF) {
+		c.open(id)
+		r, err = ask[metarpc.LayoutResult](c, metarpc.OpLayoutGet, args)
+	}
 	if err != nil {
 		return 0, err
 	}

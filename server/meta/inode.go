@@ -41,6 +41,15 @@ func (s *Service) get(ctx context.Context, key []byte, row any) ([]byte, error) 
 	return raw, decode(key, raw, row)
 }
 
+// find reads a value that may not be there; nil if it is not.
+func (s *Service) find(ctx context.Context, key []byte) ([]byte, error) {
+	value, err := s.engine.Get(ctx, key)
+	if errors.Is(err, catalog.ErrNotFound) {
+		return nil, nil
+	}
+	return value, err
+}
+
 // inode reads an inode, ESTALE if there is none of that number.
 func (s *Service) inode(ctx context.Context, id layout.FileID) (row schema.Inode, raw []byte, err error) {
 	raw, err = s.get(ctx, schema.InodeKey(id), &row)
@@ -104,7 +113,7 @@ func decodeCounters(key, raw []byte) (catalog.Counters, error) {
 func attrOf(id layout.FileID, row *schema.Inode, counters catalog.Counters, reported report) metarpc.Attr {
 	a := metarpc.Attr{
 		ID: id, Mode: row.Mode, Nlink: row.Nlink, UID: row.UID, GID: row.GID, Rdev: row.Rdev, Size: row.Size,
-		Atime: row.Atime, Mtime: row.Mtime, Ctime: row.Ctime, Btime: row.Btime,
+		Atime: row.Atime, Mtime: row.Mtime, Ctime: row.Ctime, Btime: row.Btime, Flags: row.Flags,
 	}
 	switch row.Mode & syscall.S_IFMT {
 	case syscall.S_IFDIR:

@@ -22,6 +22,9 @@ func (s *Service) layoutGet(ctx context.Context, c *call, a *metarpc.LayoutGetAr
 	if err != nil {
 		return nil, err
 	}
+	if err := s.mayTransfer(c.sess, a); err != nil {
+		return nil, err
+	}
 	if a.IOMode == layout.IOModeRW {
 		return s.grant(ctx, c, a, row)
 	}
@@ -191,7 +194,7 @@ func (s *Service) layoutCommit(ctx context.Context, c *call, a *metarpc.LayoutCo
 	// One report for each file, so that a batch writes no row twice.
 	index := make(map[layout.FileID]int, len(a.Reports))
 	var reports []fileReport
-	for _, r := range a.Reports {
+	for _, r := range s.honest(c.sess, a.Reports) {
 		i, ok := index[r.ID]
 		if !ok {
 			i = len(reports)

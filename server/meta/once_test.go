@@ -49,6 +49,7 @@ func onceCalls(c *client) []onceCall {
 		{"rmdir", metarpc.OpRemove, &metarpc.RemoveArgs{Parent: root, Name: "rmdir-me", Dir: true}},
 		{"rename", metarpc.OpRename, &metarpc.RenameArgs{OldParent: root, OldName: "old", NewParent: root, NewName: "victim"}},
 		{"rename a directory", metarpc.OpRename, &metarpc.RenameArgs{OldParent: root, OldName: "newdir", NewParent: d, NewName: "sub"}},
+		{"file without a name", metarpc.OpTmpFile, &metarpc.TmpFileArgs{Parent: root, Mode: 0o600}},
 		{"setxattr", metarpc.OpSetXattr, &metarpc.XattrArgs{ID: f, Name: "user.a", Value: []byte("1"), Flags: metarpc.XattrCreate}},
 		{"removexattr", metarpc.OpRemoveXattr, &metarpc.XattrArgs{ID: f, Name: "user.old"}},
 	}
@@ -293,7 +294,7 @@ func TestContention(t *testing.T) {
 	c := h.client()
 	var reports []metarpc.SizeReport
 	for i := range 10 {
-		reports = append(reports, metarpc.SizeReport{ID: c.touch(layout.RootID, string(rune('a'+i))), End: int64(i + 1)})
+		reports = append(reports, metarpc.SizeReport{ID: c.create(layout.RootID, string(rune('a'+i))), End: int64(i + 1)})
 	}
 	refuse(func(b *catalog.Batch) bool { return len(b.Guards) > 3 })
 	for i, a := range c.report(false, reports...) {

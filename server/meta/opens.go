@@ -16,12 +16,13 @@ import (
 const graceWait = 500 * time.Millisecond
 
 func (s *Service) open(ctx context.Context, c *call, a *metarpc.OpenArgs) (*metarpc.AttrResult, error) {
-	attr, lease, err := s.openFile(ctx, c.sess, a.ID)
+	attr, lease, err := s.openFile(ctx, c, a)
 	return &metarpc.AttrResult{Attr: attr, Lease: lease}, err
 }
 
-// openFile makes a regular file open for a session, and returns its attributes.
-func (s *Service) openFile(ctx context.Context, sess *session, id layout.FileID) (metarpc.Attr, metarpc.Lease, error) {
+// openFile makes a regular file open for the caller's session, and returns its attributes.
+func (s *Service) openFile(ctx context.Context, c *call, a *metarpc.OpenArgs) (metarpc.Attr, metarpc.Lease, error) {
+	sess, id, who := c.sess, a.ID, s.caller(c)
 	s.mu.Lock()
 	f := s.file(id)
 	for f.removing {
@@ -32,16 +33,30 @@ func (s *Service) openFile(ctx context.Context, sess *session, id layout.FileID)
 	}
 	cl := f.claim(sess)
 	before := cl.open
+	cl.write = cl.write && before
 	cl.open = true // from here on it is kept; if it is there now, it stays
 	s.mu.Unlock()
 	attr, lease, err := s.show(ctx, sess, id)
-	if err == nil && !isRegular(attr.Mode) {
+	switch {
+	case err != nil:
+	case !isRegular(attr.Mode):
 		err = notRegular(attr.Mode)
+	case !a.Reclaim:
+		row := schema.Inode{Mode: attr.Mode, UID: attr.UID, GID: attr.GID, Flags: attr.Flags}
+		err = s.permission(ctx, who, id, &row, a.Access)
 	}
-	if err != nil && !before {
-		s.closeFile(ctx, sess, id) // if that fails, the end of the session does it
+	if err != nil {
+		if !before {
+			s.closeFile(ctx, sess, id) // if that fails, the end of the session does it
+		}
+		return attr, lease, err
 	}
-	return attr, lease, err
+	if a.Access&metarpc.AccessWrite != 0 || a.Reclaim && !who.readOnly {
+		s.mu.Lock()
+		cl.write = cl.open // not if it is closed or gone meanwhile
+		s.mu.Unlock()
+	}
+	return attr, lease, nil
 }
 
 func (s *Service) close(ctx context.Context, c *call, a *metarpc.CloseArgs) (*metarpc.Empty, error) {

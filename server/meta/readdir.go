@@ -12,7 +12,11 @@ import (
 
 func (s *Service) readDir(ctx context.Context, c *call, a *metarpc.ReadDirArgs) (*metarpc.ReadDirResult, error) {
 	names := s.lease(c.sess, a.ID, metarpc.LeaseNames)
-	if _, err := s.directory(ctx, a.ID); err != nil {
+	dir, err := s.directory(ctx, a.ID)
+	if err == nil {
+		err = s.permission(ctx, s.caller(c), a.ID, &dir, metarpc.AccessRead)
+	}
+	if err != nil {
 		s.noNames(c.sess, a.ID, err)
 		return nil, err
 	}

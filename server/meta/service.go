@@ -26,6 +26,7 @@ type Service struct {
 	instance [16]byte
 	started  time.Time
 	numbers  *numbers
+	groups   *groupCache
 	moving   chan struct{} // has one token, for whoever moves a directory to another parent
 	ctx      context.Context
 	stop     context.CancelFunc
@@ -62,6 +63,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		volume:    volume,
 		started:   time.Now(),
 		numbers:   newNumbers(cfg.Engine),
+		groups:    newGroupCache(),
 		moving:    make(chan struct{}, 1),
 		sessions:  map[metarpc.SessionID]*session{},
 		files:     map[layout.FileID]*file{},

@@ -43,6 +43,7 @@ type session struct {
 	returned bool // has been on a connection of this instance
 	conn     *conn
 	address  string
+	export   Export // what holds for that address
 	slots    []slot
 	backs    map[uint64]*callback // by number, unanswered
 	lastBack uint64
@@ -93,8 +94,16 @@ func (sess *session) idle() time.Duration {
 
 // welcome answers a hello and binds the session to the connection. An error tells why the client was refused.
 func (s *Service) welcome(c *conn, hello *metarpc.Hello, address string) (*session, error) {
-	sess, refusal := s.session(hello)
-	if refusal == nil && s.attach(sess, c, address) {
+	export, ok := s.exportFor(address)
+	var sess *session
+	refusal := &metarpc.Error{
+		Status:  errAccess.Status,
+		Message: fmt.Sprintf("the volume is not exported to %s", address),
+	}
+	if ok {
+		sess, refusal = s.session(hello)
+	}
+	if refusal == nil && s.attach(sess, c, address, export) {
 		return sess, nil
 	}
 	if refusal == nil {
@@ -154,7 +163,7 @@ func (s *Service) session(hello *metarpc.Hello) (*session, *metarpc.Error) {
 
 // attach makes c the session's connection and sends the welcome, unless the session has ended. The welcome is queued
 // together with the change: a client that has seen it may make another connection at once, which then is the newest.
-func (s *Service) attach(sess *session, c *conn, address string) bool {
+func (s *Service) attach(sess *session, c *conn, address string, export Export) bool {
 	sess.renew()
 	sess.mu.Lock()
 	if sess.ended {
@@ -162,7 +171,7 @@ func (s *Service) attach(sess *session, c *conn, address string) bool {
 		return false
 	}
 	old, first := sess.conn, !sess.returned
-	sess.conn, sess.address, sess.returned = c, address, true
+	sess.conn, sess.address, sess.export, sess.returned = c, address, export, true
 	flush := c.enqueue(welcomeFrame(&metarpc.Welcome{
 		Session: sess.id, Volume: s.volume.ID, Instance: s.instance, Slots: s.cfg.Slots, Lease: int64(s.cfg.Lease),
 	}))
@@ -211,8 +220,9 @@ func (sess *session) detach(c *conn) bool {
 type call struct {
 	sess  *session
 	h     metarpc.CallHeader
-	frame []byte // the answer, once it is settled by a batch that holds it
-	after func() // called when the answer is in the connection's queue, behind which a callback's frame would come
+	who   *caller // see Service.caller
+	frame []byte  // the answer, once it is settled by a batch that holds it
+	after func()  // called when the answer is in the connection's queue, behind which a callback's frame would come
 }
 
 // accept finds out what to do with a call that came in and starts its execution. refusal is what was wrong with its
@@ -334,7 +344,7 @@ func (s *Service) refusal(h metarpc.CallHeader, status metarpc.Status, message s
 // replay makes this instance know what executing the call made the earlier one know, or wait for.
 func (s *Service) replay(ctx context.Context, c *call, args any) error {
 	switch a := args.(type) {
-	case *metarpc.CreateArgs:
+	case *metarpc.CreateArgs, *metarpc.TmpFileArgs:
 		var r metarpc.CreateResult
 		_, result, err := metarpc.ParseReplyHeader(c.frame[4:])
 		if err == nil {
@@ -343,7 +353,8 @@ func (s *Service) replay(ctx context.Context, c *call, args any) error {
 		if err != nil {
 			return fmt.Errorf("stored reply: %w", err)
 		}
-		if _, _, err := s.openFile(ctx, c.sess, r.Attr.ID); err != nil && !errors.Is(err, errStale) {
+		again := &metarpc.OpenArgs{ID: r.Attr.ID, Reclaim: true}
+		if _, _, err := s.openFile(ctx, c, again); err != nil && !errors.Is(err, errStale) {
 			return err
 		}
 	case *metarpc.SetAttrArgs:

@@ -193,8 +193,8 @@ func TestGrace(t *testing.T) {
 		// Nobody has said yet that it is open.
 		_, err := ask[metarpc.Empty](other, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: layout.RootID, Name: "late"})
 		wantStatus(t, err, metarpc.StatusGrace)
-		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.OpenArgs{ID: kept})
-		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.OpenArgs{ID: late})
+		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.OpenArgs{ID: kept, Reclaim: true})
+		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.OpenArgs{ID: late, Reclaim: true})
 		back.report(true, metarpc.SizeReport{ID: kept, End: 10})
 		if a := other.attr(kept); a.Size != 10 {
 			t.Errorf("reclaimed size: %+v", a)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"syscall"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -31,10 +30,18 @@ func (s *Service) setAttr(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 		if err != nil {
 			return nil, err
 		}
-		setAttrs(&row, a, now())
-		t.GuardEqual(schema.InodeKey(a.ID), raw)
-		t.Put(schema.InodeKey(a.ID), schema.Encode(&row))
-		t.affects(a.ID, metarpc.LeaseAttrs)
+		if err := s.maySet(ctx, c, &row, a); err != nil {
+			return nil, err
+		}
+		before := row
+		if err := s.set(ctx, t, s.caller(c), &row, a, now()); err != nil {
+			return nil, err
+		}
+		if row != before {
+			t.GuardEqual(schema.InodeKey(a.ID), raw)
+			t.Put(schema.InodeKey(a.ID), schema.Encode(&row))
+			t.affects(a.ID, metarpc.LeaseAttrs)
+		}
 		var counters catalog.Counters
 		if isDir(row.Mode) {
 			if counters, err = s.resetDirTime(ctx, t, a); err != nil {
@@ -66,39 +73,6 @@ func (s *Service) forgetTimes(id layout.FileID) {
 }
 
 func setsMtime(m metarpc.AttrMask) bool { return m&(metarpc.SetMtime|metarpc.SetMtimeNow) != 0 }
-
-// setAttrs sets what is asked for, except a size.
-func setAttrs(row *schema.Inode, a *metarpc.SetAttrArgs, now int64) {
-	if a.Mask&metarpc.SetUID != 0 {
-		row.UID = a.UID
-	}
-	if a.Mask&metarpc.SetGID != 0 {
-		row.GID = a.GID
-	}
-	if a.Mask&(metarpc.SetUID|metarpc.SetGID) != 0 && !isDir(row.Mode) {
-		// As chown(2) does for everybody on Linux: a set-gid bit without group execution is not one of execution.
-		row.Mode &^= syscall.S_ISUID
-		if row.Mode&syscall.S_IXGRP != 0 {
-			row.Mode &^= syscall.S_ISGID
-		}
-	}
-	if a.Mask&metarpc.SetMode != 0 {
-		row.Mode = row.Mode&syscall.S_IFMT | a.Mode
-	}
-	switch {
-	case a.Mask&metarpc.SetAtimeNow != 0:
-		row.Atime = now
-	case a.Mask&metarpc.SetAtime != 0:
-		row.Atime = a.Atime
-	}
-	switch {
-	case a.Mask&metarpc.SetMtimeNow != 0:
-		row.Mtime = now
-	case a.Mask&metarpc.SetMtime != 0:
-		row.Mtime = a.Mtime
-	}
-	row.Ctime = now
-}
 
 // resetDirTime takes the time of the last change in a directory back if a sets another one, since of the two the later
 // is shown. Only this guards a counter row: creations in the directory that come in between make it start over.
@@ -144,7 +118,11 @@ func (c *cut) announced() bool {
 
 // setSize sets a size, and the other attributes of the same call.
 func (s *Service) setSize(ctx context.Context, c *call, a *metarpc.SetAttrArgs) (*metarpc.AttrResult, error) {
-	if _, _, err := s.regular(ctx, a.ID); err != nil {
+	row, _, err := s.regular(ctx, a.ID)
+	if err == nil {
+		err = s.maySet(ctx, c, &row, a) // before others are troubled with recalls
+	}
+	if err != nil {
 		return nil, err
 	}
 	lease := s.lease(c.sess, a.ID, metarpc.LeaseAttrs)
@@ -247,7 +225,12 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 		}
 		intent = rawLayout != nil && (written || a.Size < row.Size)
 		at := now()
-		setAttrs(&row, a, at)
+		if err := s.maySet(ctx, c, &row, a); err != nil {
+			return nil, err
+		}
+		if err := s.set(ctx, t, s.caller(c), &row, a, at); err != nil {
+			return nil, err
+		}
 		if !setsMtime(a.Mask) {
 			row.Mtime = at
 		}

@@ -144,6 +144,10 @@ func TestSharedFile(t *testing.T) {
 			for n := range 12 {
 				c := h.client()
 				wg.Go(func() {
+					c.open(id)
+					for _, o := range others {
+						c.open(o.ID)
+					}
 					for i := range each {
 						c.report(false, append([]metarpc.SizeReport{{ID: id, End: int64(n*each + i + 1)}}, others...)...)
 						must[metarpc.AttrResult](c, metarpc.OpLink, &metarpc.LinkArgs{ID: id, Parent: layout.RootID, Name: fmt.Sprintf("%d-%d", n, i)})
@@ -516,6 +520,7 @@ func TestRemoveDuringTruncate(t *testing.T) {
 	if _, err := c.layout(id, 0, 10); err != nil {
 		t.Fatal(err)
 	}
+	c.closeFile(id)
 	h.files.hold()
 	hdr, ch := c.begin(metarpc.OpSetAttr, setSize(id, 100))
 	h.files.awaitStalled(1)
