@@ -52,6 +52,12 @@
 // Answers of the service may be overtaken by what happens here meanwhile. FS.clock counts such events, inode.changed
 // remembers the file's last one, and an answer to a question asked before it teaches nothing (merge).
 //
+// # Holes
+//
+// fallocate(2) and lseek(2) for data and holes go to the data servers (see dataplane.File.Punch, Allocate and Seek). What
+// changes data files counts as a write under way. st_blocks is st_size in blocks, whatever is allocated: only the data
+// servers know, and to ask them all at each stat(2) would cost too much.
+//
 // # Who waits for whom
 //
 // Two mounts may truncate one file at the same time. Each waits for the service, which waits for the other to answer

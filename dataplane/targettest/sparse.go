@@ -147,13 +147,8 @@ func (t *Target) Seek(ctx context.Context, df *layout.DataFile, col layout.Colum
 	err = t.sparse(ctx, "SEEK", df, col, off, n, func(f *memFile, from, to int64) bool {
 		for at = from; at < to; at = (at/BlockSize + 1) * BlockSize {
 			i := at / BlockSize
-			isHole := at >= int64(len(f.now)) || i >= int64(len(f.blocks)) || f.blocks[i] != dataBlock
-			if isHole == hole {
+			if isHole := i >= int64(len(f.blocks)) || f.blocks[i] != dataBlock; isHole == hole {
 				found = true
-				return false
-			}
-			if end := int64(len(f.now)); hole && end > at && end < min(to, (i+1)*BlockSize) {
-				at, found = end, true
 				return false
 			}
 		}

@@ -146,23 +146,14 @@ func (s *Server) seek(r *request, a *sparse.SeekArgs) results {
 		return &sparse.SeekRes{Status: status}
 	}
 	defer s.closeData(f)
-	whence := unix.SEEK_DATA
-	if a.What == sparse.Hole {
-		whence = unix.SEEK_HOLE
-	}
 	for began := time.Now(); off < end && time.Since(began) < sparseTime; {
 		from, to := col.Next(off, end)
 		if from == to {
 			off = end
 			break
 		}
-		at, err := unix.Seek(f.fd, from, whence)
-		switch {
-		case err == unix.ENXIO && a.What == sparse.Hole:
-			at = from // behind the end of the file
-		case err == unix.ENXIO:
-			at = end
-		case err != nil:
+		at, err := seekFile(f.fd, from, st.Size, a.What)
+		if err != nil {
 			return &sparse.SeekRes{Status: sparseStatus(err)}
 		}
 		if at < to {
@@ -171,4 +162,34 @@ func (s *Server) seek(r *request, a *sparse.SeekArgs) results {
 		off = min(at, end)
 	}
 	return &sparse.SeekRes{Off: uint64(off)}
+}
+
+// sparseBlock is what the last data of a file is rounded up to, in bytes. The striped file that has it may be longer; in a
+// file of its own that long, the block would be data to its end.
+const sparseBlock = 4 << 10
+
+// seekFile is lseek(2) in a file of the given size, but that there is a hole behind the end; math.MaxInt64 for no data.
+func seekFile(fd int, off, size int64, what sparse.What) (int64, error) {
+	tail := size
+	if over := size % sparseBlock; over > 0 && size < math.MaxInt64-sparseBlock {
+		tail += sparseBlock - over
+	}
+	least := off
+	if off >= size && off < tail { // what the rest of the block is, the last byte tells
+		off = size - 1
+	}
+	whence := unix.SEEK_DATA
+	if what == sparse.Hole {
+		whence = unix.SEEK_HOLE
+	}
+	at, err := unix.Seek(fd, off, whence)
+	switch {
+	case err == unix.ENXIO && what == sparse.Hole:
+		return least, nil
+	case err == unix.ENXIO:
+		return math.MaxInt64, nil
+	case err == nil && what == sparse.Hole && at == size:
+		at = tail
+	}
+	return max(at, least), err
 }

@@ -90,6 +90,25 @@ func TestSparse(t *testing.T) {
 		}
 
 		block := uint64(4096)
+		short := c.create(ts.root, "short", 7, 8)
+		c.put(short, 2*block, []byte("end"))
+		for _, c2 := range []struct {
+			what      sparse.What
+			off, want uint64
+			found     bool
+		}{
+			{sparse.Data, 0, 2 * block, true},
+			{sparse.Data, 2*block + 100, 2*block + 100, true}, // the last block counts to its end
+			{sparse.Data, 3 * block, 100 * block, false},
+			{sparse.Hole, 2*block + 1, 3 * block, true},
+			{sparse.Hole, 2*block + 100, 3 * block, true},
+			{sparse.Hole, 3*block + 5, 3*block + 5, true},
+		} {
+			res := c.seek(as(7, 8), short, c2.what, c2.off, 100*block-c2.off, all)
+			if res != (sparse.SeekRes{Found: c2.found, Off: c2.want}) {
+				t.Errorf("SEEK %d from %d in a short file: %+v, want %v %d", c2.what, c2.off, res, c2.found, c2.want)
+			}
+		}
 		for _, c2 := range []struct {
 			what   sparse.What
 			off, n uint64

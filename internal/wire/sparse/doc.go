@@ -69,7 +69,8 @@
 // anything for COMMIT to do: what has been answered is on stable storage, as after a FILE_SYNC write.
 //
 // SEEK finds the first byte meant, at or after offset, that is data (or a hole); everything behind the end of the file is
-// a hole. Data and holes come in blocks of the server's file system, and a server may call a hole data.
+// a hole, though the last block of data may count as data to its end. Data and holes come in blocks of the server's file
+// system, and a server may call a hole data.
 //
 // A server need not do all of a long range in one call. The offset in the results then is less than offset + length, but
 // more than offset, and the client calls again with what is left. With length 0 nothing is done.
