@@ -69,6 +69,12 @@
 // Requests of the kernel are never waited for by anything here but by Mount's server, and no notifications are sent to
 // the kernel, so no request can wait for its own answer.
 //
+// # Access times
+//
+// Reads, listings and the following of symbolic links change the time of the last access as Config.Atime says (relatime).
+// It is noted in memory and shown by this mount at once; the service hears of it some seconds later, in one call for many
+// files, and other mounts then or later: access times are exempt from what is said of other attributes.
+//
 // # Interrupts
 //
 // See request.go: an interrupted request goes on unless its caller is dying. If it is, a READ or WRITE gives its buffer
@@ -82,7 +88,7 @@
 //
 // # Lock order
 //
-// inode.mu, then shard.mu, flusher.mu, and the locks inside Meta's methods that do not block (CachedLayout, Forget,
+// inode.mu, then shard.mu, flusher.mu, accesses.mu, and the locks inside Meta's methods that do not block (CachedLayout, Forget,
 // Release) and inside dataplane.File.Dirty. handleTable.mu, transfer.mu and request.mu are taken alone. No mutex is held
 // while anything blocks or while the data plane is given a request, since that may call Done at once.
 package fs

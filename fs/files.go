@@ -112,7 +112,7 @@ func (c *readCall) Done() {
 
 func (r *raw) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	c := readCalls.Get().(*readCall)
-	c.ID, c.Off, c.Buf = r.fs.id(in.NodeId), int64(in.Offset), buf
+	c.ID, c.Off, c.Buf, c.NoAtime = r.fs.id(in.NodeId), int64(in.Offset), buf, in.Flags&unix.O_NOATIME != 0
 	r.fs.StartRead(&c.Read)
 	r.fs.Flush()
 	if !r.await(c.over, cancel, in.Pid, c.Detach) {

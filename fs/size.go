@@ -52,6 +52,11 @@ func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAt
 		args.Mask |= metarpc.SetMtime
 		args.Mtime = time.Now().UnixNano()
 	}
+	if args.Mask&(metarpc.SetAtime|metarpc.SetAtimeNow) != 0 {
+		if err := fs.accesses.set(ctx, args.ID); err != nil {
+			return attrs{}, err
+		}
+	}
 	set := func(ctx context.Context) (metarpc.Attr, error) {
 		a, err := fs.meta.SetAttr(ctx, who, args)
 		return a, byID(args.ID, err)
