@@ -104,8 +104,7 @@ func (x *accesses) file(i *inode) {
 		return
 	}
 	if at := time.Now().UnixNano(); i.times.due(x.rule.Rule, at) {
-		i.times.atime.Store(at)
-		x.note(i.id, at)
+		x.note(i.id, &i.times, at)
 	}
 }
 
@@ -117,13 +116,9 @@ func (x *accesses) other(id layout.FileID, dir bool) {
 	at := time.Now().UnixNano()
 	x.mu.Lock()
 	t := x.remember(id)
-	due := t.due(x.rule.Rule, at)
-	if due {
-		t.atime.Store(at)
-	}
 	x.mu.Unlock()
-	if due {
-		x.note(id, at)
+	if t.due(x.rule.Rule, at) {
+		x.note(id, t, at)
 	}
 }
 
@@ -143,10 +138,17 @@ func (x *accesses) remember(id layout.FileID) *accessTimes {
 	return t
 }
 
-// note has an access reported soon.
-func (x *accesses) note(id layout.FileID, at int64) {
+// note has an access reported soon, if it is due. The service may have told of a time before the access that was noted last.
+func (x *accesses) note(id layout.FileID, t *accessTimes, at int64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if noted := max(x.pending[id], x.sent[id]); noted > t.atime.Load() {
+		t.atime.Store(noted)
+		if !t.due(x.rule.Rule, at) {
+			return
+		}
+	}
+	t.atime.Store(at)
 	if _, ok := x.pending[id]; !ok && len(x.pending) >= atimeInodes || x.closed {
 		return
 	}

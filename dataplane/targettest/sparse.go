@@ -2,6 +2,7 @@ package targettest
 
 import (
 	"context"
+	"math"
 	"syscall"
 
 	"github.com/weftfs/weft/layout"
@@ -35,7 +36,10 @@ func setBlocks(b []blockState, off, end int64, st blockState) []blockState {
 
 // cutBlocks leaves those of the first size bytes.
 func cutBlocks(b []blockState, size int64) []blockState {
-	return b[:min(int64(len(b)), (size+BlockSize-1)/BlockSize)]
+	if size >= int64(len(b))*BlockSize {
+		return b
+	}
+	return b[:(size+BlockSize-1)/BlockSize]
 }
 
 // punch makes [off, end) zeros, and the whole blocks in it holes.
@@ -96,7 +100,7 @@ func (t *Target) sparse(ctx context.Context, call string, df *layout.DataFile, c
 		return &sparseError{call, syscall.EOPNOTSUPP}
 	case f == nil:
 		return &sparseError{call, syscall.ESTALE}
-	case off < 0 || n < 0 || off > maxFile-n:
+	case off < 0 || n < 0 || off > math.MaxInt64-n || call == "ALLOCATE" && off > maxFile-n:
 		return &sparseError{call, syscall.EFBIG}
 	}
 	for at := off; ; {
@@ -147,6 +151,9 @@ func (t *Target) Seek(ctx context.Context, df *layout.DataFile, col layout.Colum
 	err = t.sparse(ctx, "SEEK", df, col, off, n, func(f *memFile, from, to int64) bool {
 		for at = from; at < to; at = (at/BlockSize + 1) * BlockSize {
 			i := at / BlockSize
+			if !hole && i >= int64(len(f.blocks)) {
+				return false
+			}
 			if isHole := i >= int64(len(f.blocks)) || f.blocks[i] != dataBlock; isHole == hole {
 				found = true
 				return false
