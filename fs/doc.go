@@ -52,6 +52,12 @@
 // Answers of the service may be overtaken by what happens here meanwhile. FS.clock counts such events, inode.changed
 // remembers the file's last one, and an answer to a question asked before it teaches nothing (merge).
 //
+// # Holes
+//
+// fallocate(2) and lseek(2) for data and holes go to the data servers (see dataplane.File.Punch, Allocate and Seek). What
+// changes data files counts as a write under way. st_blocks is st_size in blocks, whatever is allocated: only the data
+// servers know, and to ask them all at each stat(2) would cost too much.
+//
 // # Who waits for whom
 //
 // Two mounts may truncate one file at the same time. Each waits for the service, which waits for the other to answer
@@ -62,6 +68,12 @@
 //
 // Requests of the kernel are never waited for by anything here but by Mount's server, and no notifications are sent to
 // the kernel, so no request can wait for its own answer.
+//
+// # Access times
+//
+// Reads, listings and the following of symbolic links change the time of the last access as Config.Atime says (relatime).
+// It is noted in memory and shown by this mount at once; the service hears of it some seconds later, in one call for many
+// files, and other mounts then or later: access times are exempt from what is said of other attributes.
 //
 // # Interrupts
 //
@@ -76,7 +88,7 @@
 //
 // # Lock order
 //
-// inode.mu, then shard.mu, flusher.mu, and the locks inside Meta's methods that do not block (CachedLayout, Forget,
+// inode.mu, then shard.mu, flusher.mu, accesses.mu, and the locks inside Meta's methods that do not block (CachedLayout, Forget,
 // Release) and inside dataplane.File.Dirty. handleTable.mu, transfer.mu and request.mu are taken alone. No mutex is held
 // while anything blocks or while the data plane is given a request, since that may call Done at once.
 package fs

@@ -112,7 +112,7 @@ func (c *readCall) Done() {
 
 func (r *raw) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	c := readCalls.Get().(*readCall)
-	c.ID, c.Off, c.Buf = r.fs.id(in.NodeId), int64(in.Offset), buf
+	c.ID, c.Off, c.Buf, c.NoAtime = r.fs.id(in.NodeId), int64(in.Offset), buf, in.Flags&unix.O_NOATIME != 0
 	r.fs.StartRead(&c.Read)
 	r.fs.Flush()
 	if !r.await(c.over, cancel, in.Pid, c.Detach) {
@@ -218,7 +218,7 @@ func (r *raw) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 // Release waits for nothing: the kernel does not wait for it.
 func (r *raw) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) { r.fs.release(in.Fh) }
 
-// Lseek finds data and holes. Where the data servers have holes is not known: all of the file is data.
+// Lseek finds data and holes; the kernel answers all other uses of lseek(2) itself.
 func (r *raw) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
 	ctx := r.begin(cancel, &in.InHeader)
 	defer ctx.end()
@@ -226,21 +226,11 @@ func (r *raw) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut
 	if h == nil {
 		return fuse.EBADF
 	}
-	size, err := h.i.freshSize(ctx)
+	at, err := h.i.seek(ctx, int64(min(in.Offset, math.MaxInt64)), in.Whence)
 	if err != nil {
-		return r.status(err)
+		return h.i.status(err)
 	}
-	if in.Offset >= uint64(size) {
-		return fuse.Status(syscall.ENXIO)
-	}
-	switch in.Whence {
-	case unix.SEEK_DATA:
-		out.Offset = in.Offset
-	case unix.SEEK_HOLE:
-		out.Offset = uint64(size)
-	default:
-		return fuse.EINVAL
-	}
+	out.Offset = uint64(at)
 	return fuse.OK
 }
 
@@ -254,5 +244,5 @@ func (r *raw) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Statu
 	if in.Offset > math.MaxInt64 || in.Length > math.MaxInt64-in.Offset {
 		return fuse.Status(syscall.EFBIG)
 	}
-	return r.status(h.i.fallocate(ctx, in.Mode, int64(in.Offset), int64(in.Length)))
+	return h.i.status(h.i.fallocate(ctx, in.Mode, int64(in.Offset), int64(in.Length)))
 }

@@ -495,6 +495,7 @@ func (fs *FS) Close(ctx context.Context) error {
 		fs.release(fh)
 	}
 	err := fs.settle(ctx)
+	fs.accesses.close(ctx)
 	list := fs.all()
 	fs.stop()
 	fs.work.Wait()

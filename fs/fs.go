@@ -64,6 +64,7 @@ type Config struct {
 	// Validity is how long the kernel may use attributes and names without asking again, and how old a size may be
 	// that a read beyond it takes for the truth. 0 means 1 s.
 	Validity time.Duration
+	Atime    Atime        // the zero value is relatime
 	Log      *slog.Logger // nil means slog.Default()
 }
 
@@ -112,9 +113,10 @@ type FS struct {
 	waiting limiter // of messages about what is being tried again
 	failing limiter // of messages about what has failed
 
-	shards  [64]shard
-	handles handleTable
-	flusher flusher
+	shards   [64]shard
+	handles  handleTable
+	flusher  flusher
+	accesses *accesses
 
 	// caller tells what became of the thread that made an interrupted request; disconnected whether the kernel has
 	// given up the whole mount.
@@ -138,6 +140,7 @@ func New(cfg Config) (*FS, error) {
 	}
 	fs.handles.open = map[uint64]*handle{}
 	fs.flusher.kick = make(chan struct{}, 1)
+	fs.accesses = newAccesses(fs, cfg.Atime)
 	fs.spawn(fs.flushLoop)
 	return fs, nil
 }

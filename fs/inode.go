@@ -30,6 +30,8 @@ type inode struct {
 	size, asked atomic.Int64
 	asking      atomic.Bool // a refresh is on its way
 
+	times accessTimes
+
 	mu sync.Mutex
 
 	// wake is closed at the next change of what await may be waiting for.
@@ -137,6 +139,7 @@ func (i *inode) wrote(to int64) {
 	i.written++
 	i.end = max(i.end, to)
 	i.mtime = max(i.mtime, time.Now().UnixNano())
+	i.times.changed.Store(i.mtime)
 	if to > i.size.Load() {
 		i.size.Store(to)
 	}
@@ -258,6 +261,7 @@ func (i *inode) take(a *metarpc.Attr) {
 	a.Size = max(a.Size, i.end)
 	i.size.Store(a.Size)
 	i.asked.Store(now())
+	i.times.heard(a)
 	i.mode = a.Mode
 	i.removed = a.Nlink == 0
 }

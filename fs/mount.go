@@ -396,6 +396,7 @@ var flagOptions = []struct {
 	{unix.MS_SYNCHRONOUS, "sync"},
 	{unix.MS_DIRSYNC, "dirsync"},
 	{unix.MS_NOATIME, "noatime"},
+	{unix.MS_NODIRATIME, "nodiratime"},
 }
 
 // mountHelper lets fusermount3 mount, which always adds nosuid and nodev, and receives the descriptor from it.

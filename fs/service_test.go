@@ -672,6 +672,7 @@ func (m *session) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport
 		default:
 			n.attr.Size = max(n.attr.Size, r.End)
 			n.attr.Mtime = max(n.attr.Mtime, r.Mtime)
+			n.attr.Atime = max(n.attr.Atime, r.Atime)
 		}
 		attrs = append(attrs, m.s.attr(n))
 	}

@@ -121,7 +121,7 @@ func (d *daemon) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.fsys, err = fs.New(fs.Config{Meta: d.meta, Data: d.data, Root: root})
+	d.fsys, err = fs.New(fs.Config{Meta: d.meta, Data: d.data, Root: root, Atime: fs.AtimeOf(d.cfg.options.flags)})
 	if err != nil {
 		return err
 	}

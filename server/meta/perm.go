@@ -321,13 +321,16 @@ func (s *Service) mayTransfer(sess *session, a *metarpc.LayoutGetArgs) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	cl := sess.claims[a.ID]
+	open := cl != nil && cl.open
 	switch {
-	case cl == nil || !cl.open:
-		return refusef(metarpc.Status(syscall.EBADF), "inode %d is not open", a.ID)
-	case a.IOMode == layout.IOModeRW && !cl.write:
+	case open && (cl.write || a.IOMode != layout.IOModeRW):
+		return nil
+	case !sess.reclaimed: // it has not said yet what it had open at the earlier instance
+		return refusef(metarpc.StatusGrace, "inode %d is not open yet", a.ID)
+	case open:
 		return refusef(metarpc.Status(syscall.EBADF), "inode %d is not open for writing", a.ID)
 	}
-	return nil
+	return refusef(metarpc.Status(syscall.EBADF), "inode %d is not open", a.ID)
 }
 
 // honest is reports without what is said of files that the session cannot have written: it has no right to a layout for
