@@ -39,6 +39,8 @@ var handlers = [...]handler{
 	metarpc.OpAddDevice:      handle((*Service).addDevice),
 	metarpc.OpStatFS:         handle((*Service).statFS),
 	metarpc.OpStatus:         handle((*Service).statusOf),
+	metarpc.OpLock:           handle((*Service).lock),
+	metarpc.OpTestLock:       handle((*Service).testLock),
 }
 
 func handle[A, R any](f func(*Service, context.Context, *call, *A) (*R, error)) handler {

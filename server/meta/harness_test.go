@@ -386,6 +386,7 @@ type client struct {
 	h      *host
 	hello  metarpc.Hello
 	recall func(*metarpc.LayoutRecallArgs) metarpc.Status // nil = OK
+	ready  chan metarpc.LockReadyArgs                     // what LockReady said
 
 	mu       sync.Mutex
 	welcome  *metarpc.Welcome
@@ -405,7 +406,7 @@ func (h *host) client() *client {
 }
 
 func (h *host) newClient() *client {
-	c := &client{t: h.t, h: h, waiting: map[[2]uint64]chan []byte{}}
+	c := &client{t: h.t, h: h, waiting: map[[2]uint64]chan []byte{}, ready: make(chan metarpc.LockReadyArgs, 100)}
 	clients++
 	c.hello = metarpc.Hello{
 		Magic: metarpc.Magic, Lowest: metarpc.Version, Highest: metarpc.Version,
@@ -505,8 +506,13 @@ func (c *client) read(conn net.Conn) {
 			}
 			go func() {
 				status := metarpc.StatusOK
-				if c.recall != nil {
-					status = c.recall(args.(*metarpc.LayoutRecallArgs))
+				switch a := args.(type) {
+				case *metarpc.LayoutRecallArgs:
+					if c.recall != nil {
+						status = c.recall(a)
+					}
+				case *metarpc.LockReadyArgs:
+					c.ready <- *a
 				}
 				frame, _ := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: h.Number, Status: status})
 				conn.Write(frame)

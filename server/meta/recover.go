@@ -66,7 +66,8 @@ func (s *Service) cleanUp(sess *session) {
 	}
 }
 
-// release ends all that a session has to do with a file.
+// release ends all that a session has to do with a file. Others get its locks only when what it has written is there for
+// them to read.
 func (s *Service) release(sess *session, id layout.FileID) error {
 	if err := s.closeFile(s.ctx, sess, id); err != nil {
 		return err
@@ -76,6 +77,7 @@ func (s *Service) release(sess *session, id layout.FileID) error {
 	written := cl != nil && (cl.writer || cl.report != report{})
 	s.mu.Unlock()
 	if !written {
+		s.dropLocks(sess, id)
 		return nil
 	}
 	f, err := s.beginSizing(s.ctx, id)
@@ -83,7 +85,11 @@ func (s *Service) release(sess *session, id layout.FileID) error {
 		return err
 	}
 	defer s.endSizing(f)
-	return s.makeStable(f, sess)
+	err = s.makeStable(f, sess)
+	if err == nil {
+		s.dropLocks(sess, id)
+	}
+	return err
 }
 
 // makeStable makes what a session wrote stable, and its size and times durable. The caller has the file's sizing, so
