@@ -295,6 +295,9 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 	if err != nil {
 		return err
 	}
+	if a, ok := args.(*metarpc.LockReadyArgs); ok {
+		return c.lockReady(cn, h.Number, a)
+	}
 	a := args.(*metarpc.LayoutRecallArgs) // there is no other callback, and ParseCallBack knows that
 	c.mu.Lock()
 	cn.received = true
