@@ -298,8 +298,15 @@ func TestLockReclaim(t *testing.T) {
 		flock bool
 		owner uint64
 	}
-	var told []lost
-	cfg := Config{OnLockLost: func(id layout.FileID, flock bool, owner uint64) { told = append(told, lost{flock, owner}) }}
+	losses := make(chan lost, 10)
+	cfg := Config{OnLockLost: func(id layout.FileID, flock bool, owner uint64) { losses <- lost{flock, owner} }}
+	told := func() (list []lost) {
+		for len(losses) > 0 {
+			list = append(list, <-losses)
+		}
+		slices.SortFunc(list, func(a, b lost) int { return int(a.owner) - int(b.owner) })
+		return list
+	}
 	lockTest(t, func(t *testing.T, s *service, l *locker, c *Client) {
 		for _, a := range []*metarpc.LockArgs{
 			record(1, metarpc.LockWrite, 0, 99), record(1, metarpc.LockRead, 10, 19), record(2, metarpc.LockWrite, 200, 299),
@@ -340,8 +347,8 @@ func TestLockReclaim(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("asked %q, want %q", got, want)
 		}
-		if !slices.Equal(told, []lost{{false, 2}}) {
-			t.Errorf("lost %+v", told)
+		if got := told(); !slices.Equal(got, []lost{{false, 2}}) {
+			t.Errorf("lost %+v", got)
 		}
 
 		// A new lock waits for the end of the grace period.
@@ -358,13 +365,11 @@ func TestLockReclaim(t *testing.T) {
 		}
 
 		// With the session everything is lost.
-		told = nil
 		s.forget()
 		s.hangUp()
 		time.Sleep(5 * time.Second)
-		slices.SortFunc(told, func(a, b lost) int { return int(a.owner) - int(b.owner) })
-		if !slices.Equal(told, []lost{{false, 1}, {true, 3}, {false, 9}}) {
-			t.Errorf("lost %+v", told)
+		if got := told(); !slices.Equal(got, []lost{{false, 1}, {true, 3}, {false, 9}}) {
+			t.Errorf("lost %+v", got)
 		}
 		l.take()
 		<-c.DropLocks(lockedID, false, 1)
