@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -18,12 +19,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// agentEnv is the directory that an agent works in.
 const agentEnv = "WEFT_TEST_LOCK_AGENT"
 
 // Serve is the agent. It reads commands from its standard input and answers each on descriptor 3. Files that it shares with
 // others are its descriptors from 4 on.
 func Serve(t *testing.T) {
-	if os.Getenv(agentEnv) == "" {
+	dir := os.Getenv(agentEnv)
+	if dir == "" {
 		t.Skip("runs only as a process of other tests")
 	}
 	runtime.LockOSThread()
@@ -37,7 +40,7 @@ func Serve(t *testing.T) {
 		files[fmt.Sprint("shared", i-4)] = i
 	}
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
-		fmt.Fprintln(answers, obey(files, strings.Fields(lines.Text())))
+		fmt.Fprintln(answers, obey(dir, files, strings.Fields(lines.Text())))
 	}
 }
 
@@ -64,7 +67,7 @@ func interrupts(t *testing.T, sig unix.Signal) {
 //	posix|ofd|posixw|ofdw NAME r|w|u START LENGTH    (F_SETLK, F_OFD_SETLK, and those that wait)
 //	get|ofdget NAME r|w START LENGTH
 //	sh|ex|un|shw|exw NAME                            (flock(2); those that wait end in w)
-func obey(files map[string]int, args []string) string {
+func obey(dir string, files map[string]int, args []string) string {
 	answer := func(err error) string {
 		if err == nil {
 			return "ok"
@@ -75,11 +78,11 @@ func obey(files map[string]int, args []string) string {
 	fd := files[name]
 	switch command {
 	case "open":
-		fd, err := unix.Open(args[2], unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0644)
+		fd, err := unix.Open(filepath.Join(dir, args[2]), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0644)
 		files[name] = fd
 		return answer(err)
 	case "openr":
-		fd, err := unix.Open(args[2], unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		fd, err := unix.Open(filepath.Join(dir, args[2]), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		files[name] = fd
 		return answer(err)
 	case "close":
@@ -132,9 +135,10 @@ func New(t *testing.T, dir string, shared ...*os.File) *Agent {
 		t.Fatal(err)
 	}
 	a := &Agent{t: t, Dir: dir, cmd: exec.Command("/proc/self/exe", "-test.run=^TestLockAgent$", "-test.timeout=10m"), in: inW, answers: make(chan string, 10)}
-	a.cmd.Env = append(os.Environ(), agentEnv+"=1")
+	a.cmd.Env = append(os.Environ(), agentEnv+"="+dir)
+	a.cmd.Stderr = os.Stderr
 	a.cmd.Stdin, a.cmd.ExtraFiles = inR, append([]*os.File{outW}, shared...)
-	a.cmd.Dir, a.cmd.SysProcAttr = dir, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	a.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := a.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -173,6 +177,13 @@ func (a *Agent) answer() string {
 		a.t.Fatal("an agent does not answer")
 		return ""
 	}
+}
+
+// Ask gives a command and returns the answer.
+func (a *Agent) Ask(command string) string {
+	a.t.Helper()
+	fmt.Fprintln(a.in, command)
+	return a.answer()
 }
 
 // Do gives a command and checks the answer.
