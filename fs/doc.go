@@ -8,7 +8,7 @@
 // FORGET means nothing. The root of the mount is node 1, whichever directory of the volume it shows. State is kept only
 // of regular files that are open here or have data that is not stable (type inode); of directories there is none.
 //
-// The kernel checks permissions (default_permissions) and keeps locks, which therefore hold within one mount. It may keep
+// The kernel checks permissions (default_permissions). Locks are kept by the service, see locks.go. The kernel may keep
 // attributes and names for Config.Validity, and never remembers that a name does not exist. Everything else is
 // asked of the service each time, also at each open(2): what another mount has written and closed is seen by whoever opens
 // the file afterwards.
@@ -77,7 +77,8 @@
 //
 // # Interrupts
 //
-// See request.go: an interrupted request goes on unless its caller is dying. If it is, a READ or WRITE gives its buffer
+// See request.go: an interrupted request goes on unless its caller is dying; only waiting for a lock ends with every
+// signal. If the caller is dying, a READ or WRITE gives its buffer
 // back (Detach) before it is answered; a WRITE that was sent goes on from a copy.
 //
 // # Goroutines

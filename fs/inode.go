@@ -43,6 +43,8 @@ type inode struct {
 	removed bool  // it has no names left, so nobody will ever want what is not stable yet
 	gone    error // the service does not know it any more
 
+	lockOwners lockOwners // nil until there is one
+
 	mode     uint32 // when last heard; 0 = never
 	capsGone bool   // it has no file capabilities that a write would have to take away
 

@@ -35,6 +35,7 @@ type service struct {
 	last     layout.FileID
 	sessions []*session
 	cutting  *sync.Cond // truncating has changed
+	locks    fakeLocks
 }
 
 type node struct {

@@ -40,6 +40,10 @@ type Config struct {
 	// reported again. Files that are open have been opened again before. Cached layouts are gone. Its calls must be made with
 	// ctx, which ends when the client is closed or the next reset comes. nil = nothing to do.
 	OnReset func(ctx context.Context, lost bool)
+	// OnLockLost is called when locks of an owner on a file, which the service had granted, have been lost: with the
+	// session, or because a restarted service has given them to somebody else. It must not block. nil = nobody wants to
+	// know.
+	OnLockLost func(id layout.FileID, flock bool, owner uint64)
 }
 
 // Client is a session with the metadata service. Its methods may be called by many goroutines.
@@ -54,6 +58,7 @@ type Client struct {
 
 	opens   ledger // Open and Close
 	grants  ledger // LayoutGet and LayoutReturn
+	locks   lockBook
 	cache   cache
 	devices deviceTable
 	chores  chan struct{} // wakes the janitor
@@ -139,6 +144,8 @@ func (c *Client) Close(ctx context.Context) error {
 		}
 	})
 	c.cancel()
+	c.mu.Lock() // whoever found the client open under this lock has begun its task
+	c.mu.Unlock()
 	c.tasks.Wait()
 	if errors.Is(err, ErrClosed) {
 		return nil
@@ -242,6 +249,9 @@ func (c *Client) install(cn *conn) {
 	if reset {
 		c.cache.clear() // before any reply is read: the service may not know of what it granted before
 	}
+	if reset && fresh {
+		c.loseAllLocks()
+	}
 	c.devices.expire()
 
 	c.mu.Lock()
@@ -285,6 +295,7 @@ func (c *Client) startReset() {
 			<-before
 		}
 		c.reclaim(ctx)
+		c.reclaimLocks(ctx)
 		if c.cfg.OnReset != nil && ctx.Err() == nil {
 			c.cfg.OnReset(ctx, lost)
 		}

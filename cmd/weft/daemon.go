@@ -109,6 +109,11 @@ func (d *daemon) start(ctx context.Context) error {
 				f.OnReset(ctx)
 			}
 		},
+		OnLockLost: func(id layout.FileID, flock bool, owner uint64) {
+			if f := front.Load(); f != nil {
+				f.OnLockLost(id, flock, owner)
+			}
+		},
 	})
 	if err != nil {
 		return err

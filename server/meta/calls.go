@@ -41,6 +41,8 @@ var handlers = [...]handler{
 	metarpc.OpStatus:         handle((*Service).statusOf),
 	metarpc.OpTmpFile:        handle((*Service).tmpFile),
 	metarpc.OpReserve:        handle((*Service).reserve),
+	metarpc.OpLock:           handle((*Service).lock),
+	metarpc.OpTestLock:       handle((*Service).testLock),
 	metarpc.OpLeaseReturn:    handle((*Service).leaseReturn),
 
 	metarpc.OpReclaimComplete: handle((*Service).reclaimComplete),

@@ -76,11 +76,18 @@
 // others see from the third step on. Whenever a session may have written past the size that the service knows, setting any
 // size goes this way, because what is known may be too little.
 //
-// # Locks
+// # Locks of files
+//
+// They are in memory, see locks.go; clients set them again after a restart. A session has locks only on files that it
+// has open. When it ends without having closed a file it may have written, others get its locks after the file was made
+// stable.
+//
+// # Mutexes
 //
 // No mutex is held over a catalog call, a call to a data server, or a write to a connection.
 //
 //	Service.mu   sessions, and all file, claim and lease records. Held for moments.
+//	lockTable.mu locks of files. Taken with Service.mu held or without.
 //	session.mu   a session's slots, connection and callbacks. Taken with Service.mu held or without.
 //	conn.mu      a connection's queue of frames. Taken with session.mu held or without.
 //

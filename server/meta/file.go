@@ -178,6 +178,7 @@ func (f *file) unsure() bool {
 // gone forgets what sessions had to do with a file that no longer exists; s.mu is held.
 func (s *Service) gone(f *file) {
 	f.orphan = false
+	s.forgetLocks(f.id)
 	for _, cl := range f.claims {
 		cl.open, cl.writer, cl.unsure, cl.unfenced, cl.report = false, false, false, false, report{}
 		if cl.unfence != nil {

@@ -443,6 +443,7 @@ type client struct {
 	hello  metarpc.Hello
 	recall func(*metarpc.LayoutRecallArgs) metarpc.Status   // nil = OK
 	back   func(op metarpc.BackOp, args any) metarpc.Status // other callbacks; nil = OK
+	ready  chan metarpc.LockReadyArgs                       // what LockReady said
 
 	mu       sync.Mutex
 	welcome  *metarpc.Welcome
@@ -462,7 +463,7 @@ func (h *host) client() *client {
 }
 
 func (h *host) newClient() *client {
-	c := &client{t: h.t, h: h, cred: testCred, waiting: map[[2]uint64]chan []byte{}}
+	c := &client{t: h.t, h: h, cred: testCred, waiting: map[[2]uint64]chan []byte{}, ready: make(chan metarpc.LockReadyArgs, 100)}
 	clients++
 	c.hello = metarpc.Hello{
 		Magic: metarpc.Magic, Lowest: metarpc.Version, Highest: metarpc.Version,
@@ -567,6 +568,8 @@ func (c *client) read(conn net.Conn) {
 					if c.recall != nil {
 						status = c.recall(args)
 					}
+				case *metarpc.LockReadyArgs:
+					c.ready <- *args
 				default:
 					c.mu.Lock()
 					back := c.back

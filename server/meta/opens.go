@@ -64,6 +64,7 @@ func (s *Service) close(ctx context.Context, c *call, a *metarpc.CloseArgs) (*me
 		if err := s.closeFile(ctx, c.sess, id); err != nil {
 			return nil, err
 		}
+		s.dropLocks(c.sess, id)
 	}
 	return &metarpc.Empty{}, nil
 }

@@ -69,6 +69,10 @@ func (s *Service) cleanUp(sess *session) {
 	s.mu.Unlock()
 	each(ids, func(id layout.FileID) {
 		s.persist(s.ctx, fmt.Sprintf("%s: close inode %d", what, id), func() error { return s.closeFile(s.ctx, sess, id) })
+		// Others get the locks of a file that it has written only when what it has written is there for them to read.
+		if !slices.Contains(written, id) {
+			s.dropLocks(sess, id)
+		}
 	})
 	late := time.AfterFunc(fenceNotice, func() {
 		s.log.Warn("data servers have not yet confirmed that the session can no longer write; until then nobody else can write its files",
@@ -140,6 +144,7 @@ func (s *Service) release(sess *session, id layout.FileID) error {
 	written := cl != nil && (cl.writer || cl.report != report{})
 	s.mu.Unlock()
 	if !written {
+		s.dropLocks(sess, id)
 		return nil
 	}
 	f, err := s.beginSizing(s.ctx, id)
@@ -147,7 +152,11 @@ func (s *Service) release(sess *session, id layout.FileID) error {
 		return err
 	}
 	defer s.endSizing(f)
-	return s.makeStable(f, sess)
+	err = s.makeStable(f, sess)
+	if err == nil {
+		s.dropLocks(sess, id)
+	}
+	return err
 }
 
 // makeStable makes what a session wrote stable, and its size and times durable. The caller has the file's sizing, so

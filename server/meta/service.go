@@ -33,6 +33,8 @@ type Service struct {
 	tasks    sync.WaitGroup // every goroutine of the service
 	draining atomic.Bool    // no new call is executed
 
+	locks lockTable
+
 	mu        sync.Mutex
 	sessions  map[metarpc.SessionID]*session // those that have not ended
 	files     map[layout.FileID]*file
@@ -72,6 +74,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		conns:     map[*conn]struct{}{},
 		listeners: map[net.Listener]struct{}{},
 	}
+	s.locks.init()
 	rand.Read(s.instance[:])
 	s.moving <- struct{}{}
 	s.graceEnd = s.started.Add(cfg.Lease)
