@@ -122,12 +122,9 @@ func TestFence(t *testing.T) {
 		f := dead.create(layout.RootID, "f")
 		must[metarpc.LayoutResult](dead, metarpc.OpLayoutGet, rw(f))
 		must[metarpc.LayoutResult](live, metarpc.OpLayoutGet, rw(f))
-		recalled := make(chan *metarpc.LayoutRecallArgs, 1)
+		recalled := make(chan *metarpc.LayoutRecallArgs, 10)
 		live.recall = func(a *metarpc.LayoutRecallArgs) metarpc.Status {
-			select {
-			case recalled <- a:
-			default:
-			}
+			recalled <- a
 			return metarpc.StatusOK
 		}
 		h.files.write(t, f, 100)
@@ -158,10 +155,12 @@ func TestFence(t *testing.T) {
 		if h.owner(t, f) == before {
 			t.Error("the data files have the same owners")
 		}
-		if a := <-recalled; a.ID != f {
-			t.Errorf("%+v", a)
-		}
 		synctest.Wait()
+		for _, off := range []int64{10, 0} { // for the truncation, and because of the new owners
+			if a := <-recalled; *a != (metarpc.LayoutRecallArgs{ID: f, Off: off, Len: layout.ToEOF}) {
+				t.Errorf("%+v", a)
+			}
+		}
 		if at := other.attr(f); at.Size != 10 {
 			t.Errorf("%+v", at)
 		}
