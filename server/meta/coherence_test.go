@@ -12,6 +12,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/schema"
 )
 
 // view is what a client keeps under leases, by the rules of the protocol and nothing more.
@@ -377,4 +378,118 @@ func TestCoherence(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestCallbacksThatReport has clients report, and give layouts back, before they answer any callback, as they may, while
+// all do to the same files what calls back the others. Nobody waits for ever.
+func TestCallbacksThatReport(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	h := startMemory(t)
+	var cs []*client
+	for range 3 {
+		cs = append(cs, h.client())
+	}
+	var files []layout.FileID
+	for i := range 2 {
+		files = append(files, cs[0].touch(layout.RootID, fmt.Sprint(i)))
+	}
+	var callbacks, calls atomic.Int64
+	for _, c := range cs {
+		answer := func(id layout.FileID) {
+			n := callbacks.Add(1)
+			c.report(n%2 == 0, metarpc.SizeReport{ID: id, End: n % 1000, Mtime: n})
+			if n%4 == 0 {
+				must[metarpc.Empty](c, metarpc.OpLayoutReturn, &metarpc.LayoutReturnArgs{IDs: []layout.FileID{id}})
+			}
+		}
+		c.mu.Lock()
+		c.recall = func(a *metarpc.LayoutRecallArgs) metarpc.Status {
+			answer(a.ID)
+			return metarpc.StatusOK
+		}
+		c.back = func(op metarpc.BackOp, args any) metarpc.Status {
+			switch args := args.(type) {
+			case *metarpc.SizeQueryArgs:
+				for _, id := range args.IDs {
+					answer(id)
+				}
+			case *metarpc.LeaseRecallArgs:
+				for _, it := range args.Items {
+					if slices.Contains(files, it.ID) && h.svc.writes(c.hello.Session, it.ID) { // it reports only what it has a layout for
+						answer(it.ID)
+					}
+				}
+			}
+			return metarpc.StatusOK
+		}
+		c.mu.Unlock()
+	}
+	stop := make(chan struct{})
+	ended := make(chan struct{})
+	var wg sync.WaitGroup
+	for i, c := range cs {
+		for k := range 3 {
+			rng := rand.New(rand.NewPCG(seed, uint64(10*i+k)))
+			wg.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					calls.Add(1)
+					id := files[rng.IntN(len(files))]
+					var err error
+					switch rng.IntN(7) {
+					case 0:
+						_, err = ask[metarpc.AttrResult](c, metarpc.OpSetAttr, setSize(id, rng.Int64N(1000)))
+					case 1:
+						_, err = ask[metarpc.AttrResult](c, metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: id, Mask: metarpc.SetMode, Mode: 0o600})
+					case 2:
+						_, err = ask[metarpc.LayoutResult](c, metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: id, IOMode: layout.IOModeRW, Len: 1, Append: rng.IntN(2) == 0})
+					case 3:
+						_, err = ask[metarpc.ReserveResult](c, metarpc.OpReserve, &metarpc.ReserveArgs{ID: id, Len: 1})
+					case 4:
+						_, err = ask[metarpc.AttrResult](c, metarpc.OpOpen, &metarpc.OpenArgs{ID: id})
+					case 5:
+						_, err = ask[metarpc.Empty](c, metarpc.OpRename, &metarpc.RenameArgs{OldParent: layout.RootID, OldName: "0", NewParent: layout.RootID, NewName: "1", Flags: metarpc.RenameExchange})
+					default:
+						_, err = ask[metarpc.ReadDirResult](c, metarpc.OpReadDir, &metarpc.ReadDirArgs{ID: layout.RootID, Limit: 10})
+					}
+					switch statusOf(err) {
+					case metarpc.StatusOK, metarpc.StatusLayoutUnavailable, metarpc.StatusGrace:
+					default:
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+	time.AfterFunc(time.Second, func() { close(stop) })
+	go func() {
+		wg.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(30 * time.Second): // half a lease
+		t.Fatal("somebody waits for ever")
+	}
+	t.Logf("%d calls, %d callbacks that report", calls.Load(), callbacks.Load())
+	if callbacks.Load() == 0 {
+		t.Error("no callbacks")
+	}
+	if n := countRows(t.Context(), h.engine, schema.PrefixSession); n != 3 {
+		t.Errorf("%d sessions are left", n)
+	}
+	checkCatalog(t, h.engine)
+}
+
+// writes reports whether a session may write a file.
+func (s *Service) writes(sess metarpc.SessionID, id layout.FileID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cl := s.sessions[sess].claims[id]
+	return cl != nil && cl.writer
 }

@@ -352,3 +352,48 @@ func TestGraceEnds(t *testing.T) {
 		}
 	})
 }
+
+// TestDeafWriter looks at a file whose writer lives and does not say how far it has got: that ends its session, and the data
+// files tell.
+func TestDeafWriter(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		w, r := h.client(), h.client()
+		defer renewing(r)()
+		f := w.create(layout.RootID, "f")
+		must[metarpc.LayoutResult](w, metarpc.OpLayoutGet, rw(f))
+		h.files.write(t, f, 100)
+		deaf(w)
+		before := h.owner(t, f)
+		start := time.Now()
+		if at := r.attr(f); at.Size != 100 {
+			t.Errorf("%+v", at)
+		}
+		if took := time.Since(start); took != h.lease {
+			t.Errorf("took %v", took)
+		}
+		synctest.Wait()
+		if h.owner(t, f) == before {
+			t.Error("not fenced")
+		}
+	})
+}
+
+// TestReserveAfterRestart appends after a restart: behind what others had reserved, and not yet written, before it.
+func TestReserveAfterRestart(t *testing.T) {
+	h := startMemory(t)
+	a, b := h.client(), h.client()
+	f := a.create(layout.RootID, "f")
+	must[metarpc.LayoutResult](a, metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: f, IOMode: layout.IOModeRW, Len: 1, Append: true})
+	off := must[metarpc.ReserveResult](a, metarpc.OpReserve, &metarpc.ReserveArgs{ID: f, Len: 100}).Off
+	h.restart()
+	b.connect()
+	must[metarpc.Empty](b, metarpc.OpReclaimComplete, &metarpc.Empty{})
+	hdr, ch := b.begin(metarpc.OpReserve, &metarpc.ReserveArgs{ID: f, Len: 5})
+	a.connect()
+	a.report(true, metarpc.SizeReport{ID: f, End: off + 100})
+	must[metarpc.Empty](a, metarpc.OpReclaimComplete, &metarpc.Empty{})
+	var r metarpc.ReserveResult
+	if err := b.finish(hdr, ch, &r); err != nil || r.Off != off+100 {
+		t.Errorf("%+v %v", r, err)
+	}
+}
