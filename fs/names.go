@@ -108,7 +108,7 @@ func (fs *FS) rename(ctx context.Context, who metarpc.Cred, args *metarpc.Rename
 	if args.Flags&metarpc.RenameNoReplace == 0 && fs.flusher.anyDirty() {
 		oldFile := fs.dirtyFile(ctx, who, args.OldParent, args.OldName)
 		newFile, err := fs.meta.Lookup(ctx, who, args.NewParent, args.NewName)
-		replaces := err == nil && newFile.Mode&unix.S_IFMT == unix.S_IFREG
+		replaces := err == nil && newFile.Attr.Mode&unix.S_IFMT == unix.S_IFREG
 		if oldFile != nil {
 			defer oldFile.drop()
 			if replaces {
@@ -118,7 +118,7 @@ func (fs *FS) rename(ctx context.Context, who metarpc.Cred, args *metarpc.Rename
 			}
 		}
 		if replaces && args.Flags&metarpc.RenameExchange != 0 {
-			if i := fs.holdKnown(newFile.ID); i != nil {
+			if i := fs.holdKnown(newFile.Attr.ID); i != nil {
 				defer i.drop()
 				if err := i.makeDurable(ctx); err != nil {
 					return err
@@ -126,7 +126,12 @@ func (fs *FS) rename(ctx context.Context, who metarpc.Cred, args *metarpc.Rename
 			}
 		}
 	}
-	return fs.meta.Rename(ctx, who, args)
+	err := fs.meta.Rename(ctx, who, args)
+	if args.OldParent != args.NewParent {
+		// The kernel takes an entry along with the time for which it may be kept, which was that of the old directory.
+		fs.notify(kernel.forgetNames)
+	}
+	return err
 }
 
 // dirtyFile holds the file of that name if it may have data that is not stable, and returns nil otherwise.
@@ -135,5 +140,5 @@ func (fs *FS) dirtyFile(ctx context.Context, who metarpc.Cred, parent layout.Fil
 	if err != nil {
 		return nil // the rename will tell why
 	}
-	return fs.holdKnown(a.ID)
+	return fs.holdKnown(a.Attr.ID)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/metaclient"
 )
 
 // getAttr asks for the attributes of any inode.
@@ -21,7 +22,7 @@ func (fs *FS) getAttr(ctx context.Context, id layout.FileID) (a attrs, err error
 		if err != nil {
 			return attrs{}, byID(id, err)
 		}
-		if a = fs.seen(answer, asked); a.keep {
+		if a = fs.seen(answer, asked); a.fresh {
 			break
 		}
 	}
@@ -56,7 +57,7 @@ func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAt
 		args.Mask |= metarpc.SetMtime
 		args.Mtime = time.Now().UnixNano()
 	}
-	set := func(ctx context.Context) (metarpc.Attr, error) {
+	set := func(ctx context.Context) (metaclient.Answer, error) {
 		a, err := fs.meta.SetAttr(ctx, who, args)
 		return a, byID(args.ID, err)
 	}
@@ -85,7 +86,7 @@ func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAt
 
 // change lets set change the size, or the time of the last change if size is -1, in an order that no write of this
 // mount, earlier or later, can upset.
-func (i *inode) change(ctx context.Context, size int64, set func(context.Context) (metarpc.Attr, error)) (attrs, error) {
+func (i *inode) change(ctx context.Context, size int64, set func(context.Context) (metaclient.Answer, error)) (attrs, error) {
 	if err := i.lockSize(ctx); err != nil {
 		return attrs{}, err
 	}
@@ -103,7 +104,7 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 	if size >= 0 {
 		i.end = min(i.end, size)
 	}
-	i.mtime = 0
+	i.mtime, i.reservedEnd = 0, 0
 	i.epoch++
 	i.mu.Unlock()
 	i.again()
@@ -121,11 +122,11 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 		if err != nil {
 			i.end, i.mtime = max(i.end, end), max(i.mtime, mtime)
 			i.epoch++
-			i.asked.Store(0)
+			i.known.Store(false)
 			return attrs{}, err
 		}
-		i.take(&a)
-		return attrs{a, true}, nil
+		i.take(&a.Attr)
+		return attrs{Attr: a.Attr, fresh: true}, nil
 	})
 }
 
@@ -166,13 +167,13 @@ func (i *inode) fallocate(ctx context.Context, mode uint32, off, n int64) error 
 func (i *inode) zero(ctx context.Context, off, end int64) error {
 	for off < end {
 		n := min(end-off, int64(len(zeros)))
-		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, off, n)
+		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, off, n, false)
 		if err != nil {
 			return byID(i.id, err)
 		}
 		if seg != nil {
 			n = min(n, seg.End()-off)
-			if _, err := i.write(ctx, zeros[:n], off, layout.Unstable, false, nil); err != nil {
+			if _, err := i.write(ctx, zeros[:n], off, layout.Unstable, &terms{}, nil); err != nil {
 				return err
 			}
 		}

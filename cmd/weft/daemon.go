@@ -104,9 +104,19 @@ func (d *daemon) start(ctx context.Context) error {
 			}
 			return nil
 		},
-		OnReset: func(ctx context.Context) {
+		OnLeaseRecall: func(ctx context.Context, items []metarpc.LeaseItem) {
 			if f := front.Load(); f != nil {
-				f.OnReset(ctx)
+				f.OnLeaseRecall(ctx, items)
+			}
+		},
+		OnSizeQuery: func(ctx context.Context, ids []layout.FileID) {
+			if f := front.Load(); f != nil {
+				f.OnSizeQuery(ctx, ids)
+			}
+		},
+		OnReset: func(ctx context.Context, lost bool) {
+			if f := front.Load(); f != nil {
+				f.OnReset(ctx, lost)
 			}
 		},
 	})
@@ -121,7 +131,7 @@ func (d *daemon) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.fsys, err = fs.New(fs.Config{Meta: d.meta, Data: d.data, Root: root})
+	d.fsys, err = fs.New(fs.Config{Meta: d.meta, Data: d.data, Root: root, CachePages: d.cfg.options.cache == cacheLease})
 	if err != nil {
 		return err
 	}
@@ -141,14 +151,14 @@ func (d *daemon) lookupRoot(ctx context.Context) (layout.FileID, error) {
 	at := "/"
 	for _, name := range strings.FieldsFunc(d.cfg.source.dir, func(r rune) bool { return r == '/' }) {
 		at = path.Join(at, name)
-		attr, err := d.meta.Lookup(ctx, metarpc.Cred{}, id, name)
+		found, err := d.meta.Lookup(ctx, metarpc.Cred{}, id, name)
 		if err != nil {
 			return 0, fmt.Errorf("directory %s of the volume: %w", at, err)
 		}
-		if attr.Mode&unix.S_IFMT != unix.S_IFDIR {
+		if found.Attr.Mode&unix.S_IFMT != unix.S_IFDIR {
 			return 0, fmt.Errorf("%s of the volume is not a directory", at)
 		}
-		id = attr.ID
+		id = found.Attr.ID
 	}
 	return id, nil
 }
