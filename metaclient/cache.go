@@ -30,6 +30,8 @@ type cache struct {
 
 type cached struct {
 	id layout.FileID
+	// appends says that the service relies on the session writing only where Reserve has said.
+	appends bool
 	// layout is replaced, never changed: callers have pointers into it.
 	layout layout.Layout
 }
@@ -41,11 +43,12 @@ func (k *cache) len() int {
 }
 
 // find returns a segment for the byte at off, of those that cover part of the n bytes there the one that covers most.
-func (k *cache) find(id layout.FileID, mode layout.IOMode, off, n int64) *layout.Segment {
+// Layouts for appends are for writing only if appendOnly is set.
+func (k *cache) find(id layout.FileID, mode layout.IOMode, off, n int64, appendOnly bool) *layout.Segment {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	e := k.files[id]
-	if e == nil {
+	if e == nil || mode == layout.IOModeRW && !appendOnly && e.Value.(*cached).appends {
 		return nil
 	}
 	k.order.MoveToFront(e)
@@ -53,8 +56,9 @@ func (k *cache) find(id layout.FileID, mode layout.IOMode, off, n int64) *layout
 	return s
 }
 
-// add takes granted segments in, in place of those that they make useless.
-func (k *cache) add(id layout.FileID, granted []layout.Segment) {
+// add takes granted segments in, in place of those that they make useless. appendOnly says that they were asked for for
+// appends; once others were asked for, too, the service no longer relies on there being nothing else.
+func (k *cache) add(id layout.FileID, granted []layout.Segment, appendOnly bool) {
 	if len(granted) == 0 {
 		return
 	}
@@ -73,6 +77,10 @@ func (k *cache) add(id layout.FileID, granted []layout.Segment) {
 	}
 	k.order.MoveToFront(e)
 	f := e.Value.(*cached)
+	writes := func(s layout.Segment) bool { return s.IOMode == layout.IOModeRW }
+	if slices.ContainsFunc(granted, writes) {
+		f.appends = appendOnly && (f.appends || !slices.ContainsFunc(f.layout.Segments, writes))
+	}
 	segments := slices.Clone(granted)
 	for _, old := range f.layout.Segments {
 		if !slices.ContainsFunc(granted, func(s layout.Segment) bool { return replaces(&s, &old) }) {
@@ -123,20 +131,22 @@ func (k *cache) clear() {
 }
 
 // CachedLayout returns a segment that may be used for mode and holds off; of the n bytes there it may cover only the
-// first. nil means that Layout must be asked. It does no I/O and allocates nothing. The segment is shared: read only.
+// first. nil means that Layout must be asked, as it must for each append of a file that is only appended to. It does no
+// I/O and allocates nothing. The segment is shared: read only.
 func (c *Client) CachedLayout(id layout.FileID, mode layout.IOMode, off, n int64) *layout.Segment {
-	return c.cache.find(id, mode, off, n)
+	return c.cache.find(id, mode, off, n, false)
 }
 
 // Layout is CachedLayout that asks the service for what is not known, and waits while no data server can take the
 // file. nil without an error is a hole, which only a read can meet. Holes are not remembered: somebody may fill them.
-func (c *Client) Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64) (*layout.Segment, error) {
+// appendOnly is for writes to where Reserve has said.
+func (c *Client) Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, appendOnly bool) (*layout.Segment, error) {
 	var retry backoff
 	for {
-		if s := c.cache.find(id, mode, off, n); s != nil {
+		if s := c.cache.find(id, mode, off, n, appendOnly); s != nil {
 			return s, nil
 		}
-		found, err := c.layoutGet(ctx, id, mode, off, n)
+		found, err := c.layoutGet(ctx, id, mode, off, n, appendOnly)
 		var status *metarpc.Error
 		switch {
 		case err == nil && found: // look again: it may have been recalled since
@@ -155,14 +165,14 @@ func (c *Client) Layout(ctx context.Context, id layout.FileID, mode layout.IOMod
 }
 
 // layoutGet asks the service once, and reports whether what it granted holds off.
-func (c *Client) layoutGet(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64) (bool, error) {
+func (c *Client) layoutGet(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, appendOnly bool) (bool, error) {
 	if err := c.grants.take(ctx, id); err != nil {
 		return false, c.wrap(metarpc.OpLayoutGet, err)
 	}
 	if mode == layout.IOModeRead {
 		n = layout.ToEOF // asking makes nothing, so have it all; asking to write does
 	}
-	args := &metarpc.LayoutGetArgs{ID: id, IOMode: mode, Off: off, Len: n}
+	args := &metarpc.LayoutGetArgs{ID: id, IOMode: mode, Off: off, Len: n, Append: appendOnly}
 	var found bool
 	var bad error
 	err := c.do(ctx, metarpc.OpLayoutGet, metarpc.Cred{}, args, nil, func(o *outcome) {
@@ -175,7 +185,7 @@ func (c *Client) layoutGet(ctx context.Context, id layout.FileID, mode layout.IO
 		default:
 			var granted []layout.Segment
 			granted, bad = decodeLayout(o.raw)
-			c.cache.add(id, granted)
+			c.cache.add(id, granted, appendOnly)
 			c.grants.end(id, len(granted) > 0)
 			l := layout.Layout{Segments: granted}
 			s, _ := l.Find(mode, off, 1)

@@ -11,63 +11,74 @@ import (
 
 // The calls by name. Those without a credential are the same for everybody.
 
-func (c *Client) attr(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args any) (metarpc.Attr, error) {
+func (c *Client) attr(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args any) (Answer, error) {
 	var r metarpc.AttrResult
 	err := c.do(ctx, op, cred, args, &r, nil)
-	return r.Attr, err
+	return Answer{Attr: r.Attr}, err
 }
 
-func (c *Client) GetAttr(ctx context.Context, id layout.FileID) (metarpc.Attr, error) {
+func (c *Client) GetAttr(ctx context.Context, id layout.FileID) (Answer, error) {
 	return c.attr(ctx, metarpc.OpGetAttr, metarpc.Cred{}, &metarpc.IDArgs{ID: id})
 }
 
-func (c *Client) SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.SetAttrArgs) (metarpc.Attr, error) {
+func (c *Client) SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.SetAttrArgs) (Answer, error) {
 	return c.attr(ctx, metarpc.OpSetAttr, cred, args)
 }
 
-func (c *Client) Lookup(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string) (metarpc.Attr, error) {
+func (c *Client) Lookup(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string) (Answer, error) {
 	var r metarpc.LookupResult
 	err := c.do(ctx, metarpc.OpLookup, cred, &metarpc.NameArgs{Parent: parent, Name: name}, &r, nil)
 	if err == nil && r.Attr.ID == 0 {
 		err = &metarpc.Error{Op: metarpc.OpLookup, Status: metarpc.Status(syscall.ENOENT)}
 	}
-	return r.Attr, err
+	return Answer{Attr: r.Attr}, err
 }
 
 // Create makes a regular file or finds it, and opens it as Open does.
-func (c *Client) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (metarpc.CreateResult, error) {
+func (c *Client) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (a Answer, created bool, err error) {
+	r, err := c.create(ctx, metarpc.OpCreate, cred, args)
+	if err != nil {
+		return Answer{}, false, err
+	}
+	if r.Created {
+		return Answer{Attr: r.Attr}, true, nil
+	}
+	// A Close of a file that was there may have been outstanding, and been executed after this call. Open waits for it.
+	a, err = c.Open(ctx, cred, &metarpc.OpenArgs{ID: r.Attr.ID, Access: args.Access})
+	if err != nil {
+		c.opens.stray(r.Attr.ID)
+	}
+	return a, false, err
+}
+
+// TmpFile makes a regular file without a name, and opens it as Open does.
+func (c *Client) TmpFile(ctx context.Context, cred metarpc.Cred, args *metarpc.TmpFileArgs) (Answer, error) {
+	r, err := c.create(ctx, metarpc.OpTmpFile, cred, args)
+	return Answer{Attr: r.Attr}, err
+}
+
+func (c *Client) create(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args any) (metarpc.CreateResult, error) {
 	var r metarpc.CreateResult
-	err := c.do(ctx, metarpc.OpCreate, cred, args, &r, func(o *outcome) {
+	err := c.do(ctx, op, cred, args, &r, func(o *outcome) {
 		if o.err != nil || o.status != metarpc.StatusOK || !o.abandoned {
 			return
 		}
 		var r metarpc.CreateResult
-		if metarpc.DecodeResult(metarpc.OpCreate, o.raw, &r) == nil {
+		if metarpc.DecodeResult(op, o.raw, &r) == nil {
 			c.opens.stray(r.Attr.ID)
 		}
 	})
-	if err != nil {
-		return metarpc.CreateResult{}, err
+	if err == nil && r.Created {
+		c.opens.hold(r.Attr.ID) // nobody else can have known it, so no Close of it is outstanding
 	}
-	id := r.Attr.ID
-	if r.Created {
-		c.opens.hold(id) // nobody else can have known it, so no Close of it is outstanding
-		return r, nil
-	}
-	// A Close of a file that was there may have been outstanding, and been executed after this call. Open waits for it.
-	r.Attr, err = c.Open(ctx, cred, id)
-	if err != nil {
-		c.opens.stray(id)
-		return metarpc.CreateResult{}, err
-	}
-	return r, nil
+	return r, err
 }
 
-func (c *Client) MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc.MakeNodeArgs) (metarpc.Attr, error) {
+func (c *Client) MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc.MakeNodeArgs) (Answer, error) {
 	return c.attr(ctx, metarpc.OpMakeNode, cred, args)
 }
 
-func (c *Client) Link(ctx context.Context, cred metarpc.Cred, id, parent layout.FileID, name string) (metarpc.Attr, error) {
+func (c *Client) Link(ctx context.Context, cred metarpc.Cred, id, parent layout.FileID, name string) (Answer, error) {
 	return c.attr(ctx, metarpc.OpLink, cred, &metarpc.LinkArgs{ID: id, Parent: parent, Name: name})
 }
 
@@ -81,16 +92,21 @@ func (c *Client) Rename(ctx context.Context, cred metarpc.Cred, args *metarpc.Re
 }
 
 // ReadDir reads a page of about limit entries, those whose cookies are greater than cookie, in the order of their cookies.
-func (c *Client) ReadDir(ctx context.Context, cred metarpc.Cred, id layout.FileID, cookie uint64, limit int) (*metarpc.ReadDirResult, error) {
-	r := new(metarpc.ReadDirResult)
+func (c *Client) ReadDir(ctx context.Context, cred metarpc.Cred, id layout.FileID, cookie uint64, limit int) (*DirPage, error) {
+	var r metarpc.ReadDirResult
 	args := &metarpc.ReadDirArgs{ID: id, Cookie: cookie, Limit: limit}
-	if err := c.do(ctx, metarpc.OpReadDir, cred, args, r, nil); err != nil {
+	if err := c.do(ctx, metarpc.OpReadDir, cred, args, &r, nil); err != nil {
 		return nil, err
 	}
 	if len(r.Entries) > 0 && r.Entries[0].Cookie <= cookie { // or a reader would go round for ever
 		return nil, fmt.Errorf("%w: directory %d, cookie %d after %d", metarpc.ErrMalformed, id, r.Entries[0].Cookie, cookie)
 	}
-	return r, nil
+	page := &DirPage{Entries: make([]DirEntry, len(r.Entries)), EOF: r.EOF}
+	for i := range r.Entries {
+		e := &r.Entries[i]
+		page.Entries[i] = DirEntry{Name: e.Name, Cookie: e.Cookie, Answer: Answer{Attr: e.Attr}}
+	}
+	return page, nil
 }
 
 func (c *Client) ReadLink(ctx context.Context, cred metarpc.Cred, id layout.FileID) (string, error) {
@@ -123,19 +139,20 @@ func (c *Client) RemoveXattr(ctx context.Context, cred metarpc.Cred, id layout.F
 
 // Open makes the service keep the file, should it lose its last name, until Release or the end of the session. Opens
 // are not counted: one Release ends them all.
-func (c *Client) Open(ctx context.Context, cred metarpc.Cred, id layout.FileID) (metarpc.Attr, error) {
+func (c *Client) Open(ctx context.Context, cred metarpc.Cred, args *metarpc.OpenArgs) (Answer, error) {
+	id := args.ID
 	if err := c.opens.take(ctx, id); err != nil {
-		return metarpc.Attr{}, c.wrap(metarpc.OpOpen, err)
+		return Answer{}, c.wrap(metarpc.OpOpen, err)
 	}
 	var r metarpc.AttrResult
-	err := c.do(ctx, metarpc.OpOpen, cred, &metarpc.OpenArgs{ID: id}, &r, func(o *outcome) {
+	err := c.do(ctx, metarpc.OpOpen, cred, args, &r, func(o *outcome) {
 		ok := o.err == nil && o.status == metarpc.StatusOK
 		if ok && o.abandoned {
 			c.opens.stray(id)
 		}
 		c.opens.end(id, ok && !o.abandoned)
 	})
-	return r.Attr, err
+	return Answer{Attr: r.Attr}, err
 }
 
 // Release follows Open and Create when the last user of the file is gone. It does not wait; the service hears of it soon.
@@ -158,6 +175,13 @@ func (c *Client) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport,
 		attrs, reports = append(attrs, r.Attrs...), reports[n:]
 	}
 	return attrs, nil
+}
+
+// Reserve makes a file n bytes longer, for an append, and returns where they are.
+func (c *Client) Reserve(ctx context.Context, id layout.FileID, n int64) (off int64, err error) {
+	var r metarpc.ReserveResult
+	err = c.do(ctx, metarpc.OpReserve, metarpc.Cred{}, &metarpc.ReserveArgs{ID: id, Len: n}, &r, nil)
+	return r.Off, err
 }
 
 func (c *Client) DescribeLayout(ctx context.Context, id layout.FileID) (*metarpc.Described, error) {

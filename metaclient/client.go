@@ -28,10 +28,18 @@ type Config struct {
 	// once. Its calls must be made with ctx, which gives them slots when all others are taken. nil = there is never
 	// anything to do.
 	OnRecall func(ctx context.Context, id layout.FileID, off, n int64) error
-	// OnReset is called, in a goroutine of its own, after a new session had to be begun or the service was restarted:
-	// provisional sizes must be reported again. Files that are open have been opened again before. Cached layouts are gone.
-	// Its calls must be made with ctx, which ends when the client is closed or the next reset comes. nil = nothing to do.
-	OnReset func(ctx context.Context)
+	// OnLeaseRecall makes the kernel forget what it keeps of these inodes. What the client keeps of them is gone before. The
+	// recall is answered when it returns. It is also called with all that there was a lease on when the leases are lost with
+	// the session or the instance of the service. As OnRecall, it is called in a goroutine of its own and makes its calls
+	// with ctx; recalls of one inode, by either, come one after the other. nil = there is never anything to do.
+	OnLeaseRecall func(ctx context.Context, items []metarpc.LeaseItem)
+	// OnSizeQuery reports, by a provisional LayoutCommit, what has been written to these files. It is called like OnRecall.
+	OnSizeQuery func(ctx context.Context, ids []layout.FileID)
+	// OnReset is called, in a goroutine of its own, after a new session had to be begun (lost: what others were kept from
+	// changing until then may have been changed, locks are gone) or the service was restarted: provisional sizes must be
+	// reported again. Files that are open have been opened again before. Cached layouts are gone. Its calls must be made with
+	// ctx, which ends when the client is closed or the next reset comes. nil = nothing to do.
+	OnReset func(ctx context.Context, lost bool)
 }
 
 // Client is a session with the metadata service. Its methods may be called by many goroutines.
@@ -60,7 +68,9 @@ type Client struct {
 	since       time.Time // when the connection was made or lost
 	problem     error     // why there is no connection
 	reconnects  int
-	recalls     int // being answered
+	recalls     int                             // being answered
+	recalling   map[layout.FileID]chan struct{} // closed when the last recall of the inode is done
+	lost        bool                            // a session was, and OnReset has not returned since
 	cancelReset context.CancelFunc
 	resetDone   chan struct{} // of the last reset
 }
@@ -105,7 +115,7 @@ func start(ctx context.Context, cfg Config, dial func(context.Context, string) (
 	c := &Client{
 		cfg: cfg, log: cfg.Log, dial: dial,
 		chores: make(chan struct{}, 1), begun: make(chan struct{}),
-		cache: cache{limit: cacheFiles},
+		cache: cache{limit: cacheFiles}, recalling: map[layout.FileID]chan struct{}{},
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.opens.wake, c.grants.wake = c.wakeJanitor, c.wakeJanitor
@@ -246,11 +256,15 @@ func (c *Client) install(cn *conn) {
 	}
 	for _, sl := range c.session.slots {
 		if sl.outstanding {
+			if sl.op == metarpc.OpReclaimComplete && reset {
+				sl.renewInstead()
+			}
 			cn.queue(sl)
 		}
 	}
 	c.conn, c.since, c.problem = cn, time.Now(), nil
 	if reset {
+		c.lost = c.lost || fresh
 		c.startReset()
 	}
 }
@@ -261,7 +275,7 @@ func (c *Client) startReset() {
 		c.cancelReset()
 	}
 	ctx, cancel := context.WithCancel(prior(c.ctx))
-	before, done := c.resetDone, make(chan struct{})
+	before, done, lost := c.resetDone, make(chan struct{}), c.lost
 	c.cancelReset, c.resetDone = cancel, done
 	// Owns the reclaiming after this reset; ends with it, with the next reset, or with c.ctx.
 	c.tasks.Go(func() {
@@ -272,7 +286,15 @@ func (c *Client) startReset() {
 		}
 		c.reclaim(ctx)
 		if c.cfg.OnReset != nil && ctx.Err() == nil {
-			c.cfg.OnReset(ctx)
+			c.cfg.OnReset(ctx, lost)
+		}
+		c.mu.Lock()
+		if ctx.Err() == nil { // or the next reset goes on with it
+			c.lost = false
+		}
+		c.mu.Unlock()
+		if err := c.do(ctx, metarpc.OpReclaimComplete, metarpc.Cred{}, &metarpc.Empty{}, nil, nil); err != nil && ctx.Err() == nil {
+			c.log.Error("metadata service: reclaiming", "err", err)
 		}
 	})
 }

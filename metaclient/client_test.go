@@ -50,14 +50,16 @@ func (m *mkdirs) handle(op metarpc.Op, args any) (metarpc.Status, any) {
 		return metarpc.StatusOK, &metarpc.AttrResult{Attr: metarpc.Attr{ID: idOf(a.Name)}}
 	case *metarpc.IDArgs:
 		return metarpc.StatusOK, &metarpc.AttrResult{Attr: metarpc.Attr{ID: a.ID}}
+	case *metarpc.OpenArgs:
+		return metarpc.StatusOK, &metarpc.AttrResult{Attr: metarpc.Attr{ID: a.ID}}
 	}
 	return metarpc.StatusOK, nil
 }
 
 func mkdir(ctx context.Context, c *Client, name string) error {
-	attr, err := c.MakeNode(ctx, metarpc.Cred{UID: 1}, &metarpc.MakeNodeArgs{Parent: 1, Name: name, Mode: syscall.S_IFDIR | 0o755})
-	if err == nil && attr.ID != idOf(name) {
-		err = fmt.Errorf("mkdir %s: got the answer of another call, inode %d", name, attr.ID)
+	a, err := c.MakeNode(ctx, metarpc.Cred{UID: 1}, &metarpc.MakeNodeArgs{Parent: 1, Name: name, Mode: syscall.S_IFDIR | 0o755})
+	if err == nil && a.Attr.ID != idOf(name) {
+		err = fmt.Errorf("mkdir %s: got the answer of another call, inode %d", name, a.Attr.ID)
 	}
 	return err
 }
@@ -378,8 +380,8 @@ func TestSessionLost(t *testing.T) {
 		}
 		resets := make(chan [16]byte, 10)
 		var c *Client
-		c = connected(t, s, Config{OnReset: func(context.Context) { resets <- c.Instance() }})
-		if _, err := c.Open(t.Context(), metarpc.Cred{}, 77); err != nil {
+		c = connected(t, s, Config{OnReset: func(context.Context, bool) { resets <- c.Instance() }})
+		if _, err := c.Open(t.Context(), metarpc.Cred{}, &metarpc.OpenArgs{ID: 77}); err != nil {
 			t.Fatal(err)
 		}
 		session := c.State().Session
@@ -387,9 +389,9 @@ func TestSessionLost(t *testing.T) {
 		sent, idempotent := make(chan error), make(chan error)
 		go func() { sent <- mkdir(t.Context(), c, "sent") }()
 		go func() {
-			attr, err := c.GetAttr(t.Context(), 5)
-			if err == nil && attr.ID != 5 {
-				err = fmt.Errorf("inode %d", attr.ID)
+			a, err := c.GetAttr(t.Context(), 5)
+			if err == nil && a.Attr.ID != 5 {
+				err = fmt.Errorf("inode %d", a.Attr.ID)
 			}
 			idempotent <- err
 		}()
@@ -459,7 +461,7 @@ func TestShutdownReply(t *testing.T) {
 			return metarpc.StatusOK
 		}
 		resets := 0
-		c := connected(t, s, Config{OnReset: func(context.Context) { resets++ }})
+		c := connected(t, s, Config{OnReset: func(context.Context, bool) { resets++ }})
 		session := c.State().Session
 		began := time.Now()
 		if err := mkdir(t.Context(), c, "d"); err != nil || m.count["d"] != 1 {
@@ -481,19 +483,19 @@ func TestRestart(t *testing.T) {
 		s.handle = layouts(t, nil)
 		reset := make(chan struct{}, 10)
 		var c *Client
-		c = connected(t, s, Config{OnReset: func(ctx context.Context) {
+		c = connected(t, s, Config{OnReset: func(ctx context.Context, lost bool) {
 			if _, err := c.LayoutCommit(ctx, []metarpc.SizeReport{{ID: 9, End: 1}}, true); err != nil {
 				t.Errorf("report: %v", err)
 			}
 			reset <- struct{}{}
 		}})
 		for id := range layout.FileID(30) {
-			if _, err := c.Open(t.Context(), metarpc.Cred{}, id+10); err != nil {
+			if _, err := c.Open(t.Context(), metarpc.Cred{}, &metarpc.OpenArgs{ID: id + 10}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		c.Release(10)
-		if _, err := c.Layout(t.Context(), 9, layout.IOModeRW, 0, 1); err != nil {
+		if _, err := c.Layout(t.Context(), 9, layout.IOModeRW, 0, 1, false); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Second)
@@ -527,7 +529,7 @@ func TestResetsInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newService(t)
 		running, runs := 0, 0
-		c := connected(t, s, Config{OnReset: func(ctx context.Context) {
+		c := connected(t, s, Config{OnReset: func(ctx context.Context, lost bool) {
 			running++
 			runs++
 			if running > 1 {
@@ -713,7 +715,7 @@ func TestBadResult(t *testing.T) {
 		if _, err := c.LayoutCommit(ctx, []metarpc.SizeReport{{ID: 1}}, false); !errors.Is(err, metarpc.ErrMalformed) {
 			t.Errorf("other reports: %v", err)
 		}
-		if _, err := c.Layout(ctx, 1, layout.IOModeRead, 0, 1); !errors.Is(err, metarpc.ErrMalformed) {
+		if _, err := c.Layout(ctx, 1, layout.IOModeRead, 0, 1, false); !errors.Is(err, metarpc.ErrMalformed) {
 			t.Errorf("layout: %v", err)
 		}
 		if r, err := c.StatFS(ctx); err != nil || r.Free != 1<<40 {
@@ -750,7 +752,7 @@ func TestStatusError(t *testing.T) {
 		if !errors.As(err, &status) || status.Errno() != syscall.ENOENT || status.Op != metarpc.OpLookup {
 			t.Error(err)
 		}
-		if _, err := c.Open(t.Context(), metarpc.Cred{}, 7); err == nil {
+		if _, err := c.Open(t.Context(), metarpc.Cred{}, &metarpc.OpenArgs{ID: 7}); err == nil {
 			t.Error("opened")
 		}
 		time.Sleep(time.Minute)
@@ -878,6 +880,9 @@ func TestCalls(t *testing.T) {
 			case *metarpc.AttrResult:
 				r.Attr = attr
 				return metarpc.StatusOK, r
+			case *metarpc.LookupResult:
+				r.Attr = attr
+				return metarpc.StatusOK, r
 			case *metarpc.BytesResult:
 				r.Value = []byte("value")
 				return metarpc.StatusOK, r
@@ -902,7 +907,7 @@ func TestCalls(t *testing.T) {
 		}
 		c := connected(t, s, Config{})
 		ctx, cred := t.Context(), metarpc.Cred{UID: 5}
-		number := func(a metarpc.Attr, err error) (any, error) { return a.ID, err }
+		number := func(a Answer, err error) (any, error) { return a.Attr.ID, err }
 		for _, call := range []struct {
 			name string
 			do   func() (any, error)
@@ -912,10 +917,12 @@ func TestCalls(t *testing.T) {
 			{"getattr", func() (any, error) { return number(c.GetAttr(ctx, 7)) }, layout.FileID(42), "&{ID:7}"},
 			{"setattr", func() (any, error) {
 				return number(c.SetAttr(ctx, cred, &metarpc.SetAttrArgs{ID: 7, Mask: metarpc.SetSize, Size: 3}))
-			}, layout.FileID(42), "&{ID:7 Mask:8 Mode:0 UID:0 GID:0 Size:3 Atime:0 Mtime:0}"},
+			}, layout.FileID(42), "&{ID:7 Mask:8 Mode:0 UID:0 GID:0 Size:3 Atime:0 Mtime:0 Open:false}"},
 			{"lookup", func() (any, error) { return number(c.Lookup(ctx, cred, 1, "n")) }, layout.FileID(42), "&{Parent:1 Name:n}"},
 			{"link", func() (any, error) { return number(c.Link(ctx, cred, 7, 1, "n")) }, layout.FileID(42), "&{ID:7 Parent:1 Name:n}"},
-			{"open", func() (any, error) { return number(c.Open(ctx, cred, 7)) }, layout.FileID(42), "&{ID:7}"},
+			{"open", func() (any, error) {
+				return number(c.Open(ctx, cred, &metarpc.OpenArgs{ID: 7, Access: metarpc.AccessRead}))
+			}, layout.FileID(42), "&{ID:7 Access:4 Reclaim:false}"},
 			{"remove", func() (any, error) { return nil, c.Remove(ctx, cred, 1, "n", true) }, nil, "&{Parent:1 Name:n Dir:true}"},
 			{"rename", func() (any, error) {
 				return nil, c.Rename(ctx, cred, &metarpc.RenameArgs{OldParent: 1, OldName: "a", NewParent: 2, NewName: "b", Flags: 1})
@@ -950,7 +957,7 @@ func TestCalls(t *testing.T) {
 				}
 				attrs, err := c.LayoutCommit(ctx, reports, true)
 				return fmt.Sprint(len(attrs), attrs[0].ID, attrs[metarpc.MaxBatch].ID), err
-			}, fmt.Sprint(metarpc.MaxBatch+1, 42, 42), fmt.Sprintf("&{Reports:[{ID:%d End:0 Mtime:0}] Provisional:true}", metarpc.MaxBatch+1)},
+			}, fmt.Sprint(metarpc.MaxBatch+1, 42, 42), fmt.Sprintf("&{Reports:[{ID:%d End:0 Mtime:0 Atime:0}] Provisional:true}", metarpc.MaxBatch+1)},
 		} {
 			result, err := call.do()
 			args := strings.ReplaceAll(fmt.Sprintf("%+v", got), "_msgpack:{} ", "")

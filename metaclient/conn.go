@@ -223,7 +223,7 @@ func (c *Client) tick(cn *conn) error {
 	if sl.frame, err = metarpc.AppendCall(sl.frame[:0], h, &metarpc.Empty{}); err != nil {
 		return err
 	}
-	c.submit(s, sl, metarpc.OpRenew, nil, true)
+	c.submit(c.ctx, s, sl, metarpc.OpRenew, nil, true)
 	return nil
 }
 
@@ -295,7 +295,6 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 	if err != nil {
 		return err
 	}
-	a := args.(*metarpc.LayoutRecallArgs) // there is no other callback, and ParseCallBack knows that
 	c.mu.Lock()
 	cn.received = true
 	busy := c.recalls >= maxRecalls
@@ -306,10 +305,31 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 	if busy {
 		return fmt.Errorf("the service sent more than %d callbacks without waiting for answers", maxRecalls)
 	}
-	c.cache.recall(a.ID, layout.Range{Off: a.Off, Len: a.Len})
-	// Owns the answer to one callback; ends when OnRecall does, whose context ends with c.ctx.
+	var answer func() metarpc.Status
+	switch a := args.(type) {
+	case *metarpc.LayoutRecallArgs:
+		c.cache.recall(a.ID, layout.Range{Off: a.Off, Len: a.Len})
+		answer = c.inOrder([]metarpc.LeaseItem{{ID: a.ID}}, func() metarpc.Status { return c.answer(a) })
+	case *metarpc.LeaseRecallArgs:
+		answer = c.inOrder(a.Items, func() metarpc.Status {
+			if c.cfg.OnLeaseRecall != nil {
+				c.cfg.OnLeaseRecall(prior(c.ctx), a.Items)
+			}
+			return metarpc.StatusOK
+		})
+	case *metarpc.SizeQueryArgs:
+		answer = func() metarpc.Status {
+			if c.cfg.OnSizeQuery != nil {
+				c.cfg.OnSizeQuery(prior(c.ctx), a.IDs)
+			}
+			return metarpc.StatusOK
+		}
+	default:
+		return fmt.Errorf("%w: callback %v, which this client does not answer", metarpc.ErrMalformed, h.Op)
+	}
+	// Owns the answer to one callback; ends when what the callback asks for is done, whose context ends with c.ctx.
 	c.tasks.Go(func() {
-		b, err := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: h.Number, Status: c.answer(a)})
+		b, err := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: h.Number, Status: answer()})
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.recalls--
@@ -318,6 +338,37 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 		}
 	})
 	return nil
+}
+
+// inOrder returns a function that runs f when all earlier ones that inOrder returned for one of the inodes have ended.
+// It must be called.
+func (c *Client) inOrder(items []metarpc.LeaseItem, f func() metarpc.Status) func() metarpc.Status {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var before []chan struct{}
+	mine := make(chan struct{})
+	for _, it := range items {
+		if last := c.recalling[it.ID]; last != nil && last != mine {
+			before = append(before, last)
+		}
+		c.recalling[it.ID] = mine
+	}
+	return func() metarpc.Status {
+		for _, ch := range before {
+			<-ch
+		}
+		defer func() {
+			close(mine)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			for _, it := range items {
+				if c.recalling[it.ID] == mine {
+					delete(c.recalling, it.ID)
+				}
+			}
+		}()
+		return f()
+	}
 }
 
 // answer does what a recall asks for.

@@ -38,7 +38,7 @@ func layouts(t *testing.T, get func(*metarpc.LayoutGetArgs) (metarpc.Status, *me
 				return metarpc.StatusOK, &metarpc.LayoutResult{Segments: []metarpc.Segment{segment(0, unit, a.IOMode)}}
 			}
 			return metarpc.StatusOK, &metarpc.LayoutResult{Segments: []metarpc.Segment{segment(0, layout.ToEOF, a.IOMode)}}
-		case *metarpc.IDArgs:
+		case *metarpc.OpenArgs:
 			return metarpc.StatusOK, &metarpc.AttrResult{Attr: metarpc.Attr{ID: a.ID}}
 		case *metarpc.LayoutCommitArgs:
 			return metarpc.StatusOK, &metarpc.LayoutCommitResult{Attrs: make([]metarpc.Attr, len(a.Reports))}
@@ -73,7 +73,7 @@ func TestLayoutCache(t *testing.T) {
 		} {
 			asked = nil
 			before := c.CachedLayout(5, step.mode, step.off, step.n)
-			seg, err := c.Layout(t.Context(), 5, step.mode, step.off, step.n)
+			seg, err := c.Layout(t.Context(), 5, step.mode, step.off, step.n, false)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -87,7 +87,7 @@ func TestLayoutCache(t *testing.T) {
 		}
 		// A layout for reading is none for writing, and is asked for as a whole.
 		asked = nil
-		if _, err := c.Layout(t.Context(), 6, layout.IOModeRead, 7, 5); err != nil || asked[0] != fmt.Sprint("6 read 7+", layout.ToEOF) {
+		if _, err := c.Layout(t.Context(), 6, layout.IOModeRead, 7, 5, false); err != nil || asked[0] != fmt.Sprint("6 read 7+", layout.ToEOF) {
 			t.Errorf("%v, asked %q", err, asked)
 		}
 		if c.CachedLayout(6, layout.IOModeRW, 7, 5) != nil {
@@ -129,17 +129,17 @@ func TestHole(t *testing.T) {
 		})
 		c := connected(t, s, Config{})
 		for range 2 {
-			if seg, err := c.Layout(t.Context(), 5, layout.IOModeRead, unit, 10); seg != nil || err != nil {
+			if seg, err := c.Layout(t.Context(), 5, layout.IOModeRead, unit, 10, false); seg != nil || err != nil {
 				t.Errorf("hole: %v, %v", seg, err)
 			}
 		}
 		if n := s.executed(metarpc.OpLayoutGet); n != 2 {
 			t.Errorf("%d questions: a hole was remembered", n)
 		}
-		if seg, err := c.Layout(t.Context(), 5, layout.IOModeRead, 0, 10); seg == nil || err != nil {
+		if seg, err := c.Layout(t.Context(), 5, layout.IOModeRead, 0, 10, false); seg == nil || err != nil {
 			t.Errorf("data: %v, %v", seg, err)
 		}
-		if _, err := c.Layout(t.Context(), 5, layout.IOModeRW, unit, 10); !errors.Is(err, metarpc.ErrMalformed) {
+		if _, err := c.Layout(t.Context(), 5, layout.IOModeRW, unit, 10, false); !errors.Is(err, metarpc.ErrMalformed) {
 			t.Errorf("writing where nothing is granted: %v", err)
 		}
 	})
@@ -157,7 +157,7 @@ func TestLayoutUnavailable(t *testing.T) {
 		})
 		c := connected(t, s, Config{})
 		began := time.Now()
-		if _, err := c.Layout(t.Context(), 5, layout.IOModeRW, 0, 1); err != nil {
+		if _, err := c.Layout(t.Context(), 5, layout.IOModeRW, 0, 1, false); err != nil {
 			t.Error(err)
 		}
 		if took := time.Since(began); took < 5*time.Second || took > 20*time.Second {
@@ -166,7 +166,7 @@ func TestLayoutUnavailable(t *testing.T) {
 		n = -1000
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		_, err := c.Layout(ctx, 6, layout.IOModeRW, 0, 1)
+		_, err := c.Layout(ctx, 6, layout.IOModeRW, 0, 1, false)
 		var status *metarpc.Error
 		if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &status) || status.Status != metarpc.StatusLayoutUnavailable {
 			t.Error(err)
@@ -179,28 +179,28 @@ func TestCacheLimit(t *testing.T) {
 	k := cache{limit: 3}
 	whole := []layout.Segment{{Range: layout.Range{Len: layout.ToEOF}, IOMode: layout.IOModeRW}}
 	for id := range layout.FileID(5) {
-		k.add(id, whole)
-		k.find(0, layout.IOModeRW, 0, 1)
+		k.add(id, whole, false)
+		k.find(0, layout.IOModeRW, 0, 1, false)
 	}
 	for id, want := range map[layout.FileID]bool{0: true, 1: false, 2: false, 3: true, 4: true} {
-		if got := k.find(id, layout.IOModeRW, 0, 1) != nil; got != want {
+		if got := k.find(id, layout.IOModeRW, 0, 1, false) != nil; got != want {
 			t.Errorf("file %d: cached %t", id, got)
 		}
 	}
 	for i := range int64(2 * fileSegments) {
-		k.add(9, []layout.Segment{{Range: layout.Range{Off: i * 10, Len: 10}, IOMode: layout.IOModeRead}})
+		k.add(9, []layout.Segment{{Range: layout.Range{Off: i * 10, Len: 10}, IOMode: layout.IOModeRead}}, false)
 	}
 	if n := len(k.files[9].Value.(*cached).layout.Segments); n != fileSegments {
 		t.Errorf("%d segments of one file", n)
 	}
-	if k.find(9, layout.IOModeRead, 2*fileSegments*10-1, 1) == nil {
+	if k.find(9, layout.IOModeRead, 2*fileSegments*10-1, 1, false) == nil {
 		t.Error("the last one is not among them")
 	}
-	before := k.find(9, layout.IOModeRead, 2*fileSegments*10-1, 1)
+	before := k.find(9, layout.IOModeRead, 2*fileSegments*10-1, 1, false)
 	want := *before
-	k.add(9, whole)
+	k.add(9, whole, false)
 	k.recall(9, layout.Range{Off: 0, Len: 1})
-	if before.Range != want.Range || k.find(9, layout.IOModeRead, 5, 1) != nil {
+	if before.Range != want.Range || k.find(9, layout.IOModeRead, 5, 1, false) != nil {
 		t.Errorf("a segment in use has changed to %v, or was not recalled", before.Range)
 	}
 }
@@ -222,7 +222,7 @@ func TestRecall(t *testing.T) {
 			return <-work
 		}})
 		get := func(off int64) {
-			if _, err := c.Layout(t.Context(), 5, layout.IOModeRead, off, 1); err != nil {
+			if _, err := c.Layout(t.Context(), 5, layout.IOModeRead, off, 1, false); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -323,7 +323,7 @@ func TestTooManyRecalls(t *testing.T) {
 			return nil
 		}})
 		for i := range uint64(maxRecalls) {
-			s.recall(i, 5, 0, 1)
+			s.recall(i, layout.FileID(5+i), 0, 1)
 		}
 		synctest.Wait()
 		if !c.State().Connected || now.Load() != maxRecalls {
@@ -360,7 +360,7 @@ func TestOpenRelease(t *testing.T) {
 
 		// An Open whose caller has left is undone when its answer comes.
 		short, cancel := context.WithTimeout(ctx, time.Second)
-		if _, err := c.Open(short, metarpc.Cred{}, 5); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := c.Open(short, metarpc.Cred{}, &metarpc.OpenArgs{ID: 5}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
 		cancel()
@@ -369,10 +369,10 @@ func TestOpenRelease(t *testing.T) {
 		}
 		// But not if there is another caller by then.
 		short, cancel = context.WithTimeout(ctx, time.Second)
-		go c.Open(short, metarpc.Cred{}, 6)
+		go c.Open(short, metarpc.Cred{}, &metarpc.OpenArgs{ID: 6})
 		synctest.Wait()
 		opened := make(chan error)
-		go func() { _, err := c.Open(ctx, metarpc.Cred{}, 6); opened <- err }()
+		go func() { _, err := c.Open(ctx, metarpc.Cred{}, &metarpc.OpenArgs{ID: 6}); opened <- err }()
 		time.Sleep(2 * time.Second)
 		cancel()
 		close(gate)
@@ -404,12 +404,12 @@ func TestOpenRelease(t *testing.T) {
 
 		// Create opens. What was there before is opened once more, because its Close may be on the way.
 		opens := s.executed(metarpc.OpOpen)
-		made, err := c.Create(ctx, metarpc.Cred{}, &metarpc.CreateArgs{Parent: 1, Name: "new", Exclusive: true})
-		if err != nil || !c.opens.holds(made.Attr.ID) || s.executed(metarpc.OpOpen) != opens {
+		made, created, err := c.Create(ctx, metarpc.Cred{}, &metarpc.CreateArgs{Parent: 1, Name: "new", Exclusive: true})
+		if err != nil || !created || !c.opens.holds(made.Attr.ID) || s.executed(metarpc.OpOpen) != opens {
 			t.Errorf("new file: %v", err)
 		}
-		found, err := c.Create(ctx, metarpc.Cred{}, &metarpc.CreateArgs{Parent: 1, Name: "old"})
-		if err != nil || !c.opens.holds(found.Attr.ID) || s.executed(metarpc.OpOpen) != opens+1 {
+		found, created, err := c.Create(ctx, metarpc.Cred{}, &metarpc.CreateArgs{Parent: 1, Name: "old"})
+		if err != nil || created || !c.opens.holds(found.Attr.ID) || s.executed(metarpc.OpOpen) != opens+1 {
 			t.Errorf("old file: %v", err)
 		}
 	})
@@ -425,7 +425,7 @@ func TestAbandonedCreate(t *testing.T) {
 		c := connected(t, s, Config{})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := c.Create(ctx, metarpc.Cred{}, &metarpc.CreateArgs{Parent: 1, Name: "a", Exclusive: true}); !errors.Is(err, context.DeadlineExceeded) {
+		if _, _, err := c.Create(ctx, metarpc.Cred{}, &metarpc.CreateArgs{Parent: 1, Name: "a", Exclusive: true}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
 		close(gate)
@@ -482,7 +482,7 @@ func TestNeverBoth(t *testing.T) {
 		next := layouts(t, nil)
 		s.handle = func(op metarpc.Op, args any) (metarpc.Status, any) {
 			switch a := args.(type) {
-			case *metarpc.IDArgs:
+			case *metarpc.OpenArgs:
 				during(&opens[a.ID], false)
 			case *metarpc.LayoutGetArgs:
 				during(&grants[a.ID], false)
@@ -507,7 +507,7 @@ func TestNeverBoth(t *testing.T) {
 				for range 200 {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(roll(100))*time.Millisecond)
 					if roll(2) == 0 {
-						if _, err := c.Open(ctx, metarpc.Cred{}, id); err == nil {
+						if _, err := c.Open(ctx, metarpc.Cred{}, &metarpc.OpenArgs{ID: id}); err == nil {
 							wanted[id] = true
 						}
 					} else {
@@ -515,7 +515,7 @@ func TestNeverBoth(t *testing.T) {
 						wanted[id] = false
 					}
 					if roll(2) == 0 {
-						c.Layout(ctx, id, layout.IOModeRW, 0, 1)
+						c.Layout(ctx, id, layout.IOModeRW, 0, 1, false)
 					} else {
 						c.Forget(id)
 					}

@@ -163,11 +163,11 @@ func (c *Client) acquire(ctx context.Context) (*session, *slot, error) {
 }
 
 // submit makes a slot with a frame outstanding and queues it; abandoned says that nobody will wait. It reports false if
-// the session is over.
-func (c *Client) submit(s *session, sl *slot, op metarpc.Op, hook func(*outcome), abandoned bool) bool {
+// the session is over, or ctx with which the service is told that all is reclaimed: it could be another instance by now.
+func (c *Client) submit(ctx context.Context, s *session, sl *slot, op metarpc.Op, hook func(*outcome), abandoned bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.session != s {
+	if c.session != s || op == metarpc.OpReclaimComplete && ctx.Err() != nil {
 		return false
 	}
 	sl.op, sl.hook = op, hook
@@ -176,6 +176,17 @@ func (c *Client) submit(s *session, sl *slot, op metarpc.Op, hook func(*outcome)
 		c.conn.queue(sl)
 	}
 	return true
+}
+
+// renewInstead makes a Renew of an outstanding call. Nobody remembers the call: the service was restarted, and has no
+// record of calls that change nothing.
+func (sl *slot) renewInstead() {
+	h := metarpc.CallHeader{Slot: sl.number, Sequence: sl.sequence, Op: metarpc.OpRenew}
+	frame, err := metarpc.AppendCall(sl.frame[:0], h, &metarpc.Empty{})
+	if err != nil { // a frame of fixed size
+		panic(err)
+	}
+	sl.op, sl.frame = metarpc.OpRenew, frame
 }
 
 // abandon leaves an outstanding call to itself. It reports false if its outcome is already there or about to be.
@@ -218,7 +229,9 @@ func (c *Client) do(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args,
 			return never(c.wrap(op, err))
 		}
 		sl.sequence++
-		if !c.submit(s, sl, op, hook, false) {
+		if !c.submit(ctx, s, sl, op, hook, false) {
+			sl.sequence-- // it was not sent
+			sl.release()
 			continue
 		}
 		select {

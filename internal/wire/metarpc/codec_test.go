@@ -73,10 +73,41 @@ func tame(v any) any {
 	case *SetAttrArgs:
 		v.Mask &= setAll
 		v.Mode &= 0o7777
+	case *OpenArgs:
+		v.Access &= accessAll
 	case *CreateArgs:
 		v.Mode &= 0o7777
+		v.Umask &= 0o7777
+		v.Access &= accessAll
+	case *TmpFileArgs:
+		v.Mode &= 0o7777
+		v.Umask &= 0o7777
 	case *MakeNodeArgs:
 		v.Mode = v.Mode&0o7777 | syscall.S_IFLNK
+		v.Umask &= 0o7777
+	case *LockArgs:
+		v.Type, v.End = LockWrite, math.MaxInt64
+	case *LockResult:
+		v.Type, v.End = LockRead, math.MaxInt64
+	case *LeaseRecallArgs:
+		for i := range v.Items {
+			v.Items[i].Lease &= leaseAll
+		}
+	case *Attr:
+		v.Flags &= attrFlagsAll
+	case *AttrResult:
+		tame(&v.Attr)
+		v.Lease = LeaseAttrs
+	case *CreateResult:
+		tame(&v.Attr)
+		v.Lease = LeaseAttrs
+	case *LookupResult:
+		tame(&v.Attr)
+		v.Lease, v.Names = LeaseAttrs, LeaseNames
+	case *LayoutCommitResult:
+		for i := range v.Attrs {
+			tame(&v.Attrs[i])
+		}
 	case *RenameArgs:
 		v.Flags = RenameExchange
 	case *ReadDirArgs:
@@ -86,7 +117,10 @@ func tame(v any) any {
 	case *LayoutGetArgs:
 		v.IOMode = layout.IOModeRW
 	case *ReadDirResult:
+		v.Names = LeaseNames
 		for i := range v.Entries {
+			tame(&v.Entries[i].Attr)
+			v.Entries[i].Lease = LeaseAttrs
 			v.Entries[i].Cookie = math.MaxInt64 - uint64(len(v.Entries)) + uint64(i)
 		}
 	case *LayoutResult:
@@ -163,7 +197,7 @@ func TestRoundTrip(t *testing.T) {
 		same(t, "welcome", gotWelcome, welcome)
 
 		for op := Op(1); op < opEnd; op++ {
-			call := CallHeader{Slot: r.IntN(MaxSlots), Sequence: 1 + r.Uint64()>>1, Op: op, Cred: Cred{UID: r.Uint32() >> 1, GID: r.Uint32() >> 1}}
+			call := CallHeader{Slot: r.IntN(MaxSlots), Sequence: 1 + r.Uint64()>>1, Op: op, Cred: *filled(r, new(Cred)).(*Cred)}
 			args := filled(r, op.NewArgs())
 			if a, ok := args.(*XattrArgs); ok && op != OpSetXattr {
 				a.Value, a.Flags = nil, 0
@@ -235,17 +269,40 @@ func TestGolden(t *testing.T) {
 			"c410 00000000000000000000000000000000"},
 		{"call", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLookup, Cred: Cred{UID: 1000, GID: 100}}, &NameArgs{Parent: layout.RootID, Name: "a\xff"})
-		}, "0000000f" + "96 02 02 07 05 92cd03e864 92 01 a261ff"},
+		}, "00000011" + "96 02 02 07 05 94cd03e864c0c2 92 01 a261ff"},
+		{"call of a member of groups", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpRenew, Cred: Cred{UID: 1, GID: 2, Groups: []uint32{3, 1000}, ByUID: true}}, &Empty{})
+		}, "0000000f" + "96 02 02 07 01 94 01 02 9203cd03e8 c3 90"},
 		{"refusal", func() ([]byte, error) {
 			return AppendReply(nil, ReplyHeader{Slot: 2, Sequence: 7, Status: Status(syscall.ENOENT), Message: "no"}, nil)
 		}, "00000009" + "96 03 02 07 02 a26e6f c0"},
 		{"reply", func() ([]byte, error) {
 			return AppendReply(nil, ReplyHeader{Slot: 255, Sequence: 1}, &AttrResult{Attr: Attr{
-				ID: 3, Mode: 0o100644, Nlink: 1, UID: 1, GID: 2, Size: 1 << 32, Atime: -1, Mtime: 1 << 40, Ctime: 128, Btime: 65536}})
-		}, "0000002b" + "96 03 ccff 01 00 a0 91" + "9b 03 cd81a4 01 01 02 00 cf0000000100000000 ff cf0000010000000000 cc80 ce00010000"},
+				ID: 3, Mode: 0o100644, Nlink: 1, UID: 1, GID: 2, Size: 1 << 32, Atime: -1, Mtime: 1 << 40, Ctime: 128, Btime: 65536, Flags: AttrXattrs | AttrDefaultACL}, Lease: LeaseAttrs})
+		}, "0000002d" + "96 03 ccff 01 00 a0 92" + "9c 03 cd81a4 01 01 02 00 cf0000000100000000 ff cf0000010000000000 cc80 ce00010000 05 01"},
 		{"callback", func() ([]byte, error) {
 			return AppendCallBack(nil, BackHeader{Number: 9, Op: BackLayoutRecall}, &LayoutRecallArgs{ID: 5, Off: 4096, Len: layout.ToEOF})
 		}, "00000012" + "94 04 09 01 93 05 cd1000 cf7fffffffffffffff"},
+		{"lookup of nothing", func() ([]byte, error) {
+			return AppendReply(nil, ReplyHeader{Slot: 1, Sequence: 1}, &LookupResult{Names: LeaseNames})
+		}, "00000016" + "96 03 01 01 00 a0 93 9c000000000000000000000000 00 02"},
+		{"lock", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLock}, &LockArgs{
+				ID: 5, Owner: 9, Flock: true, Type: LockWrite, End: math.MaxInt64, PID: 77, Wait: true})
+		}, "0000001c" + "96 02 02 07 1d 940000c0c2 99 05 09 c3 02 00 cf7fffffffffffffff 4d c3 c2"},
+		{"lease recall", func() ([]byte, error) {
+			return AppendCallBack(nil, BackHeader{Number: 9, Op: BackLeaseRecall},
+				&LeaseRecallArgs{Items: []LeaseItem{{ID: 5, Lease: LeaseAttrs | LeaseNames}, {ID: 300, Lease: LeaseData}}})
+		}, "0000000e" + "94 04 09 02 91 92 920503 92cd012c04"},
+		{"size query", func() ([]byte, error) {
+			return AppendCallBack(nil, BackHeader{Number: 9, Op: BackSizeQuery}, &SizeQueryArgs{IDs: []layout.FileID{5, 6}})
+		}, "00000008" + "94 04 09 03 91 92 05 06"},
+		{"lock ready", func() ([]byte, error) {
+			return AppendCallBack(nil, BackHeader{Number: 9, Op: BackLockReady}, &LockReadyArgs{ID: 5, Owner: 6, Flock: true})
+		}, "00000008" + "94 04 09 04 93 05 06 c3"},
+		{"lease shrink", func() ([]byte, error) {
+			return AppendCallBack(nil, BackHeader{Number: 9, Op: BackLeaseShrink}, &LeaseShrinkArgs{Keep: 100})
+		}, "00000006" + "94 04 09 05 91 64"},
 		{"backreply", func() ([]byte, error) { return AppendBackReply(nil, BackReply{Number: 9, Status: StatusInternal}) },
 			"00000006" + "93 05 09 cd03f0"},
 		{"segments", func() ([]byte, error) {
@@ -317,6 +374,30 @@ func TestRefusedArguments(t *testing.T) {
 		{OpCreate, &CreateArgs{Parent: 1, Name: "a", Mode: 0o7777}, fine},
 		{OpCreate, &CreateArgs{Parent: 1, Name: "a", Mode: 0o100644}, bad},
 		{OpCreate, &CreateArgs{Parent: 1, Name: long}, tooLong},
+		{OpCreate, &CreateArgs{Parent: 1, Name: "a", Umask: 0o7777, Access: accessAll}, fine},
+		{OpCreate, &CreateArgs{Parent: 1, Name: "a", Umask: 0o10000}, bad},
+		{OpCreate, &CreateArgs{Parent: 1, Name: "a", Access: accessAll + 1}, bad},
+		{OpTmpFile, &TmpFileArgs{Parent: 1, Mode: 0o600, Umask: 0o22}, fine},
+		{OpTmpFile, &TmpFileArgs{Mode: 0o600}, bad},
+		{OpTmpFile, &TmpFileArgs{Parent: 1, Mode: syscall.S_IFREG}, bad},
+		{OpTmpFile, &TmpFileArgs{Parent: 1, Umask: 1 << 20}, bad},
+		{OpOpen, &OpenArgs{ID: 1, Access: AccessRead | AccessWrite | AccessExec, Reclaim: true}, fine},
+		{OpOpen, &OpenArgs{Access: AccessRead}, bad},
+		{OpOpen, &OpenArgs{ID: 1, Access: 8}, bad},
+		{OpLock, &LockArgs{ID: 1, Type: LockNone, Start: 5, End: 5}, fine},
+		{OpLock, &LockArgs{ID: 1, Type: LockWrite, End: math.MaxInt64}, fine},
+		{OpLock, &LockArgs{Type: LockWrite}, bad},
+		{OpLock, &LockArgs{ID: 1, Type: lockTypeEnd}, bad},
+		{OpLock, &LockArgs{ID: 1, Start: -1}, bad},
+		{OpTestLock, &LockArgs{ID: 1, Type: LockRead, Start: 2, End: 1}, bad},
+		{OpReserve, &ReserveArgs{ID: 1, Len: 1}, fine},
+		{OpReserve, &ReserveArgs{ID: 1}, bad},
+		{OpReserve, &ReserveArgs{ID: 1, Len: -1}, bad},
+		{OpReserve, &ReserveArgs{Len: 1}, bad},
+		{OpLeaseReturn, &LeaseReturnArgs{IDs: ids[1:]}, fine},
+		{OpLeaseReturn, &LeaseReturnArgs{IDs: ids}, bad},
+		{OpLeaseReturn, &LeaseReturnArgs{IDs: []layout.FileID{0}}, bad},
+		{OpReclaimComplete, &Empty{}, fine},
 		{OpLink, &LinkArgs{ID: 2, Parent: 1, Name: long}, tooLong},
 		{OpRemove, &RemoveArgs{Parent: 1, Name: long}, tooLong},
 		{OpRemove, &RemoveArgs{Parent: 1, Name: ".", Dir: true}, bad},
@@ -327,6 +408,7 @@ func TestRefusedArguments(t *testing.T) {
 		{OpMakeNode, &MakeNodeArgs{Parent: 1, Name: "a", Mode: 0o755}, bad},
 		{OpMakeNode, &MakeNodeArgs{Parent: 1, Name: "a", Mode: syscall.S_IFMT}, bad},
 		{OpMakeNode, &MakeNodeArgs{Parent: 1, Name: "a", Mode: syscall.S_IFDIR | 1<<20}, bad},
+		{OpMakeNode, &MakeNodeArgs{Parent: 1, Name: "a", Mode: syscall.S_IFDIR, Umask: 0o10000}, bad},
 		{OpMakeNode, &MakeNodeArgs{Parent: 1, Name: "a", Mode: syscall.S_IFDIR, Target: "b"}, bad},
 		{OpMakeNode, &MakeNodeArgs{Parent: 1, Name: "a", Mode: syscall.S_IFLNK}, bad},
 		{OpMakeNode, &MakeNodeArgs{Parent: 1, Name: "a", Mode: syscall.S_IFLNK, Target: "/\xff/" + strings.Repeat("t", MaxSymlink-3)}, fine},
@@ -378,7 +460,7 @@ func TestRefusedArguments(t *testing.T) {
 		case !errors.As(err, &refusal) || refusal.Status != c.want || args != nil || refusal.Op != c.op:
 			t.Errorf("%v %.80v: got %v and arguments %v, want status %v", c.op, c.args, err, args, c.want)
 		}
-		if h != call {
+		if !reflect.DeepEqual(h, call) {
 			t.Errorf("%v: header %+v, want %+v", c.op, h, call)
 		}
 	}
@@ -386,6 +468,14 @@ func TestRefusedArguments(t *testing.T) {
 	b, err := AppendCall(nil, CallHeader{Sequence: 1, Op: OpRenew, Cred: Cred{UID: math.MaxUint32}}, &Empty{})
 	if _, _, err = ParseCall(body(t, b, err)); err == nil || errors.Is(err, ErrMalformed) {
 		t.Errorf("credential of nobody: %v", err)
+	}
+	b, err = AppendCall(nil, CallHeader{Sequence: 1, Op: OpRenew, Cred: Cred{Groups: make([]uint32, MaxGroups)}}, &Empty{})
+	if h, _, err := ParseCall(body(t, b, err)); err != nil || len(h.Cred.Groups) != MaxGroups {
+		t.Errorf("as many groups as may be: %d, %v", len(h.Cred.Groups), err)
+	}
+	b, err = AppendCall(nil, CallHeader{Sequence: 1, Op: OpRenew, Cred: Cred{Groups: make([]uint32, MaxGroups+1)}}, &Empty{})
+	if _, _, err := ParseCall(body(t, b, err)); !errors.Is(err, ErrMalformed) {
+		t.Errorf("too many groups: %v", err)
 	}
 }
 
@@ -401,7 +491,26 @@ func TestRefusedResults(t *testing.T) {
 		{OpGetAttr, &AttrResult{}, false},
 		{OpGetAttr, &Empty{}, false},
 		{OpGetAttr, nil, false},
+		{OpGetAttr, &AttrResult{Attr: Attr{ID: 1, Flags: attrFlagsAll}, Lease: LeaseAttrs}, true},
+		{OpGetAttr, &AttrResult{Attr: Attr{ID: 1, Flags: attrFlagsAll + 1}}, false},
+		{OpGetAttr, &AttrResult{Attr: attr, Lease: LeaseNames}, false},
 		{OpCreate, &CreateResult{}, false},
+		{OpCreate, &CreateResult{Attr: attr, Lease: LeaseData}, false},
+		{OpTmpFile, &CreateResult{Attr: attr, Created: true, Lease: LeaseAttrs}, true},
+		{OpLookup, &LookupResult{}, true}, // there is no such name
+		{OpLookup, &LookupResult{Attr: attr, Lease: LeaseAttrs, Names: LeaseNames}, true},
+		{OpLookup, &LookupResult{Attr: Attr{ID: 1, Size: -1}}, false},
+		{OpLookup, &LookupResult{Attr: attr, Lease: LeaseNames}, false},
+		{OpLookup, &LookupResult{Attr: attr, Names: LeaseAttrs}, false},
+		{OpReserve, &ReserveResult{Off: -1}, false},
+		{OpTestLock, &LockResult{}, true},
+		{OpTestLock, &LockResult{Type: lockTypeEnd}, false},
+		{OpTestLock, &LockResult{Start: 2, End: 1}, false},
+		{OpTestLock, &LockResult{Start: -1}, false},
+		{OpTestLock, &LockResult{Host: strings.Repeat("h", MaxText+1)}, false},
+		{OpReadDir, &ReadDirResult{EOF: true, Names: LeaseNames}, true},
+		{OpReadDir, &ReadDirResult{EOF: true, Names: LeaseAttrs}, false},
+		{OpReadDir, &ReadDirResult{Entries: []DirEntry{{Name: "a", Cookie: 17, Attr: attr, Lease: LeaseNames}}}, false},
 		{OpReadDir, &ReadDirResult{EOF: true}, true},
 		{OpReadDir, &ReadDirResult{}, false},
 		{OpReadDir, &ReadDirResult{Entries: []DirEntry{entry(16), entry(16), entry(math.MaxInt64)}}, true},
@@ -440,23 +549,28 @@ func TestRefusedResults(t *testing.T) {
 
 // Frames that break the connection: bytes that no encoder of ours makes.
 func TestMalformed(t *testing.T) {
-	callOf := func(args string) string { return "96 02 00 01 05 920000" + args }
+	callOf := func(args string) string { return "96 02 00 01 05 940000c0c2" + args }
 	cases := []struct{ name, frame string }{
 		{"empty array", "90"},
+		{"credential of two", "96 02 00 01 05 920000 9101"},
+		{"groups as bytes", "96 02 00 01 05 940000c40100c2 9101"},
+		{"group beyond 32 bits", "96 02 00 01 05 94000091cf0000000100000000c2 9101"},
+		{"groups without end", "96 02 00 01 05 940000ddffffffffc2 9101"},
+		{"no word on the user's groups", "96 02 00 01 05 940000c0c0 9101"},
 		{"no array", "c0"},
 		{"map", "86 02 00"},
 		{"array32 of 4 billion", "dd ffffffff 02"},
 		{"wrong count", "95 02 00 01 05 920000"},
-		{"wrong kind", "96 03 00 01 05 920000 9101"},
-		{"slot too high", "96 02 cd0100 01 05 920000 9101"},
-		{"slot negative", "96 02 ff 01 05 920000 9101"},
-		{"sequence 0", "96 02 00 00 05 920000 9101"},
-		{"op beyond 16 bits", "96 02 00 01 ce00010005 920000 9101"},
-		{"credential as map", "96 02 00 01 05 820000 9101"},
+		{"wrong kind", "96 03 00 01 05 940000c0c2 9101"},
+		{"slot too high", "96 02 cd0100 01 05 940000c0c2 9101"},
+		{"slot negative", "96 02 ff 01 05 940000c0c2 9101"},
+		{"sequence 0", "96 02 00 00 05 940000c0c2 9101"},
+		{"op beyond 16 bits", "96 02 00 01 ce00010005 940000c0c2 9101"},
+		{"credential as map", "96 02 00 01 05 840000c0c2 9101"},
 		{"credential nil", "96 02 00 01 05 c0 9101"},
-		{"uid beyond 32 bits", "96 02 00 01 05 92 cf0000000100000000 00 9101"},
-		{"float", "96 02 00 01 05 92 ca00000000 00 9101"},
-		{"cut", "96 02 00 01 05 92"},
+		{"uid beyond 32 bits", "96 02 00 01 05 94 cf0000000100000000 00 c0 c2 9101"},
+		{"float", "96 02 00 01 05 94 ca00000000 00 c0 c2 9101"},
+		{"cut", "96 02 00 01 05 94"},
 	}
 	for _, c := range cases {
 		if _, _, err := ParseCall(unhex(t, c.frame)); !errors.Is(err, ErrMalformed) {
@@ -466,6 +580,11 @@ func TestMalformed(t *testing.T) {
 	refused := []struct{ name, args string }{
 		{"nil", "c0"},
 		{"empty array", "90"},
+		{"credential of two", "96 02 00 01 05 920000 9101"},
+		{"groups as bytes", "96 02 00 01 05 940000c40100c2 9101"},
+		{"group beyond 32 bits", "96 02 00 01 05 94000091cf0000000100000000c2 9101"},
+		{"groups without end", "96 02 00 01 05 940000ddffffffffc2 9101"},
+		{"no word on the user's groups", "96 02 00 01 05 940000c0c0 9101"},
 		{"empty map", "80"},
 		{"map", "82 a6506172656e74 01 a44e616d65 a161"},
 		{"short", "91 01"},
@@ -484,11 +603,28 @@ func TestMalformed(t *testing.T) {
 			t.Errorf("%s: %v, %v", c.name, args, err)
 		}
 	}
-	if _, _, err := ParseCallBack(unhex(t, "94 04 01 02 93 05 00 01")); !errors.Is(err, ErrMalformed) {
+	if _, _, err := ParseCallBack(unhex(t, "94 04 01 06 93 05 00 01")); !errors.Is(err, ErrMalformed) {
 		t.Errorf("unknown callback: %v", err)
 	}
 	if _, _, err := ParseCallBack(unhex(t, "94 04 01 01 93 00 00 01")); !errors.Is(err, ErrMalformed) {
 		t.Errorf("callback for inode 0: %v", err)
+	}
+	for name, args := range map[string]struct {
+		op   BackOp
+		args any
+	}{
+		"size of inode 0":       {BackSizeQuery, &SizeQueryArgs{IDs: []layout.FileID{0}}},
+		"too many sizes":        {BackSizeQuery, &SizeQueryArgs{IDs: make([]layout.FileID, MaxBatch+1)}},
+		"lease on inode 0":      {BackLeaseRecall, &LeaseRecallArgs{Items: []LeaseItem{{Lease: LeaseAttrs}}}},
+		"lease of another kind": {BackLeaseRecall, &LeaseRecallArgs{Items: []LeaseItem{{ID: 1, Lease: leaseAll + 1}}}},
+		"too many leases":       {BackLeaseRecall, &LeaseRecallArgs{Items: make([]LeaseItem, MaxBatch+1)}},
+		"lock of inode 0":       {BackLockReady, &LockReadyArgs{}},
+		"fewer than none":       {BackLeaseShrink, &LeaseShrinkArgs{Keep: -1}},
+	} {
+		b, err := AppendCallBack(nil, BackHeader{Op: args.op}, args.args)
+		if _, _, err := ParseCallBack(body(t, b, err)); !errors.Is(err, ErrMalformed) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 	if _, _, err := ParseReplyHeader(unhex(t, "96 03 00 01 02 db00001001"+strings.Repeat("61", MaxMessage+1)+"c0")); !errors.Is(err, ErrMalformed) {
 		t.Errorf("long message: %v", err)
@@ -694,7 +830,7 @@ func TestStatuses(t *testing.T) {
 			t.Errorf("%d: %v, %v", row.status, row.status, row.status.Errno())
 		}
 	}
-	if last != StatusInternal {
+	if last != StatusFenced {
 		t.Errorf("the table ends at %v", last)
 	}
 	if s := Status(syscall.ENOENT); s.Errno() != syscall.ENOENT || s.String() != "no such file or directory" {
@@ -720,7 +856,7 @@ func TestOps(t *testing.T) {
 			t.Errorf("%v is an op", op)
 		}
 	}
-	for _, op := range []Op{OpSetAttr, OpCreate, OpMakeNode, OpLink, OpRemove, OpRename, OpSetXattr, OpRemoveXattr} {
+	for _, op := range []Op{OpSetAttr, OpCreate, OpMakeNode, OpLink, OpRemove, OpRename, OpSetXattr, OpRemoveXattr, OpTmpFile, OpReserve} {
 		if !op.Once() {
 			t.Errorf("%v may be executed twice", op)
 		}
@@ -729,6 +865,28 @@ func TestOps(t *testing.T) {
 		if !op.Valid() || strings.HasPrefix(op.String(), "callback(") || op.NewArgs() == nil {
 			t.Errorf("callback %d has no whole row", op)
 		}
+	}
+}
+
+// The credential of most callers costs nothing.
+func TestCredentialDoesNotAllocate(t *testing.T) {
+	call := CallHeader{Slot: 1, Sequence: 2, Op: OpRenew, Cred: Cred{UID: 1000, GID: 100}}
+	args := &Empty{}
+	b, err := AppendCall(nil, call, args)
+	frame := body(t, b, err)
+	if n := testing.AllocsPerRun(100, func() {
+		c := cursor{b: frame[5:]}
+		if cred := c.cred(); c.err != nil || cred.UID != 1000 || cred.Groups != nil {
+			t.Fatal(cred, c.err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations to read", n)
+	}
+	plain := testing.AllocsPerRun(100, func() { b, _ = AppendCall(b[:0], call, args) })
+	call.Cred.Groups = make([]uint32, 100)
+	b, _ = AppendCall(b[:0], call, args) // has room from now on
+	if n := testing.AllocsPerRun(100, func() { b, _ = AppendCall(b[:0], call, args) }); n > plain {
+		t.Errorf("%v allocations to write with groups, %v without", n, plain)
 	}
 }
 
@@ -748,7 +906,7 @@ func BenchmarkCall(b *testing.B) {
 			b.Fatal(err)
 		}
 		var res AttrResult
-		if err := DecodeResult(OpLookup, raw, &res); err != nil {
+		if err := DecodeResult(OpGetAttr, raw, &res); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -95,8 +95,7 @@ func ParseCall(frame []byte) (h CallHeader, args any, err error) {
 	h.Slot = c.slot()
 	h.Sequence = c.sequence()
 	h.Op = Op(c.uint(16))
-	c.exactly(2)
-	h.Cred.UID, h.Cred.GID = uint32(c.uint(32)), uint32(c.uint(32))
+	h.Cred = c.cred()
 	if c.err != nil {
 		return CallHeader{}, nil, c.err
 	}
@@ -187,6 +186,26 @@ func (c *cursor) slot() int {
 		return 0
 	}
 	return int(n)
+}
+
+func (c *cursor) cred() (cred Cred) {
+	c.exactly(4)
+	cred.UID, cred.GID = uint32(c.uint(32)), uint32(c.uint(32))
+	if !c.isNil() {
+		n := c.array()
+		if n > MaxGroups {
+			c.fail("%d groups, want at most %d", n, MaxGroups)
+			return Cred{}
+		}
+		if n > 0 {
+			cred.Groups = make([]uint32, n)
+		}
+		for i := range cred.Groups {
+			cred.Groups[i] = uint32(c.uint(32))
+		}
+	}
+	cred.ByUID = c.bool()
+	return cred
 }
 
 func (c *cursor) sequence() uint64 {

@@ -75,8 +75,21 @@ func AppendCall(b []byte, h CallHeader, args any) ([]byte, error) {
 	return appendFrame(b, KindCall, 6, func(e *msgpack.Encoder) error {
 		// Field by field: EncodeMulti would put each number in an allocated interface.
 		return first(e.EncodeInt(int64(h.Slot)), e.EncodeUint(h.Sequence), e.EncodeUint(uint64(h.Op)),
-			e.EncodeArrayLen(2), e.EncodeUint(uint64(h.Cred.UID)), e.EncodeUint(uint64(h.Cred.GID)), e.Encode(args))
+			encodeCred(e, &h.Cred), e.Encode(args))
 	})
+}
+
+func encodeCred(e *msgpack.Encoder, c *Cred) error {
+	err := first(e.EncodeArrayLen(4), e.EncodeUint(uint64(c.UID)), e.EncodeUint(uint64(c.GID)))
+	if c.Groups == nil {
+		err = first(err, e.EncodeNil())
+	} else {
+		err = first(err, e.EncodeArrayLen(len(c.Groups)))
+		for _, g := range c.Groups {
+			err = first(err, e.EncodeUint(uint64(g)))
+		}
+	}
+	return first(err, e.EncodeBool(c.ByUID))
 }
 
 // AppendReply appends a Reply frame with its length. result is a pointer to the op's result, or nil with a status

@@ -88,6 +88,11 @@ func FuzzParseCall(f *testing.F) {
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpClose}, &CloseArgs{IDs: []layout.FileID{1, 2}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpSetAttr}, &SetAttrArgs{ID: 1, Mask: SetSize, Size: 7}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpMakeNode}, &MakeNodeArgs{Parent: 1, Name: "l", Mode: 0o120777, Target: "t"}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpCreate, Cred: Cred{UID: 1, Groups: []uint32{2, 3}}}, &CreateArgs{Parent: 1, Name: "f", Umask: 0o22, Access: AccessRead}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpTmpFile, Cred: Cred{ByUID: true}}, &TmpFileArgs{Parent: 1, Mode: 0o600}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpLock}, &LockArgs{ID: 1, Owner: 2, Type: LockWrite, End: 9, Wait: true}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpReserve}, &ReserveArgs{ID: 1, Len: 9}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpOpen}, &OpenArgs{ID: 1, Access: AccessWrite}},
 	} {
 		b, err := AppendCall(nil, c.h, c.args)
 		seed(f, b, err)
@@ -112,7 +117,11 @@ func FuzzParseCall(f *testing.F) {
 func FuzzParseReply(f *testing.F) {
 	attr := Attr{ID: 1, Mode: 0o100644, Size: 5}
 	for op, result := range map[Op]any{
-		OpGetAttr:        &AttrResult{Attr: attr},
+		OpGetAttr:        &AttrResult{Attr: attr, Lease: LeaseAttrs},
+		OpLookup:         &LookupResult{Attr: attr, Lease: LeaseAttrs, Names: LeaseNames},
+		OpCreate:         &CreateResult{Attr: attr, Created: true, Lease: LeaseAttrs},
+		OpTestLock:       &LockResult{Type: LockRead, End: 5, Host: "h"},
+		OpReserve:        &ReserveResult{Off: 5},
 		OpReadDir:        &ReadDirResult{Entries: []DirEntry{{Name: "a", Cookie: 17, Attr: attr}}, EOF: true},
 		OpLayoutGet:      &LayoutResult{Segments: []Segment{{Len: 1, IOMode: 1, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}},
 		OpDevices:        &DevicesResult{Devices: []DeviceInfo{{Device: Device{Addrs: []string{"192.0.2.1:1"}}, URL: "nfs://h/e"}}},
@@ -166,6 +175,15 @@ func parseCallBack(frame []byte) (callBack, error) {
 func FuzzParseCallBack(f *testing.F) {
 	b, err := AppendCallBack(nil, BackHeader{Number: 1, Op: BackLayoutRecall}, &LayoutRecallArgs{ID: 1, Off: 0, Len: layout.ToEOF})
 	seed(f, b, err)
+	for _, c := range []callBack{
+		{BackHeader{Number: 1, Op: BackLeaseRecall}, &LeaseRecallArgs{Items: []LeaseItem{{ID: 1, Lease: LeaseAttrs | LeaseData}}}},
+		{BackHeader{Number: 1, Op: BackSizeQuery}, &SizeQueryArgs{IDs: []layout.FileID{1, 2}}},
+		{BackHeader{Number: 1, Op: BackLockReady}, &LockReadyArgs{ID: 1, Owner: 2}},
+		{BackHeader{Number: 1, Op: BackLeaseShrink}, &LeaseShrinkArgs{Keep: 3}},
+	} {
+		b, err := AppendCallBack(nil, c.h, c.args)
+		seed(f, b, err)
+	}
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		c, err := parseCallBack(frame)
 		if err != nil {
