@@ -80,7 +80,8 @@ type inode struct {
 	lateErr error
 	late    uint64
 	failing bool
-	losing  bool // the session was lost, and what was not stable is being dropped
+	losing  bool   // the session was lost, and what was not stable is being dropped
+	lost    uint64 // what late was after the last time that happened
 
 	// For the flusher.
 	queued   bool // in its list; holds the inode
@@ -381,11 +382,15 @@ func (i *inode) postpone() {
 	i.retryAt = now() + int64(i.backoff)
 }
 
-// lateError returns the error that h has not reported yet, if it still stands, and counts it as reported.
+// lateError returns the error that h has not reported yet, if it still stands or data was lost, and counts it as reported.
 func (h *handle) lateError() error {
 	h.i.mu.Lock()
 	defer h.i.mu.Unlock()
-	if h.late.Swap(h.i.late) == h.i.late || !h.i.failing {
+	reported := h.late.Swap(h.i.late)
+	switch {
+	case reported < h.i.lost:
+		return errSessionLost
+	case reported == h.i.late || !h.i.failing:
 		return nil
 	}
 	return h.i.lateErr

@@ -208,8 +208,8 @@ func (i *inode) lose(ctx context.Context) (int64, error) {
 	i.epoch++
 	i.outdate()
 	i.known.Store(false)
-	i.lateErr = errSessionLost
 	i.late++
+	i.lost = i.late
 	i.losing, i.failing = false, false
 	i.notify()
 	i.letGo()
