@@ -565,6 +565,27 @@ func TestMountWatch(t *testing.T) {
 	}
 }
 
+// Without names to keep a kernel sees changes all the same, and file systems mounted inside stay.
+func TestMountForgetNames(t *testing.T) {
+	m, b := startTwo(t, serveEnv+"_FORGET=1")
+	ok(t, os.MkdirAll(m.dir+"/d/sub", 0755))
+	ok(t, unix.Mount("none", b+"/d/sub", "tmpfs", 0, ""))
+	t.Cleanup(func() { unix.Unmount(b+"/d/sub", unix.MNT_DETACH) })
+	write(t, b+"/d/sub/inside", "x")
+	for n := range 3 {
+		name := fmt.Sprintf("/d/%d", n)
+		os.Stat(b + name)
+		write(t, m.dir+name, "y")
+		wantFile(t, b+name, "y")
+		ok(t, os.Remove(m.dir+name))
+		if _, err := os.Stat(b + name); !os.IsNotExist(err) {
+			t.Errorf("a removed file: %v", err)
+		}
+	}
+	wantFile(t, b+"/d/sub/inside", "x")
+	ok(t, unix.Unmount(b+"/d/sub", 0))
+}
+
 // How many calls of the service operations need. The table of the README comes from here.
 func TestMountCalls(t *testing.T) {
 	m := startMount(t)

@@ -33,6 +33,9 @@ type MountConfig struct {
 	// MaxWrite is the largest READ and WRITE, in bytes. 0 means the largest of MaxWrites that the kernel allows, or can be
 	// made to allow.
 	MaxWrite int
+	// ForgetNames makes the kernel ask for each name each time. Otherwise file systems that are mounted on directories of
+	// this mount vanish when directories are changed elsewhere; see the package comment.
+	ForgetNames bool
 }
 
 // MaxWrites are the request sizes that are tried. Large ones matter: the kernel sends the parts of a large read(2) or
@@ -126,7 +129,9 @@ func (fs *FS) Mount(cfg MountConfig) (*Server, error) {
 		return nil, errors.Join(fmt.Errorf("mount %s: %w", mountpoint, err), detach(mountpoint))
 	}
 	fs.disconnected = s.disconnected
-	if err := s.send(notifyIncEpoch); err == nil {
+	if cfg.ForgetNames {
+		log.Info("the kernel asks for each name each time")
+	} else if err := s.send(notifyIncEpoch); err == nil {
 		s.epochs = true
 	} else {
 		log.Warn("this kernel cannot be told to forget names, so it asks for each one each time; Linux 6.16 can", "err", err)

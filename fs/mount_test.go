@@ -54,7 +54,7 @@ func TestServe(t *testing.T) {
 	rigs, servers := []*rig{r}, []*Server{server}
 	if dir := os.Getenv(serveEnv + "_SECOND"); dir != "" {
 		r := newRig(t, r.s, cached)
-		server, err := r.Mount(MountConfig{Mountpoint: dir, Source: "meta.example:7049:/"})
+		server, err := r.Mount(MountConfig{Mountpoint: dir, Source: "meta.example:7049:/", ForgetNames: os.Getenv(serveEnv+"_FORGET") != ""})
 		if err != nil {
 			fmt.Fprintf(answers, "%v\n", err)
 			return

@@ -141,6 +141,8 @@ func (d *daemon) start(ctx context.Context) error {
 		Source:     d.cfg.source.String(),
 		Flags:      d.cfg.options.flags,
 		MaxWrite:   int(d.cfg.options.maxWrite),
+
+		ForgetNames: !d.cfg.options.names,
 	})
 	return err
 }

@@ -18,6 +18,7 @@ type mountOptions struct {
 	maxWrite int64 // bytes, 0 = the largest the kernel allows
 	retain   int64 // bytes
 	cache    string
+	names    bool // the kernel may keep names
 	log      string
 }
 
@@ -34,6 +35,7 @@ func defaultOptions() mountOptions {
 		wsize:    1 << 20,
 		retain:   256 << 20,
 		cache:    cacheNone,
+		names:    true,
 	}
 }
 
@@ -74,6 +76,13 @@ var mountOptionTable = []option{
 			return fmt.Errorf("want %s or %s", cacheNone, cacheLease)
 		}
 		o.cache = v
+		return nil
+	}},
+	{"lookupcache", "all|none", "all: the kernel keeps names (default); none: it asks for each one each time, which is needed if other file systems are mounted on directories of this one", func(o *mountOptions, v string) error {
+		if v != "all" && v != "none" {
+			return fmt.Errorf("want all or none")
+		}
+		o.names = v == "all"
 		return nil
 	}},
 	{"log", "FILE", "where the serving process logs (default /var/log/weft/MOUNTPOINT.log, for others than root in a directory log beside the control socket; with -f standard error)", func(o *mountOptions, v string) error {
