@@ -57,7 +57,8 @@ type inode struct {
 	// reservedEnd is the end of the last place that was reserved; the service knows that the file has so many bytes.
 	reservedEnd int64
 	// plain says that we write elsewhere than at reserved places, so the service asks us for the size.
-	plain bool
+	plain      bool
+	leaseAsked int64 // when an append last asked for a lease (now)
 	// recalledLeases counts the recalls of leases on the attributes.
 	recalledLeases uint64
 	// stuck counts READs and WRITEs that are waiting for the service or for one another, stuckSince is since when there

@@ -357,10 +357,35 @@ func (i *inode) appendLeased(ctx context.Context, data []byte, stable layout.Sta
 	i.mu.Lock()
 	t := &terms{mine: true, leased: true, lease: i.recalledLeases}
 	i.mu.Unlock()
-	if !i.exact() {
+	leased := i.exact()
+	if !leased && i.leaseDue() {
+		resume := i.wait()
+		err := i.refresh(ctx)
+		resume()
+		if err != nil {
+			return 0, err
+		}
+		leased = i.exact()
+	}
+	if !leased {
 		return 0, errUnleased
 	}
 	return i.write(ctx, data, i.size.Load(), stable, t, nil)
+}
+
+// leaseInterval is how often an append asks for a lease first.
+const leaseInterval = time.Second
+
+// leaseDue reports whether it is worth asking for a lease: since the last time others may have gone.
+func (i *inode) leaseDue() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	at := now()
+	if i.leaseAsked != 0 && at-i.leaseAsked < int64(leaseInterval) {
+		return false
+	}
+	i.leaseAsked = at
+	return true
 }
 
 // appendReserved lets the service find the place: others append, too, or write. Several of one mount go on at once.
@@ -410,8 +435,9 @@ func (i *inode) reserve(ctx context.Context, n int64) (int64, error) {
 		return 0, err
 	}
 	i.mu.Lock()
+	defer i.mu.Unlock()
 	i.reservedEnd = max(i.reservedEnd, off+n)
-	i.mu.Unlock()
+	i.wrote(off + n) // a service that is restarted has to be told of the place, or would give it away again
 	return off, nil
 }
 
