@@ -72,6 +72,8 @@ func TestServe(t *testing.T) {
 			switch command {
 			case "calls":
 				answer = rigs[k].m.report(&rigs[k].m.calls)
+			case "held":
+				answer = strconv.Itoa(rigs[k].held())
 			case "asked":
 				answer = rigs[k].m.report(&rigs[k].m.asked)
 			case "pause":

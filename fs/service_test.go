@@ -209,7 +209,7 @@ func (m *session) report(counts *map[string]int) string {
 	defer m.s.mu.Unlock()
 	var list []string
 	for _, call := range slices.Sorted(maps.Keys(*counts)) {
-		list = append(list, fmt.Sprintf("%s=%d", call, (*counts)[call]))
+		list = append(list, fmt.Sprintf("%s=%d", strings.ReplaceAll(call, " ", "-"), (*counts)[call]))
 	}
 	clear(*counts)
 	return strings.Join(list, " ")
