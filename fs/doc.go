@@ -127,7 +127,7 @@
 // # When the session is lost
 //
 // The service ends the session of a client it has not heard of for the time of the lease, and keeps what that had
-// written from reaching the data servers later. OnReset drops data that is not stable, since others may have written there
+// written from reaching the data servers later. OnLost drops data that is not stable, since others may have written there
 // meanwhile, and counts a late error for each file that had some; each handle reports it once, as EIO. Until that is done
 // nothing of the file is committed (inode.losing). Writes that were not acknowledged go on with new layouts.
 //

@@ -327,7 +327,7 @@ func (fs *FS) tell(ctx context.Context, reports []report, provisional bool) (out
 		i := r.i
 		i.mu.Lock()
 		switch {
-		case i.durable >= r.count || provisional && i.provisional >= r.count:
+		case i.losing, i.durable >= r.count || provisional && i.provisional >= r.count:
 		case i.epoch != r.epoch:
 			outdated = append(outdated, i)
 		default:

@@ -120,24 +120,26 @@ func (fs *FS) OnSizeQuery(ctx context.Context, ids []layout.FileID) {
 	}
 }
 
-// OnReset is called when the service was restarted, or has ended our session (lost). What is open has been opened again
-// before. It is for metaclient.Config.
-//
-// A restarted service is told how long the files are that were written here. With a lost session goes what was not stable:
-// others may have written to the files since, so it must not be sent any more, and is reported as a late error.
-func (fs *FS) OnReset(ctx context.Context, lost bool) {
+// OnLost is called when the service has ended our session, before there is a new one. With the session goes what was not
+// stable: others may have written to the files since, so it must not be sent any more, and is reported as a late error. It
+// is for metaclient.Config, and does not block.
+func (fs *FS) OnLost() {
 	list := fs.all()
-	defer func() {
-		for _, i := range list {
-			i.drop()
-		}
-	}()
 	fs.pages.forgetAll()
-	if lost {
-		fs.lose(list)
-		return
-	}
+	fs.lose(list)
 	for _, i := range list {
+		i.drop()
+	}
+}
+
+// OnReset tells a service that was restarted how long the files are that were written here. What is open has been opened
+// again before. After a lost session there is nothing to tell but what has been written in the new one. It is for
+// metaclient.Config.
+func (fs *FS) OnReset(ctx context.Context, _ bool) {
+	list := fs.all()
+	fs.pages.forgetAll()
+	for _, i := range list {
+		defer i.drop()
 		i.mu.Lock()
 		i.provisional, i.reservedEnd = i.durable, 0
 		i.known.Store(false)
@@ -160,12 +162,13 @@ func (fs *FS) lose(list []*inode) {
 	for _, i := range list {
 		i.mu.Lock()
 		i.known.Store(false)
+		i.recalledLeases++
 		i.outdate()
-		dirty := i.dirty()
-		i.losing = i.losing || dirty
+		begin := i.dirty() && !i.losing
+		i.losing = i.losing || begin
 		i.mu.Unlock()
 		fs.meta.DropLayout(i.id, 0)
-		if !dirty {
+		if !begin {
 			continue
 		}
 		i.again()

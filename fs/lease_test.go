@@ -258,7 +258,13 @@ func TestSessionLost(t *testing.T) {
 	if r.plane.Retained() == 0 {
 		t.Fatal("nothing is kept")
 	}
+	r.OnLost()
+	reports := r.m.called("LayoutCommit provisional")
 	r.OnReset(t.Context(), true)
+	r.OnSizeQuery(t.Context(), []layout.FileID{id})
+	if r.m.called("LayoutCommit provisional") > reports {
+		t.Error("the size of lost data was reported")
+	}
 	eventually(t, "unstable data is dropped", func() bool { return r.plane.Retained() == 0 })
 	for _, f := range r.faults {
 		f.SetRules()

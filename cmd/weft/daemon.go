@@ -114,6 +114,11 @@ func (d *daemon) start(ctx context.Context) error {
 				f.OnSizeQuery(ctx, ids)
 			}
 		},
+		OnLost: func() {
+			if f := front.Load(); f != nil {
+				f.OnLost()
+			}
+		},
 		OnReset: func(ctx context.Context, lost bool) {
 			if f := front.Load(); f != nil {
 				f.OnReset(ctx, lost)
