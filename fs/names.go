@@ -20,7 +20,7 @@ func (r *raw) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out
 	}
 	asked := r.fs.clock.Load()
 	a, err := r.fs.meta.Lookup(ctx, cred(in), r.fs.id(in.NodeId), name)
-	return r.entry(out, a.Attr, asked, err)
+	return r.entry(out, a, asked, err)
 }
 
 // makeNode is all ways to make an inode but creat(2).
@@ -33,7 +33,7 @@ func (r *raw) makeNode(cancel <-chan struct{}, in *fuse.InHeader, args *metarpc.
 	args.Parent = r.fs.id(in.NodeId)
 	asked := r.fs.clock.Load()
 	a, err := r.fs.meta.MakeNode(ctx, cred(in), args)
-	return r.entry(out, a.Attr, asked, err)
+	return r.entry(out, a, asked, err)
 }
 
 func (r *raw) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
@@ -65,7 +65,7 @@ func (r *raw) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	}
 	asked := r.fs.clock.Load()
 	a, err := r.fs.meta.Link(ctx, cred(&in.InHeader), r.fs.id(in.Oldnodeid), r.fs.id(in.NodeId), name)
-	return r.entry(out, a.Attr, asked, err)
+	return r.entry(out, a, asked, err)
 }
 
 func (r *raw) remove(cancel <-chan struct{}, in *fuse.InHeader, name string, dir bool) fuse.Status {
@@ -126,7 +126,12 @@ func (fs *FS) rename(ctx context.Context, who metarpc.Cred, args *metarpc.Rename
 			}
 		}
 	}
-	return fs.meta.Rename(ctx, who, args)
+	err := fs.meta.Rename(ctx, who, args)
+	if args.OldParent != args.NewParent {
+		// The kernel takes an entry along with the time for which it may be kept, which was that of the old directory.
+		fs.notify(kernel.forgetNames)
+	}
+	return err
 }
 
 // dirtyFile holds the file of that name if it may have data that is not stable, and returns nil otherwise.

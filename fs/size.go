@@ -6,6 +6,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/metaclient"
 )
 
 // getAttr asks for the attributes of any inode.
@@ -17,7 +18,7 @@ func (fs *FS) getAttr(ctx context.Context, id layout.FileID) (a attrs, err error
 		if err != nil {
 			return attrs{}, byID(id, err)
 		}
-		if a = fs.seen(answer.Attr, asked); a.keep {
+		if a = fs.seen(answer, asked); a.fresh {
 			break
 		}
 	}
@@ -57,9 +58,9 @@ func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAt
 			return attrs{}, err
 		}
 	}
-	set := func(ctx context.Context) (metarpc.Attr, error) {
+	set := func(ctx context.Context) (metaclient.Answer, error) {
 		a, err := fs.meta.SetAttr(ctx, who, args)
-		return a.Attr, byID(args.ID, err)
+		return a, byID(args.ID, err)
 	}
 	var i *inode
 	switch {
@@ -86,7 +87,7 @@ func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAt
 
 // change lets set change the size, or the time of the last change if size is -1, in an order that no write of this
 // mount, earlier or later, can upset.
-func (i *inode) change(ctx context.Context, size int64, set func(context.Context) (metarpc.Attr, error)) (attrs, error) {
+func (i *inode) change(ctx context.Context, size int64, set func(context.Context) (metaclient.Answer, error)) (attrs, error) {
 	if err := i.lockSize(ctx); err != nil {
 		return attrs{}, err
 	}
@@ -104,7 +105,7 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 	if size >= 0 {
 		i.end = min(i.end, size)
 	}
-	i.mtime = 0
+	i.mtime, i.reservedEnd = 0, 0
 	i.epoch++
 	i.mu.Unlock()
 	i.again()
@@ -122,10 +123,10 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 		if err != nil {
 			i.end, i.mtime = max(i.end, end), max(i.mtime, mtime)
 			i.epoch++
-			i.asked.Store(0)
+			i.known.Store(false)
 			return attrs{}, err
 		}
-		i.take(&a)
-		return attrs{a, true}, nil
+		i.take(&a.Attr)
+		return attrs{Attr: a.Attr, fresh: true}, nil
 	})
 }

@@ -2,8 +2,8 @@ package metaclient
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"syscall"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -11,88 +11,109 @@ import (
 
 // The calls by name. Those without a credential are the same for everybody.
 
-func (c *Client) attr(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args any) (Answer, error) {
-	var r metarpc.AttrResult
-	err := c.do(ctx, op, cred, args, &r, nil)
-	return Answer{Attr: r.Attr}, err
-}
-
 func (c *Client) GetAttr(ctx context.Context, id layout.FileID) (Answer, error) {
-	return c.attr(ctx, metarpc.OpGetAttr, metarpc.Cred{}, &metarpc.IDArgs{ID: id})
+	if a, ok := c.CachedAttr(id); ok {
+		return a, nil
+	}
+	return c.ask(ctx, metarpc.OpGetAttr, metarpc.Cred{}, id, &metarpc.IDArgs{ID: id}, nil)
 }
 
 func (c *Client) SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.SetAttrArgs) (Answer, error) {
-	return c.attr(ctx, metarpc.OpSetAttr, cred, args)
+	return c.attrChange(ctx, metarpc.OpSetAttr, cred, args, c.leases.begin([]layout.FileID{args.ID}, false))
 }
 
+// Lookup's Answer tells with ENOENT, too, how long that may be kept.
 func (c *Client) Lookup(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string) (Answer, error) {
-	var r metarpc.LookupResult
-	err := c.do(ctx, metarpc.OpLookup, cred, &metarpc.NameArgs{Parent: parent, Name: name}, &r, nil)
-	if err == nil && r.Attr.ID == 0 {
-		err = &metarpc.Error{Op: metarpc.OpLookup, Status: metarpc.Status(syscall.ENOENT)}
+	a, ok := c.cachedLookup(parent, name)
+	if !ok {
+		asked := c.leases.ask()
+		var r metarpc.LookupResult
+		if err := c.do(ctx, metarpc.OpLookup, cred, &metarpc.NameArgs{Parent: parent, Name: name}, &r, nil); err != nil {
+			return Answer{}, err
+		}
+		attrs, names := c.leases.looked(asked, parent, name, &r)
+		a = c.answerWith(r.Attr, attrs, names)
 	}
-	return Answer{Attr: r.Attr}, err
+	if a.Attr.ID == 0 {
+		return a, errNoName
+	}
+	return a, nil
 }
 
 // Create makes a regular file or finds it, and opens it as Open does.
 func (c *Client) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (a Answer, created bool, err error) {
-	r, err := c.create(ctx, metarpc.OpCreate, cred, args)
-	if err != nil {
-		return Answer{}, false, err
-	}
-	if r.Created {
-		return Answer{Attr: r.Attr}, true, nil
+	ch := c.leases.begin([]layout.FileID{args.Parent}, false, nameKey{args.Parent, args.Name})
+	a, created, err = c.create(ctx, metarpc.OpCreate, cred, args, ch)
+	if err != nil || created {
+		return a, created, err
 	}
 	// A Close of a file that was there may have been outstanding, and been executed after this call. Open waits for it.
-	a, err = c.Open(ctx, cred, &metarpc.OpenArgs{ID: r.Attr.ID, Access: args.Access})
+	id, keep := a.Attr.ID, a.KeepName
+	a, err = c.Open(ctx, cred, &metarpc.OpenArgs{ID: id, Access: args.Access})
 	if err != nil {
-		c.opens.stray(r.Attr.ID)
+		c.opens.stray(id)
+		return Answer{}, false, err
 	}
-	return a, false, err
+	a.KeepName = keep
+	return a, false, nil
 }
 
 // TmpFile makes a regular file without a name, and opens it as Open does.
 func (c *Client) TmpFile(ctx context.Context, cred metarpc.Cred, args *metarpc.TmpFileArgs) (Answer, error) {
-	r, err := c.create(ctx, metarpc.OpTmpFile, cred, args)
-	return Answer{Attr: r.Attr}, err
+	a, _, err := c.create(ctx, metarpc.OpTmpFile, cred, args, c.leases.begin(nil, false))
+	return a, err
 }
 
-func (c *Client) create(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args any) (metarpc.CreateResult, error) {
-	var r metarpc.CreateResult
-	err := c.do(ctx, op, cred, args, &r, func(o *outcome) {
-		if o.err != nil || o.status != metarpc.StatusOK || !o.abandoned {
-			return
+func (c *Client) create(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args any, ch *change) (a Answer, created bool, err error) {
+	r := new(metarpc.CreateResult)
+	var attrs, name bool
+	err = c.change(ctx, op, cred, args, r, ch, func() {
+		attrs = c.leases.keep(ch.asked, &r.Attr, r.Lease)
+		for _, k := range ch.names {
+			name = c.leases.keepName(ch.asked, k.dir, k.name, r.Attr.ID, 0)
 		}
-		var r metarpc.CreateResult
-		if metarpc.DecodeResult(op, o.raw, &r) == nil {
+	}, func(o *outcome, ok bool) {
+		if ok && o.abandoned {
 			c.opens.stray(r.Attr.ID)
 		}
 	})
-	if err == nil && r.Created {
+	if err != nil {
+		return Answer{}, false, err
+	}
+	if r.Created {
 		c.opens.hold(r.Attr.ID) // nobody else can have known it, so no Close of it is outstanding
 	}
-	return r, err
+	return c.answerWith(r.Attr, attrs, name), r.Created, nil
 }
 
 func (c *Client) MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc.MakeNodeArgs) (Answer, error) {
-	return c.attr(ctx, metarpc.OpMakeNode, cred, args)
+	ch := c.leases.begin([]layout.FileID{args.Parent}, false, nameKey{args.Parent, args.Name})
+	return c.attrChange(ctx, metarpc.OpMakeNode, cred, args, ch)
 }
 
 func (c *Client) Link(ctx context.Context, cred metarpc.Cred, id, parent layout.FileID, name string) (Answer, error) {
-	return c.attr(ctx, metarpc.OpLink, cred, &metarpc.LinkArgs{ID: id, Parent: parent, Name: name})
+	ch := c.leases.begin([]layout.FileID{id, parent}, false, nameKey{parent, name})
+	return c.attrChange(ctx, metarpc.OpLink, cred, &metarpc.LinkArgs{ID: id, Parent: parent, Name: name}, ch)
 }
 
 // Remove is unlink(2), or rmdir(2) with dir.
 func (c *Client) Remove(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string, dir bool) error {
-	return c.do(ctx, metarpc.OpRemove, cred, &metarpc.RemoveArgs{Parent: parent, Name: name, Dir: dir}, nil, nil)
+	ch, _ := c.meaning(ctx, cred, nameKey{parent, name})
+	return c.change(ctx, metarpc.OpRemove, cred, &metarpc.RemoveArgs{Parent: parent, Name: name, Dir: dir}, nil, ch, func() {
+		c.leases.keepName(ch.asked, parent, name, 0, 0)
+	}, nil)
 }
 
 func (c *Client) Rename(ctx context.Context, cred metarpc.Cred, args *metarpc.RenameArgs) error {
-	return c.do(ctx, metarpc.OpRename, cred, args, nil, nil)
+	ch, children := c.meaning(ctx, cred, nameKey{args.OldParent, args.OldName}, nameKey{args.NewParent, args.NewName})
+	return c.change(ctx, metarpc.OpRename, cred, args, nil, ch, func() {
+		c.keepRenamed(ch, children, args.Flags&metarpc.RenameExchange != 0)
+	}, nil)
 }
 
 // ReadDir reads a page of about limit entries, those whose cookies are greater than cookie, in the order of their cookies.
 func (c *Client) ReadDir(ctx context.Context, cred metarpc.Cred, id layout.FileID, cookie uint64, limit int) (*DirPage, error) {
+	asked := c.leases.ask()
 	var r metarpc.ReadDirResult
 	args := &metarpc.ReadDirArgs{ID: id, Cookie: cookie, Limit: limit}
 	if err := c.do(ctx, metarpc.OpReadDir, cred, args, &r, nil); err != nil {
@@ -102,39 +123,98 @@ func (c *Client) ReadDir(ctx context.Context, cred metarpc.Cred, id layout.FileI
 		return nil, fmt.Errorf("%w: directory %d, cookie %d after %d", metarpc.ErrMalformed, id, r.Entries[0].Cookie, cookie)
 	}
 	page := &DirPage{Entries: make([]DirEntry, len(r.Entries)), EOF: r.EOF}
-	for i := range r.Entries {
+	rest := max(0, c.valid.rest())
+	c.leases.listed(asked, id, &r, func(i int, attrs, name bool) {
 		e := &r.Entries[i]
-		page.Entries[i] = DirEntry{Name: e.Name, Cookie: e.Cookie, Answer: Answer{Attr: e.Attr}}
-	}
+		a := Answer{Attr: e.Attr}
+		if attrs {
+			a.Keep = rest
+		}
+		if name {
+			a.KeepName = rest
+		}
+		page.Entries[i] = DirEntry{Name: e.Name, Cookie: e.Cookie, Answer: a}
+	})
 	return page, nil
 }
 
 func (c *Client) ReadLink(ctx context.Context, cred metarpc.Cred, id layout.FileID) (string, error) {
+	if c.Alive() {
+		if target := c.leases.link(id); target != "" {
+			return target, nil
+		}
+	}
+	asked := c.leases.ask()
 	var r metarpc.BytesResult
-	err := c.do(ctx, metarpc.OpReadLink, cred, &metarpc.IDArgs{ID: id}, &r, nil)
-	return string(r.Value), err
+	if err := c.do(ctx, metarpc.OpReadLink, cred, &metarpc.IDArgs{ID: id}, &r, nil); err != nil {
+		return "", err
+	}
+	target := string(r.Value)
+	c.leases.linked(asked, id, target)
+	return target, nil
 }
 
+// GetXattr's value must not be changed.
 func (c *Client) GetXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string) ([]byte, error) {
+	args := &metarpc.XattrArgs{ID: id, Name: name}
 	var r metarpc.BytesResult
-	err := c.do(ctx, metarpc.OpGetXattr, cred, &metarpc.XattrArgs{ID: id, Name: name}, &r, nil)
+	if isComputed(name) {
+		err := c.do(ctx, metarpc.OpGetXattr, cred, args, &r, nil)
+		return r.Value, err
+	}
+	if isTrusted(name) && cred.UID != 0 {
+		return nil, errNoXattr
+	}
+	if c.Alive() {
+		value, ok := c.leases.xattr(id, name)
+		switch {
+		case ok && value == nil:
+			return nil, errNoXattr
+		case ok:
+			return value, nil
+		}
+	}
+	asked := c.leases.ask()
+	err := c.do(ctx, metarpc.OpGetXattr, cred, args, &r, nil)
+	var status *metarpc.Error
+	switch {
+	case err == nil:
+		if r.Value == nil {
+			r.Value = []byte{} // there is one, and it is empty
+		}
+		c.leases.gotXattr(asked, id, name, r.Value)
+	case errors.As(err, &status) && status.Status == errNoXattr.Status:
+		c.leases.gotXattr(asked, id, name, nil)
+	}
 	return r.Value, err
 }
 
 // SetXattr's flags are metarpc.XattrCreate and metarpc.XattrReplace.
 func (c *Client) SetXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string, value []byte, flags uint32) error {
 	args := &metarpc.XattrArgs{ID: id, Name: name, Value: value, Flags: flags}
-	return c.do(ctx, metarpc.OpSetXattr, cred, args, nil, nil)
+	return c.change(ctx, metarpc.OpSetXattr, cred, args, nil, c.leases.begin([]layout.FileID{id}, false), nil, nil)
 }
 
 func (c *Client) ListXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID) ([]string, error) {
+	if c.Alive() {
+		if names, ok := c.leases.xattrList(id); ok {
+			return visible(names, cred), nil
+		}
+	}
+	asked := c.leases.ask()
 	var r metarpc.NamesResult
-	err := c.do(ctx, metarpc.OpListXattr, cred, &metarpc.IDArgs{ID: id}, &r, nil)
-	return r.Names, err
+	if err := c.do(ctx, metarpc.OpListXattr, cred, &metarpc.IDArgs{ID: id}, &r, nil); err != nil {
+		return nil, err
+	}
+	if cred.UID == 0 { // or it may not be the whole list
+		c.leases.gotList(asked, id, r.Names)
+	}
+	return visible(r.Names, cred), nil
 }
 
 func (c *Client) RemoveXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string) error {
-	return c.do(ctx, metarpc.OpRemoveXattr, cred, &metarpc.XattrArgs{ID: id, Name: name}, nil, nil)
+	args := &metarpc.XattrArgs{ID: id, Name: name}
+	return c.change(ctx, metarpc.OpRemoveXattr, cred, args, nil, c.leases.begin([]layout.FileID{id}, false), nil, nil)
 }
 
 // Open makes the service keep the file, should it lose its last name, until Release or the end of the session. Opens
@@ -144,15 +224,13 @@ func (c *Client) Open(ctx context.Context, cred metarpc.Cred, args *metarpc.Open
 	if err := c.opens.take(ctx, id); err != nil {
 		return Answer{}, c.wrap(metarpc.OpOpen, err)
 	}
-	var r metarpc.AttrResult
-	err := c.do(ctx, metarpc.OpOpen, cred, args, &r, func(o *outcome) {
+	return c.ask(ctx, metarpc.OpOpen, cred, id, args, func(o *outcome) {
 		ok := o.err == nil && o.status == metarpc.StatusOK
 		if ok && o.abandoned {
 			c.opens.stray(id)
 		}
 		c.opens.end(id, ok && !o.abandoned)
 	})
-	return Answer{Attr: r.Attr}, err
 }
 
 // Release follows Open and Create when the last user of the file is gone. It does not wait; the service hears of it soon.
@@ -165,8 +243,20 @@ func (c *Client) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport,
 	for len(reports) > 0 {
 		n := min(len(reports), metarpc.MaxBatch)
 		args := &metarpc.LayoutCommitArgs{Reports: reports[:n], Provisional: provisional}
-		var r metarpc.LayoutCommitResult
-		if err := c.do(ctx, metarpc.OpLayoutCommit, metarpc.Cred{}, args, &r, nil); err != nil {
+		ids := make([]layout.FileID, n)
+		for i := range args.Reports {
+			ids[i] = args.Reports[i].ID
+		}
+		ch := c.leases.begin(ids, false)
+		r := new(metarpc.LayoutCommitResult)
+		err := c.change(ctx, metarpc.OpLayoutCommit, metarpc.Cred{}, args, r, ch, func() {
+			for i := range r.Attrs {
+				if r.Attrs[i].ID != 0 {
+					c.leases.keep(ch.asked, &r.Attrs[i], 0)
+				}
+			}
+		}, nil)
+		if err != nil {
 			return attrs, err
 		}
 		if len(r.Attrs) != n {
@@ -179,9 +269,13 @@ func (c *Client) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport,
 
 // Reserve makes a file n bytes longer, for an append, and returns where they are.
 func (c *Client) Reserve(ctx context.Context, id layout.FileID, n int64) (off int64, err error) {
-	var r metarpc.ReserveResult
-	err = c.do(ctx, metarpc.OpReserve, metarpc.Cred{}, &metarpc.ReserveArgs{ID: id, Len: n}, &r, nil)
-	return r.Off, err
+	r := new(metarpc.ReserveResult)
+	ch := c.leases.begin([]layout.FileID{id}, false)
+	err = c.change(ctx, metarpc.OpReserve, metarpc.Cred{}, &metarpc.ReserveArgs{ID: id, Len: n}, r, ch, nil, nil)
+	if err != nil {
+		return 0, err
+	}
+	return r.Off, nil
 }
 
 func (c *Client) DescribeLayout(ctx context.Context, id layout.FileID) (*metarpc.Described, error) {

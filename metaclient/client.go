@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
@@ -35,6 +36,9 @@ type Config struct {
 	OnLeaseRecall func(ctx context.Context, items []metarpc.LeaseItem)
 	// OnSizeQuery reports, by a provisional LayoutCommit, what has been written to these files. It is called like OnRecall.
 	OnSizeQuery func(ctx context.Context, ids []layout.FileID)
+	// OnLost is called when the session has ended without us, before another one is begun: nothing may be done in that one
+	// on the strength of what was so in the old one. It must not block or make calls. nil = nobody wants to know.
+	OnLost func()
 	// OnReset is called, in a goroutine of its own, after a new session had to be begun (lost: what others were kept from
 	// changing until then may have been changed, locks are gone) or the service was restarted: provisional sizes must be
 	// reported again. Files that are open have been opened again before. Cached layouts are gone. Its calls must be made with
@@ -60,8 +64,12 @@ type Client struct {
 	grants  ledger // LayoutGet and LayoutReturn
 	locks   lockBook
 	cache   cache
+	leases  *leaseTable
+	valid   validity // of leases
 	devices deviceTable
-	chores  chan struct{} // wakes the janitor
+	chores  chan struct{}              // wakes the janitor
+	returns chan struct{}              // wakes who gives leases back
+	sent    [metarpc.Ops]atomic.Uint64 // calls of each kind
 
 	mu          sync.Mutex
 	session     *session      // nil between sessions
@@ -94,6 +102,10 @@ type State struct {
 	Slots      int // of the session
 	Busy       int // slots with a call that is not answered
 	Layouts    int // files with cached layouts
+	Leases     int // inodes on which there are leases
+	Names      int // of which it is known what they mean
+	Alive      bool
+	Calls      map[metarpc.Op]uint64 // sent, for each kind
 }
 
 // Dial connects and begins a session. Every address is tried once; the error says for each of them what is wrong. ctx
@@ -119,11 +131,13 @@ func start(ctx context.Context, cfg Config, dial func(context.Context, string) (
 	}
 	c := &Client{
 		cfg: cfg, log: cfg.Log, dial: dial,
-		chores: make(chan struct{}, 1), begun: make(chan struct{}),
+		chores: make(chan struct{}, 1), returns: make(chan struct{}, 1), begun: make(chan struct{}),
 		cache: cache{limit: cacheFiles}, recalling: map[layout.FileID]chan struct{}{},
+		leases: newLeaseTable(leaseInodes), valid: validity{start: time.Now()},
 	}
+	c.leases.wake = func() { wake(c.returns) }
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	c.opens.wake, c.grants.wake = c.wakeJanitor, c.wakeJanitor
+	c.opens.wake, c.grants.wake = func() { wake(c.chores) }, func() { wake(c.chores) }
 	cn, err := c.connect(ctx, metarpc.SessionID{})
 	if err != nil {
 		c.cancel()
@@ -132,6 +146,7 @@ func start(ctx context.Context, cfg Config, dial func(context.Context, string) (
 	c.install(cn)
 	c.tasks.Go(func() { c.manage(cn) }) // owns the connection of the moment; ends with c.ctx
 	c.tasks.Go(c.janitor)               // sends Close and LayoutReturn; ends with c.ctx
+	c.tasks.Go(c.leaseJanitor)          // sends LeaseReturn; ends with c.ctx
 	return c, nil
 }
 
@@ -170,11 +185,19 @@ func (c *Client) Volume() [16]byte {
 // State tells how the client is.
 func (c *Client) State() State {
 	layouts := c.cache.len()
+	leases, names := c.leases.len()
+	calls := map[metarpc.Op]uint64{}
+	for op := range c.sent {
+		if n := c.sent[op].Load(); n > 0 {
+			calls[metarpc.Op(op)] = n
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	st := State{
 		Addr: c.cfg.Addrs[c.addr], Connected: c.conn != nil, Since: c.since, Problem: c.problem, Reconnects: c.reconnects,
 		Volume: c.volume, Instance: c.instance, Layouts: layouts,
+		Leases: leases, Names: names, Alive: c.Alive(), Calls: calls,
 	}
 	if s := c.session; s != nil {
 		st.Session, st.Lease, st.Slots = s.id, s.lease, len(s.slots)
@@ -203,6 +226,9 @@ func (c *Client) manage(cn *conn) {
 		for cn = nil; cn == nil; {
 			if errors.Is(err, errSessionGone) {
 				c.log.Warn("metadata service: session lost, beginning a new one")
+				if c.cfg.OnLost != nil {
+					c.cfg.OnLost()
+				}
 				c.endSession(err)
 			}
 			if !retry.wait(c.ctx) {
@@ -246,12 +272,15 @@ func (c *Client) install(cn *conn) {
 	first := c.since.IsZero() // only this goroutine changes what is read here without the lock
 	fresh := c.session == nil
 	reset := !first && (fresh || c.instance != w.Instance)
-	if reset {
-		c.cache.clear() // before any reply is read: the service may not know of what it granted before
+	var items []metarpc.LeaseItem
+	if reset { // before any reply is read: the service may not know of what it granted before
+		c.cache.clear()
+		items = c.leases.clear()
 	}
 	if reset && fresh {
 		c.loseAllLocks()
 	}
+	c.renewed(cn.began, time.Duration(w.Lease))
 	c.devices.expire()
 
 	c.mu.Lock()
@@ -275,12 +304,13 @@ func (c *Client) install(cn *conn) {
 	c.conn, c.since, c.problem = cn, time.Now(), nil
 	if reset {
 		c.lost = c.lost || fresh
-		c.startReset()
+		c.startReset(items)
 	}
 }
 
-// startReset begins the work after a reset, once that of an earlier reset has ended; c.mu is held.
-func (c *Client) startReset() {
+// startReset begins the work after a reset, once that of an earlier reset has ended; c.mu is held. items are the leases that
+// there were.
+func (c *Client) startReset(items []metarpc.LeaseItem) {
 	if c.cancelReset != nil {
 		c.cancelReset()
 	}
@@ -291,6 +321,7 @@ func (c *Client) startReset() {
 	c.tasks.Go(func() {
 		defer close(done)
 		defer cancel()
+		c.leasesLost(ctx, items)
 		if before != nil {
 			<-before
 		}
@@ -318,6 +349,7 @@ func (c *Client) endSession(cause error) {
 		c.mu.Unlock()
 		return
 	}
+	c.valid.end()
 	c.session, c.begun = nil, make(chan struct{})
 	var lost []*slot
 	for _, sl := range s.slots {
@@ -333,10 +365,10 @@ func (c *Client) endSession(cause error) {
 	}
 }
 
-// wakeJanitor tells the janitor that there is something to give back.
-func (c *Client) wakeJanitor() {
+// wake tells a janitor that there is something to give back.
+func wake(janitor chan struct{}) {
 	select {
-	case c.chores <- struct{}{}:
+	case janitor <- struct{}{}:
 	default:
 	}
 }
@@ -356,6 +388,21 @@ func (c *Client) janitor() {
 		}
 		c.giveBack(&c.opens, metarpc.OpClose, func(ids []layout.FileID) any { return &metarpc.CloseArgs{IDs: ids} })
 		c.giveBack(&c.grants, metarpc.OpLayoutReturn, func(ids []layout.FileID) any { return &metarpc.LayoutReturnArgs{IDs: ids} })
+	}
+}
+
+// leaseJanitor is one of its own, as it waits for the kernel.
+func (c *Client) leaseJanitor() {
+	for {
+		select {
+		case <-c.ctx.Done():
+			return
+		case <-c.returns:
+		}
+		if !sleep(c.ctx, gather) {
+			return
+		}
+		c.returnLeases(c.ctx)
 	}
 }
 

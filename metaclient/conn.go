@@ -21,6 +21,7 @@ const helloTimeout = 10 * time.Second
 type conn struct {
 	addr    string
 	nc      net.Conn
+	began   time.Time // before the hello was sent
 	r       *bufio.Reader
 	welcome *metarpc.Welcome
 	wake    chan struct{} // wakes the writer
@@ -64,7 +65,8 @@ func (c *Client) connect(ctx context.Context, session metarpc.SessionID) (*conn,
 
 // hello exchanges the first frames on a connection.
 func (c *Client) hello(ctx context.Context, nc net.Conn, addr string, session metarpc.SessionID) (*conn, error) {
-	nc.SetDeadline(time.Now().Add(helloTimeout))
+	began := time.Now()
+	nc.SetDeadline(began.Add(helloTimeout))
 	stop := onEnd(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
 	w, r, err := c.greet(nc, session)
 	stop()
@@ -88,7 +90,7 @@ func (c *Client) hello(ctx context.Context, nc net.Conn, addr string, session me
 		return nil, fmt.Errorf("%s serves another file system (volume %x) than the one mounted (%x)", addr, w.Volume, volume)
 	}
 	nc.SetDeadline(time.Time{})
-	return &conn{addr: addr, nc: nc, r: r, welcome: w, wake: make(chan struct{}, 1), closed: make(chan struct{})}, nil
+	return &conn{addr: addr, nc: nc, began: began, r: r, welcome: w, wake: make(chan struct{}, 1), closed: make(chan struct{})}, nil
 }
 
 // onEnd runs f in a goroutine of its own if ctx ends before stop is called; after stop it no longer runs.
@@ -279,11 +281,13 @@ func (c *Client) reply(cn *conn, frame []byte) error {
 		sl.outstanding = false
 		sl.result.abandoned = sl.abandoned
 	}
+	lease := c.session.lease
 	c.mu.Unlock()
 	if err != nil {
 		return err
 	}
 	cn.useful = true
+	c.renewed(sl.sent, lease)
 	sl.result.status, sl.result.message, sl.result.raw = h.Status, h.Message, append(sl.result.raw[:0], raw...)
 	sl.finish()
 	return nil
@@ -314,6 +318,7 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 		c.cache.recall(a.ID, layout.Range{Off: a.Off, Len: a.Len})
 		answer = c.inOrder([]metarpc.LeaseItem{{ID: a.ID}}, func() metarpc.Status { return c.answer(a) })
 	case *metarpc.LeaseRecallArgs:
+		c.leases.recall(a.Items)
 		answer = c.inOrder(a.Items, func() metarpc.Status {
 			if c.cfg.OnLeaseRecall != nil {
 				c.cfg.OnLeaseRecall(prior(c.ctx), a.Items)
@@ -325,6 +330,12 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 			if c.cfg.OnSizeQuery != nil {
 				c.cfg.OnSizeQuery(prior(c.ctx), a.IDs)
 			}
+			return metarpc.StatusOK
+		}
+	case *metarpc.LeaseShrinkArgs:
+		answer = func() metarpc.Status {
+			c.leases.shrink(a.Keep)
+			c.returnLeases(prior(c.ctx))
 			return metarpc.StatusOK
 		}
 	default:

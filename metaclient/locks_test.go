@@ -121,7 +121,7 @@ func lockTest(t *testing.T, f func(t *testing.T, s *service, l *locker, c *Clien
 		l := &locker{ctx: s.ctx}
 		s.handle = l.handle
 		c := connected(t, s, append(cfg, Config{})[0])
-		if _, err := c.Open(t.Context(), metarpc.Cred{}, lockedID); err != nil {
+		if _, err := c.Open(t.Context(), metarpc.Cred{}, &metarpc.OpenArgs{ID: lockedID}); err != nil {
 			t.Fatal(err)
 		}
 		l.take()

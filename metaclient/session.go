@@ -26,7 +26,8 @@ type slot struct {
 	number   int
 	pool     chan *slot // where it returns to
 	sequence uint64
-	frame    []byte // the call, from submit on unchanged
+	frame    []byte    // the call, from submit on unchanged
+	sent     time.Time // not before submit; on later connections again
 
 	op   metarpc.Op
 	hook func(*outcome)
@@ -88,7 +89,7 @@ func (sl *slot) release() {
 
 // finish tells whoever is concerned that the slot's result is set; the slot is no longer outstanding.
 func (sl *slot) finish() {
-	if sl.hook != nil && sl.result.err != errAgain {
+	if sl.hook != nil && sl.result.err != errAgain && (!sl.putOff() || sl.result.abandoned) {
 		sl.hook(&sl.result)
 	}
 	if sl.result.abandoned {
@@ -96,6 +97,12 @@ func (sl *slot) finish() {
 	} else {
 		sl.done <- struct{}{}
 	}
+}
+
+// putOff reports whether the caller is to make the call again in a while. Locks are not asked for here again: whoever does
+// that has to let the reclaiming of locks go first.
+func (sl *slot) putOff() bool {
+	return sl.result.err == nil && sl.result.status == metarpc.StatusGrace && sl.op != metarpc.OpLock && sl.op != metarpc.OpTestLock
 }
 
 // lost ends a call whose session is over. One that may have been executed and must not be twice is an OutcomeError;
@@ -170,7 +177,8 @@ func (c *Client) submit(ctx context.Context, s *session, sl *slot, op metarpc.Op
 	if c.session != s || op == metarpc.OpReclaimComplete && ctx.Err() != nil {
 		return false
 	}
-	sl.op, sl.hook = op, hook
+	sl.op, sl.hook, sl.sent = op, hook, time.Now()
+	c.sent[op].Add(1)
 	sl.outstanding, sl.abandoned, sl.sends = true, abandoned, 0
 	if c.conn != nil {
 		c.conn.queue(sl)
@@ -217,6 +225,7 @@ func (c *Client) do(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args,
 		}
 		return err
 	}
+	var grace backoff
 	for {
 		s, sl, err := c.acquire(ctx)
 		if err != nil {
@@ -246,6 +255,12 @@ func (c *Client) do(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args,
 		err = o.err
 		switch {
 		case err == errAgain:
+			continue
+		case sl.putOff():
+			sl.release()
+			if !grace.wait(ctx) {
+				return never(c.wrap(op, ctx.Err()))
+			}
 			continue
 		case err != nil:
 		case o.status != metarpc.StatusOK:

@@ -53,6 +53,9 @@ const (
 	backOpEnd
 )
 
+// Ops is one more than the highest Op.
+const Ops = int(opEnd)
+
 type opInfo struct {
 	name      string
 	newArgs   func() any
