@@ -34,16 +34,36 @@ func (r *raw) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 	return fuse.OK
 }
 
+// accessOf is what a file is opened for.
+func accessOf(flags uint32) (access metarpc.Access) {
+	const exec = 0x20 // __FMODE_EXEC, which execve(2) opens with
+	switch flags & unix.O_ACCMODE {
+	case unix.O_WRONLY:
+		access = metarpc.AccessWrite
+	case unix.O_RDWR:
+		access = metarpc.AccessRead | metarpc.AccessWrite
+	default:
+		access = metarpc.AccessRead
+	}
+	if flags&exec != 0 {
+		access = metarpc.AccessExec
+	}
+	if flags&unix.O_TRUNC != 0 {
+		access |= metarpc.AccessWrite
+	}
+	return access
+}
+
 // openFor opens the file at the service, asking for its size each time: what another mount has written and closed
 // before this open is seen after it.
 func (i *inode) openFor(ctx context.Context, in *fuse.OpenIn) error {
-	if err := i.open(ctx, cred(&in.InHeader)); err != nil {
+	if err := i.open(ctx, cred(&in.InHeader), accessOf(in.Flags)); err != nil {
 		return err
 	}
 	if in.Flags&unix.O_TRUNC == 0 {
 		return nil
 	}
-	args := &metarpc.SetAttrArgs{ID: i.id, Mask: metarpc.SetSize}
+	args := &metarpc.SetAttrArgs{ID: i.id, Mask: metarpc.SetSize, Open: true}
 	_, err := i.fs.setAttr(ctx, cred(&in.InHeader), args, in.Mode&fuse.OPEN_KILL_SUIDGID != 0)
 	if err != nil {
 		i.cancelOpen()
@@ -61,6 +81,7 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	asked := fs.clock.Load()
 	args := &metarpc.CreateArgs{
 		Parent: fs.id(in.NodeId), Name: name, Mode: in.Mode & 07777, Exclusive: in.Flags&unix.O_EXCL != 0,
+		Umask: in.Umask & 07777, Access: accessOf(in.Flags),
 	}
 	made, err := fs.meta.Create(ctx, cred(&in.InHeader), args)
 	if err != nil {

@@ -431,12 +431,12 @@ func (fs *FS) Sync(ctx context.Context) error {
 
 // open opens the file for the session, or again to learn its attributes. If it succeeds, newHandle or cancelOpen must
 // follow; until then nobody else lets the file go.
-func (i *inode) open(ctx context.Context, who metarpc.Cred) error {
+func (i *inode) open(ctx context.Context, who metarpc.Cred, access metarpc.Access) error {
 	i.mu.Lock()
 	i.opens++
 	i.mu.Unlock()
 	asked := i.fs.clock.Load()
-	a, err := i.fs.meta.Open(ctx, who, i.id)
+	a, err := i.fs.meta.Open(ctx, who, &metarpc.OpenArgs{ID: i.id, Access: access})
 	if err != nil {
 		i.cancelOpen()
 		return byID(i.id, err)

@@ -38,10 +38,11 @@ type Meta interface {
 	ReadDir(ctx context.Context, cred metarpc.Cred, id layout.FileID, cookie uint64, limit int) (*metarpc.ReadDirResult, error)
 	StatFS(ctx context.Context) (metarpc.StatFSResult, error)
 
-	// Open and Create open a file for the whole session, however often they are called; one Release, which does not
+	// Open, Create and TmpFile open a file for the whole session, however often they are called; one Release, which does not
 	// wait, ends that.
-	Open(ctx context.Context, cred metarpc.Cred, id layout.FileID) (metarpc.Attr, error)
+	Open(ctx context.Context, cred metarpc.Cred, args *metarpc.OpenArgs) (metarpc.Attr, error)
 	Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (metarpc.CreateResult, error)
+	TmpFile(ctx context.Context, cred metarpc.Cred, args *metarpc.TmpFileArgs) (metarpc.CreateResult, error)
 	Release(id layout.FileID)
 	LayoutCommit(ctx context.Context, reports []metarpc.SizeReport, provisional bool) ([]metarpc.Attr, error)
 

@@ -187,6 +187,9 @@ func (m *session) setHook(hook func(ctx context.Context, call string) error) {
 // attr is a node's as everybody sees it. mu is held.
 func (s *service) attr(n *node) metarpc.Attr {
 	a := n.attr
+	if n.xattrs[capability] != nil {
+		a.Flags |= metarpc.AttrXattrs | metarpc.AttrCapability
+	}
 	for _, m := range s.sessions {
 		if p, ok := m.provisional[a.ID]; ok {
 			a.Size = max(a.Size, p.End)
@@ -248,6 +251,12 @@ func (m *session) SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.
 	a := &n.attr
 	if args.Mask&(metarpc.SetUID|metarpc.SetGID) != 0 && n.entries == nil {
 		a.Mode &^= setIDBits(a.Mode)
+	}
+	if args.Mask&metarpc.ClearPrivileges != 0 {
+		a.Mode &^= setIDBits(a.Mode)
+	}
+	if args.Mask&(metarpc.ClearPrivileges|metarpc.SetSize) != 0 {
+		delete(n.xattrs, capability)
 	}
 	if args.Mask&metarpc.SetMode != 0 {
 		a.Mode = a.Mode&unix.S_IFMT | args.Mode
@@ -447,7 +456,11 @@ func (m *session) MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc
 		return metarpc.Attr{}, err
 	}
 	defer m.s.mu.Unlock()
-	n, err := m.add(metarpc.OpMakeNode, cred, args.Parent, args.Name, args.Mode, args.Rdev, args.Target)
+	mode := args.Mode
+	if args.Target == "" {
+		mode &^= args.Umask
+	}
+	n, err := m.add(metarpc.OpMakeNode, cred, args.Parent, args.Name, mode, args.Rdev, args.Target)
 	if err != nil {
 		return metarpc.Attr{}, err
 	}
@@ -605,7 +618,8 @@ func (m *session) StatFS(ctx context.Context) (metarpc.StatFSResult, error) {
 	return metarpc.StatFSResult{Total: 1 << 40, Free: 1 << 39, Avail: 1 << 38, Files: int64(len(m.s.nodes))}, nil
 }
 
-func (m *session) Open(ctx context.Context, cred metarpc.Cred, id layout.FileID) (metarpc.Attr, error) {
+func (m *session) Open(ctx context.Context, cred metarpc.Cred, args *metarpc.OpenArgs) (metarpc.Attr, error) {
+	id := args.ID
 	if err := m.enter(ctx, "Open"); err != nil {
 		return metarpc.Attr{}, err
 	}
@@ -632,12 +646,28 @@ func (m *session) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.C
 	}
 	created := n == nil
 	if created {
-		if n, err = m.add(metarpc.OpCreate, cred, args.Parent, args.Name, unix.S_IFREG|args.Mode, 0, ""); err != nil {
+		if n, err = m.add(metarpc.OpCreate, cred, args.Parent, args.Name, unix.S_IFREG|args.Mode&^args.Umask, 0, ""); err != nil {
 			return metarpc.CreateResult{}, err
 		}
 	}
 	m.opens[n.attr.ID] = true
 	return metarpc.CreateResult{Attr: m.s.attr(n), Created: created}, nil
+}
+
+func (m *session) TmpFile(ctx context.Context, cred metarpc.Cred, args *metarpc.TmpFileArgs) (metarpc.CreateResult, error) {
+	if err := m.enter(ctx, "TmpFile"); err != nil {
+		return metarpc.CreateResult{}, err
+	}
+	defer m.s.mu.Unlock()
+	const name = "\x00" // which no other file has
+	n, err := m.add(metarpc.OpTmpFile, cred, args.Parent, name, unix.S_IFREG|args.Mode&^args.Umask, 0, "")
+	if err != nil {
+		return metarpc.CreateResult{}, err
+	}
+	delete(m.s.nodes[args.Parent].entries, name)
+	n.attr.Nlink = 0
+	m.opens[n.attr.ID] = true
+	return metarpc.CreateResult{Attr: m.s.attr(n), Created: true}, nil
 }
 
 func (m *session) Release(id layout.FileID) {

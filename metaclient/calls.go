@@ -36,16 +36,7 @@ func (c *Client) Lookup(ctx context.Context, cred metarpc.Cred, parent layout.Fi
 
 // Create makes a regular file or finds it, and opens it as Open does.
 func (c *Client) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (metarpc.CreateResult, error) {
-	var r metarpc.CreateResult
-	err := c.do(ctx, metarpc.OpCreate, cred, args, &r, func(o *outcome) {
-		if o.err != nil || o.status != metarpc.StatusOK || !o.abandoned {
-			return
-		}
-		var r metarpc.CreateResult
-		if metarpc.DecodeResult(metarpc.OpCreate, o.raw, &r) == nil {
-			c.opens.stray(r.Attr.ID)
-		}
-	})
+	r, err := c.create(ctx, metarpc.OpCreate, cred, args)
 	if err != nil {
 		return metarpc.CreateResult{}, err
 	}
@@ -55,12 +46,34 @@ func (c *Client) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.Cr
 		return r, nil
 	}
 	// A Close of a file that was there may have been outstanding, and been executed after this call. Open waits for it.
-	r.Attr, err = c.Open(ctx, cred, id)
+	r.Attr, err = c.Open(ctx, cred, &metarpc.OpenArgs{ID: id, Access: args.Access})
 	if err != nil {
 		c.opens.stray(id)
 		return metarpc.CreateResult{}, err
 	}
 	return r, nil
+}
+
+// TmpFile makes a regular file without a name, and opens it as Open does.
+func (c *Client) TmpFile(ctx context.Context, cred metarpc.Cred, args *metarpc.TmpFileArgs) (metarpc.CreateResult, error) {
+	r, err := c.create(ctx, metarpc.OpTmpFile, cred, args)
+	if err == nil {
+		c.opens.hold(r.Attr.ID)
+	}
+	return r, err
+}
+
+func (c *Client) create(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args any) (r metarpc.CreateResult, err error) {
+	err = c.do(ctx, op, cred, args, &r, func(o *outcome) {
+		if o.err != nil || o.status != metarpc.StatusOK || !o.abandoned {
+			return
+		}
+		var r metarpc.CreateResult
+		if metarpc.DecodeResult(op, o.raw, &r) == nil {
+			c.opens.stray(r.Attr.ID)
+		}
+	})
+	return r, err
 }
 
 func (c *Client) MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc.MakeNodeArgs) (metarpc.Attr, error) {
@@ -123,12 +136,13 @@ func (c *Client) RemoveXattr(ctx context.Context, cred metarpc.Cred, id layout.F
 
 // Open makes the service keep the file, should it lose its last name, until Release or the end of the session. Opens
 // are not counted: one Release ends them all.
-func (c *Client) Open(ctx context.Context, cred metarpc.Cred, id layout.FileID) (metarpc.Attr, error) {
+func (c *Client) Open(ctx context.Context, cred metarpc.Cred, args *metarpc.OpenArgs) (metarpc.Attr, error) {
+	id := args.ID
 	if err := c.opens.take(ctx, id); err != nil {
 		return metarpc.Attr{}, c.wrap(metarpc.OpOpen, err)
 	}
 	var r metarpc.AttrResult
-	err := c.do(ctx, metarpc.OpOpen, cred, &metarpc.OpenArgs{ID: id}, &r, func(o *outcome) {
+	err := c.do(ctx, metarpc.OpOpen, cred, args, &r, func(o *outcome) {
 		ok := o.err == nil && o.status == metarpc.StatusOK
 		if ok && o.abandoned {
 			c.opens.stray(id)

@@ -101,10 +101,13 @@ func (s *Service) getXattr(ctx context.Context, c *call, a *metarpc.XattrArgs) (
 	if err != nil {
 		return nil, err
 	}
-	if !isACL(a.Name) {
+	switch {
+	case !isACL(a.Name):
 		if err := s.mayXattr(ctx, s.caller(c), a.ID, &row, a.Name, false); err != nil {
 			return nil, err
 		}
+	case row.Mode&syscall.S_IFMT == syscall.S_IFLNK:
+		return nil, errNotSupported
 	}
 	if row.Flags&schema.XattrFlags(a.Name) != schema.XattrFlags(a.Name) {
 		return nil, errNoData
