@@ -9,15 +9,16 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 )
 
-// Open directories have no state: entries are found by their cookies. Nor is anything of one kept between two requests:
+// Open directories have no state but who opened them: entries are found by their cookies. Nor is anything of one kept between two requests:
 // the kernel holds the directory's lock for each of them, so what one returns is true as far as this mount goes.
 
 func (r *raw) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	// ENOSYS would save this request, and make the kernel cache directories for good.
+	out.Fh = r.dirs.add(cred(&in.InHeader))
 	return fuse.OK
 }
 
-func (r *raw) ReleaseDir(in *fuse.ReleaseIn) {}
+func (r *raw) ReleaseDir(in *fuse.ReleaseIn) { r.dirs.remove(in.Fh) }
 
 // FsyncDir has nothing to do: what the service has answered is durable.
 func (r *raw) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status { return fuse.OK }
@@ -47,7 +48,11 @@ func (r *raw) readDir(ctx context.Context, in *fuse.ReadIn, page *dirPage) error
 	if off < metarpc.FirstCookie {
 		off = 0
 	}
-	got, err := r.fs.meta.ReadDir(ctx, cred(&in.InHeader), id, off, page.room())
+	who, ok := r.dirs.of(in.Fh)
+	if !ok {
+		who = cred(&in.InHeader)
+	}
+	got, err := r.fs.meta.ReadDir(ctx, who, id, off, page.room())
 	if err != nil {
 		return err
 	}

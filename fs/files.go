@@ -83,7 +83,7 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	asked := fs.clock.Load()
 	args := &metarpc.CreateArgs{
 		Parent: fs.id(in.NodeId), Name: name, Mode: in.Mode & 07777, Exclusive: in.Flags&unix.O_EXCL != 0,
-		Access: accessOf(in.Flags),
+		Umask: in.Umask & 07777, Access: accessOf(in.Flags),
 	}
 	made, created, err := fs.meta.Create(ctx, cred(&in.InHeader), args)
 	if err != nil {

@@ -41,10 +41,11 @@ type Meta interface {
 	ReadDir(ctx context.Context, cred metarpc.Cred, id layout.FileID, cookie uint64, limit int) (*metaclient.DirPage, error)
 	StatFS(ctx context.Context) (metarpc.StatFSResult, error)
 
-	// Open and Create open a file for the whole session, however often they are called; one Release, which does not
+	// Open, Create and TmpFile open a file for the whole session, however often they are called; one Release, which does not
 	// wait, ends that.
 	Open(ctx context.Context, cred metarpc.Cred, args *metarpc.OpenArgs) (metaclient.Answer, error)
 	Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (answer metaclient.Answer, created bool, err error)
+	TmpFile(ctx context.Context, cred metarpc.Cred, args *metarpc.TmpFileArgs) (metaclient.Answer, error)
 	Release(id layout.FileID)
 	LayoutCommit(ctx context.Context, reports []metarpc.SizeReport, provisional bool) ([]metarpc.Attr, error)
 	// Reserve makes the file n bytes longer and returns where they are.

@@ -325,6 +325,7 @@ func (i *inode) take(a *metarpc.Attr) {
 	i.times.heard(a)
 	i.mode = a.Mode
 	i.removed = a.Nlink == 0
+	i.capsGone = a.Flags&metarpc.AttrCapability == 0
 }
 
 // outdate makes answers to questions that were asked before now worthless. mu is held.

@@ -544,59 +544,36 @@ func (r *retries) after(ctx context.Context, i *inode, err error) error {
 // capability is the extended attribute that gives a program capabilities.
 const capability = "security.capability"
 
-// clearPrivileges takes from a file about to be written what would let its new contents run with privileges. The
-// kernel leaves that to us (FUSE_HANDLE_KILLPRIV_V2); otherwise it would ask for an extended attribute before each write.
+// clearPrivileges takes from a file about to be written what would let its new contents run with privileges: file
+// capabilities, and with setID the set-ID bits, if it has any of those. The kernel leaves that to us
+// (FUSE_HANDLE_KILLPRIV_V2); otherwise it would ask for an extended attribute before each write.
 func (i *inode) clearPrivileges(ctx context.Context, setID bool) error {
-	if err := i.fs.clearCapabilities(ctx, i.id); err != nil {
-		return err
-	}
 	i.mu.Lock()
-	bits := setIDBits(i.mode)
+	caps, bits := !i.capsGone, setIDBits(i.mode) != 0
 	i.mu.Unlock()
-	if !setID || bits == 0 {
+	if !caps && !(setID && bits) {
 		return nil
 	}
-	// Other bits may have been changed by somebody else since.
-	if err := i.refresh(ctx); err != nil {
-		return err
-	}
-	i.mu.Lock()
-	mode := i.mode
-	i.mu.Unlock()
-	if bits = setIDBits(mode); bits == 0 {
-		return nil
+	if bits && !setID {
+		// Root keeps the bits, but not if the service takes it for nobody special.
+		err := i.fs.meta.RemoveXattr(ctx, nobody, i.id, capability)
+		if e, _ := errnoOf(err); err == nil || e == syscall.ENODATA {
+			i.mu.Lock()
+			i.capsGone = true
+			i.mu.Unlock()
+			return nil
+		}
 	}
 	asked := i.fs.clock.Load()
-	args := &metarpc.SetAttrArgs{ID: i.id, Mask: metarpc.SetMode, Mode: mode & 07777 &^ bits}
+	args := &metarpc.SetAttrArgs{ID: i.id, Mask: metarpc.ClearPrivileges, Open: true}
 	a, err := i.fs.meta.SetAttr(ctx, nobody, args)
 	if err != nil {
 		return byID(i.id, err)
 	}
 	i.merge(a, asked)
 	i.fs.notify(func(k kernel) { k.forgetAttrs(i.fs.node(i.id)) })
-	return nil
-}
-
-// clearCapabilities takes a file's capabilities away, unless it is known to have none.
-func (fs *FS) clearCapabilities(ctx context.Context, id layout.FileID) error {
-	i := fs.holdKnown(id)
-	if i != nil {
-		defer i.drop()
-		i.mu.Lock()
-		gone := i.capsGone
-		i.mu.Unlock()
-		if gone {
-			return nil
-		}
-	}
-	err := fs.meta.RemoveXattr(ctx, nobody, id, capability)
-	if e, _ := errnoOf(err); err != nil && e != syscall.ENODATA && e != syscall.EOPNOTSUPP {
-		return byID(id, err)
-	}
-	if i != nil {
-		i.mu.Lock()
-		i.capsGone = true
-		i.mu.Unlock()
-	}
+	i.mu.Lock()
+	i.capsGone = true // also if the answer has been overtaken by writes
+	i.mu.Unlock()
 	return nil
 }

@@ -169,6 +169,8 @@ var capabilities = []struct {
 	{fuse.CAP_ASYNC_DIO, "ASYNC_DIO", "asynchronous I/O of programs is carried out one request at a time"},
 	{fuse.CAP_DIRECT_IO_ALLOW_MMAP, "DIRECT_IO_ALLOW_MMAP", "shared mappings (mmap with MAP_SHARED) fail with ENODEV; Linux 6.6 has it"},
 	{fuse.CAP_HANDLE_KILLPRIV_V2, "HANDLE_KILLPRIV_V2", "each write asks for an extended attribute first; Linux 5.11 has it"},
+	{fuse.CAP_POSIX_ACL, "POSIX_ACL", "access control lists are checked by the service alone; Linux 4.9 has it"},
+	{fuse.CAP_DONT_MASK, "DONT_MASK", "files made where a default access control list is lose what the umask takes"},
 	{fuse.CAP_ATOMIC_O_TRUNC, "ATOMIC_O_TRUNC", "truncation by open takes two requests"},
 }
 

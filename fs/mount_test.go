@@ -553,8 +553,12 @@ func TestMountFiles(t *testing.T) {
 			if got := must[[]byte](t)(os.ReadFile(dir + "/g")); !bytes.Equal(got, data) {
 				t.Error("copy differs")
 			}
-			if _, err := os.OpenFile(dir, unix.O_TMPFILE|os.O_RDWR, 0600); !errors.Is(err, unix.EOPNOTSUPP) {
-				t.Errorf("O_TMPFILE: %v", err)
+			tmp := must[*os.File](t)(os.OpenFile(dir, unix.O_TMPFILE|os.O_RDWR, 0600))
+			must[int](t)(tmp.Write(data))
+			ok(t, unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", tmp.Fd()), unix.AT_FDCWD, dir+"/named", unix.AT_SYMLINK_FOLLOW))
+			ok(t, tmp.Close())
+			if got := must[[]byte](t)(os.ReadFile(dir + "/named")); !bytes.Equal(got, data) {
+				t.Error("a file that got a name late differs")
 			}
 		}},
 		{"locks", func(t *testing.T, dir string) {

@@ -37,7 +37,7 @@ func (r *raw) makeNode(cancel <-chan struct{}, in *fuse.InHeader, args *metarpc.
 }
 
 func (r *raw) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
-	args := &metarpc.MakeNodeArgs{Name: name, Mode: in.Mode}
+	args := &metarpc.MakeNodeArgs{Name: name, Mode: in.Mode, Umask: in.Umask & 07777}
 	if t := in.Mode & unix.S_IFMT; t == unix.S_IFCHR || t == unix.S_IFBLK {
 		args.Rdev = in.Rdev
 	}
@@ -45,7 +45,7 @@ func (r *raw) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *
 }
 
 func (r *raw) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *fuse.EntryOut) fuse.Status {
-	args := &metarpc.MakeNodeArgs{Name: name, Mode: unix.S_IFDIR | in.Mode&07777}
+	args := &metarpc.MakeNodeArgs{Name: name, Mode: unix.S_IFDIR | in.Mode&07777, Umask: in.Umask & 07777}
 	return r.makeNode(cancel, &in.InHeader, args, out)
 }
 
@@ -65,7 +65,11 @@ func (r *raw) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	}
 	asked := r.fs.clock.Load()
 	a, err := r.fs.meta.Link(ctx, cred(&in.InHeader), r.fs.id(in.Oldnodeid), r.fs.id(in.NodeId), name)
-	return r.entry(out, a, asked, err)
+	status := r.entry(out, a, asked, err)
+	if err == nil {
+		r.fs.named(a.Attr.ID)
+	}
+	return status
 }
 
 func (r *raw) remove(cancel <-chan struct{}, in *fuse.InHeader, name string, dir bool) fuse.Status {

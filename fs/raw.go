@@ -12,16 +12,17 @@ import (
 )
 
 // raw answers the kernel's requests through go-fuse. Its handlers run in goroutines of the transport and may block.
-// What is not here go-fuse answers with ENOSYS: the kernel then does without (copy_file_range, ioctl, O_TMPFILE, access
-// checks, which are its own because of default_permissions).
+// What is not here go-fuse answers with ENOSYS: the kernel then does without (copy_file_range, ioctl, access checks, which
+// are its own because of default_permissions).
 type raw struct {
 	fuse.RawFileSystem
-	fs *FS
+	fs   *FS
+	dirs dirCreds
 }
 
 // RawFileSystem is the FS as go-fuse serves it.
 func (fs *FS) RawFileSystem() fuse.RawFileSystem {
-	return &raw{fuse.NewDefaultRawFileSystem(), fs}
+	return &raw{RawFileSystem: fuse.NewDefaultRawFileSystem(), fs: fs, dirs: dirCreds{open: map[uint64]metarpc.Cred{}}}
 }
 
 func (r *raw) String() string { return "weft" }
@@ -33,8 +34,6 @@ func (r *raw) Forget(nodeid, nlookup uint64) {}
 func (r *raw) begin(cancel <-chan struct{}, h *fuse.InHeader) *request {
 	return &request{fs: r.fs, cancel: cancel, pid: h.Pid}
 }
-
-func cred(h *fuse.InHeader) metarpc.Cred { return metarpc.Cred{UID: h.Uid, GID: h.Gid} }
 
 func (r *raw) status(err error) fuse.Status { return fuse.Status(r.fs.errno(err)) }
 
@@ -175,6 +174,8 @@ func (r *raw) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		return fuse.Status(syscall.EFBIG)
 	}
 	args.Mode, args.UID, args.GID, args.Size = in.Mode&07777, in.Uid, in.Gid, int64(in.Size)
+	// The kernel names the handle for what it has allowed when that was opened, so it is only right for a size.
+	args.Open = in.Valid&fuse.FATTR_FH != 0 && in.Valid&fuse.FATTR_SIZE != 0
 	args.Atime, args.Mtime = joinTime(in.Atime, in.Atimensec), joinTime(in.Mtime, in.Mtimensec)
 	a, err := r.fs.setAttr(ctx, cred(&in.InHeader), args, in.Valid&fuse.FATTR_KILL_SUIDGID != 0)
 	if err != nil {
@@ -205,7 +206,7 @@ func (r *raw) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte, fuse.
 	ctx := r.begin(cancel, in)
 	defer ctx.end()
 	id := r.fs.id(in.NodeId)
-	target, err := r.fs.meta.ReadLink(ctx, cred(in), id)
+	target, err := r.fs.meta.ReadLink(ctx, userOnly(in), id)
 	if err == nil {
 		r.fs.accesses.other(id, false)
 	}

@@ -225,6 +225,9 @@ func (m *session) setHook(hook func(ctx context.Context, call string) error) {
 // attr is a node's as everybody sees it. mu is held.
 func (s *service) attr(n *node) metarpc.Attr {
 	a := n.attr
+	if n.xattrs[capability] != nil {
+		a.Flags |= metarpc.AttrXattrs | metarpc.AttrCapability
+	}
 	for _, m := range s.sessions {
 		if p, ok := m.provisional[a.ID]; ok {
 			a.Size = max(a.Size, p.End)
@@ -424,6 +427,12 @@ func (m *session) SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.
 	a := &n.attr
 	if args.Mask&(metarpc.SetUID|metarpc.SetGID) != 0 && n.entries == nil {
 		a.Mode &^= setIDBits(a.Mode)
+	}
+	if args.Mask&metarpc.ClearPrivileges != 0 {
+		a.Mode &^= setIDBits(a.Mode)
+	}
+	if args.Mask&(metarpc.ClearPrivileges|metarpc.SetSize) != 0 {
+		delete(n.xattrs, capability)
 	}
 	if args.Mask&metarpc.SetMode != 0 {
 		a.Mode = a.Mode&unix.S_IFMT | args.Mode
@@ -654,7 +663,11 @@ func (m *session) MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc
 	}
 	defer m.s.mu.Unlock()
 	m.change(m.s.names(metarpc.NameArgs{Parent: args.Parent, Name: args.Name}))
-	n, err := m.add(metarpc.OpMakeNode, cred, args.Parent, args.Name, args.Mode, args.Rdev, args.Target)
+	mode := args.Mode
+	if args.Target == "" {
+		mode &^= args.Umask
+	}
+	n, err := m.add(metarpc.OpMakeNode, cred, args.Parent, args.Name, mode, args.Rdev, args.Target)
 	if err != nil {
 		return metaclient.Answer{}, err
 	}
@@ -852,7 +865,7 @@ func (m *session) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.C
 	}
 	created := n == nil
 	if created {
-		if n, err = m.add(metarpc.OpCreate, cred, args.Parent, args.Name, unix.S_IFREG|args.Mode, 0, ""); err != nil {
+		if n, err = m.add(metarpc.OpCreate, cred, args.Parent, args.Name, unix.S_IFREG|args.Mode&^args.Umask, 0, ""); err != nil {
 			return metaclient.Answer{}, false, err
 		}
 	}
@@ -882,6 +895,22 @@ func (m *session) Reserve(ctx context.Context, id layout.FileID, n int64) (int64
 	off := m.s.attr(f).Size
 	f.attr.Size = off + n
 	return off, nil
+}
+
+func (m *session) TmpFile(ctx context.Context, cred metarpc.Cred, args *metarpc.TmpFileArgs) (metaclient.Answer, error) {
+	if err := m.enter(ctx, "TmpFile"); err != nil {
+		return metaclient.Answer{}, err
+	}
+	defer m.s.mu.Unlock()
+	const name = "\x00" // which no other file has
+	n, err := m.add(metarpc.OpTmpFile, cred, args.Parent, name, unix.S_IFREG|args.Mode&^args.Umask, 0, "")
+	if err != nil {
+		return metaclient.Answer{}, err
+	}
+	delete(m.s.nodes[args.Parent].entries, name)
+	n.attr.Nlink = 0
+	m.opens[n.attr.ID] = true
+	return m.answer(n), nil
 }
 
 func (m *session) Release(id layout.FileID) {

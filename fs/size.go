@@ -32,21 +32,8 @@ const timeMask = metarpc.SetMtime | metarpc.SetMtimeNow
 // and capabilities: its owner changes, or an ordinary user its size.
 func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAttrArgs, clearSetID bool) (attrs, error) {
 	sized := args.Mask&metarpc.SetSize != 0
-	if sized || clearSetID {
-		if err := fs.clearCapabilities(ctx, args.ID); err != nil {
-			return attrs{}, err
-		}
-	}
-	// With a new owner the service clears the bits in the same step.
-	if clearSetID && args.Mask&(metarpc.SetMode|metarpc.SetUID|metarpc.SetGID) == 0 {
-		a, err := fs.getAttr(ctx, args.ID)
-		if err != nil {
-			return attrs{}, err
-		}
-		if bits := setIDBits(a.Mode); bits != 0 {
-			args.Mask |= metarpc.SetMode
-			args.Mode = a.Mode & 07777 &^ bits
-		}
+	if clearSetID {
+		args.Mask |= metarpc.ClearPrivileges // the service does it in the same step; capabilities go with any size
 	}
 	if sized && args.Mask&timeMask == 0 {
 		// By the clock that writes use.
