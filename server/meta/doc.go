@@ -6,8 +6,8 @@
 //
 // Whatever must outlive the service is in the catalog (package schema). In memory is only what clients can bring back
 // after a restart: which files their sessions have open, the sizes and times of files that they wrote but that are
-// not yet stable, and which leases they have. A namespace operation reads what it needs, builds one batch whose guards name everything it relied on,
-// and starts over with fresh reads when a guard did not hold. The reply of a call that may not be executed twice is a
+// not yet stable, and which leases they have. A namespace operation reads what it needs, builds one batch whose guards name
+// everything it relied on, and starts over with fresh reads when a guard did not hold. The reply of a call that may not be executed twice is a
 // row of that same batch.
 //
 // # A change, and the leases of others
