@@ -259,13 +259,6 @@ func sizeChecks() []check {
 			must(unix.Pwrite(fd, pattern(5000), 0))
 			return read(w.at("f")) == string(pattern(5000))
 		}},
-		{"fallocate of more than there is room for", "ENOSPC", func(w world) any {
-			fd := opened(w.at("f"), rw)
-			defer unix.Close(fd)
-			err := unix.Fallocate(fd, 0, 0, 1<<43)
-			try(unix.Ftruncate(fd, 0)) // some keep what there was room for
-			return err
-		}},
 		{"fallocate beyond the largest size", "EFBIG", func(w world) any {
 			fd := opened(w.at("f"), rw)
 			defer unix.Close(fd)

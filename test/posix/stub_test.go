@@ -1,13 +1,10 @@
 package posix
 
-func permissionChecks() []check { return nil }
-func modeChecks() []check       { return nil }
-func aclChecks() []check        { return nil }
-func xattrChecks() []check      { return nil }
-func timeChecks() []check       { return nil }
-func dirChecks() []check        { return nil }
-func lockChecks() []check       { return nil }
-func otherChecks() []check      { return nil }
-func longChecks() []check       { return nil }
+func aclChecks() []check   { return nil }
+func timeChecks() []check  { return nil }
+func dirChecks() []check   { return nil }
+func lockChecks() []check  { return nil }
+func otherChecks() []check { return nil }
+func longChecks() []check  { return nil }
 
 var differences []difference
