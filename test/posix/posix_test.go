@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -89,6 +90,7 @@ func (d difference) matches(where, name string) bool {
 // TestCalls runs every check on weft, on the local disk's file system and on tmpfs, and holds the answers against the
 // table and against each other.
 func TestCalls(t *testing.T) {
+	keepThread(t)
 	weft := place{"weft", harness.NewVolume(t, harness.Options{}).Mount().Dir}
 	local := localPlaces(t)
 	places := append([]place{weft}, local...)
@@ -142,12 +144,19 @@ func TestCalls(t *testing.T) {
 	}
 }
 
+// keepThread keeps the test's thread from ending before the test: the processes that it starts would be killed, since they are
+// to die with who started them, and threads of apart end.
+func keepThread(t *testing.T) {
+	runtime.LockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
+}
+
 // runAll gives each check's answer. Several run at a time, since most of their time is waiting.
 func runAll(where place, all []check) []string {
 	answers := make([]string, len(all))
 	var wg sync.WaitGroup
 	next := make(chan int)
-	for range 12 {
+	for range 20 {
 		wg.Go(func() { // ends when the checks are used up
 			for i := range next {
 				answers[i] = run(where, i, all[i])

@@ -1,9 +1,7 @@
 package posix
 
 func aclChecks() []check   { return nil }
-func timeChecks() []check  { return nil }
 func dirChecks() []check   { return nil }
-func lockChecks() []check  { return nil }
 func otherChecks() []check { return nil }
 func longChecks() []check  { return nil }
 

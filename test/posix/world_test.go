@@ -30,8 +30,11 @@ type world string
 
 func (w world) at(p string) string { return filepath.Join(string(w), p) }
 
-// file makes a file with some contents.
+// file makes a file with some contents. A process forked meanwhile would have the file open for writing for a moment, so
+// that it could not be executed.
 func (w world) file(p, content string) string {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	try(os.WriteFile(w.at(p), []byte(content), 0o644))
 	return w.at(p)
 }
