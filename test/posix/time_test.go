@@ -100,7 +100,7 @@ func timeChecks() []check {
 		{"readdir", "full", "atime", "none", func(w world, p string) error { list(p); return nil }},
 		{"readlink", "symlink", "atime", "none", func(w world, p string) error { readlink(p); return nil }},
 		{"setxattr", "file", "ctime", "none", func(w world, p string) error { return unix.Setxattr(p, "user.y", []byte("v"), 0) }},
-		{"setxattr to the same", "file", "", "none", func(w world, p string) error { return unix.Setxattr(p, "user.x", []byte("v"), 0) }},
+		{"setxattr to the same", "file", "ctime", "none", func(w world, p string) error { return unix.Setxattr(p, "user.x", []byte("v"), 0) }},
 		{"removexattr", "file", "ctime", "none", func(w world, p string) error { return unix.Removexattr(p, "user.x") }},
 		{"getxattr", "file", "none", "none", func(w world, p string) error { getxattr(p, "user.x"); return nil }},
 		{"utimensat of now", "file", "atime+mtime+ctime", "none", func(w world, p string) error { return unix.UtimesNanoAt(unix.AT_FDCWD, p, nil, 0) }},
