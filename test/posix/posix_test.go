@@ -74,19 +74,6 @@ func checks() []check {
 // A place is a file system under test.
 type place struct{ name, dir string }
 
-// A difference is a check that a file system answers otherwise than the table or the local disk's file system, and why
-// that is right. docs/posix.md has the same list.
-type difference struct {
-	where  string // weft, ext4 or tmpfs
-	check  string // its name; a * at the end stands for any rest
-	reason string
-}
-
-func (d difference) matches(where, name string) bool {
-	prefix, any := strings.CutSuffix(d.check, "*")
-	return d.where == where && (d.check == name || any && strings.HasPrefix(name, prefix))
-}
-
 // TestCalls runs every check on weft, on the local disk's file system and on tmpfs, and holds the answers against the
 // table and against each other.
 func TestCalls(t *testing.T) {
