@@ -29,6 +29,7 @@ var differences = []difference{
 	{"weft", "lseek SEEK_SET 9223372036854775807", "weft's largest file is the kernel's largest, ext4's is 16 TiB"},
 	{"weft", "truncate to the largest size", "weft's largest file is the kernel's largest, ext4's is 16 TiB"},
 	{"weft", "mode * after chown -1 -1 by *", "FUSE does not tell of a chown(2) that changes neither owner nor group, so set-user-ID and set-group-ID stay"},
+	{"weft", "epoll of a file", "the kernel lets every FUSE file be waited for; it is always ready"},
 	{"ext4", "times after setxattr to the same (file), file", "ext4 sees that the value is the same and changes nothing"},
 	{"tmpfs", "fallocate ZERO_RANGE*", "tmpfs does not have it"},
 	{"tmpfs", "fallocate COLLAPSE_RANGE*", "tmpfs does not have it and says so wherever the range lies"},
@@ -37,6 +38,7 @@ var differences = []difference{
 	{"tmpfs", "truncate to the largest size", "the largest file of tmpfs is the kernel's largest, ext4's is 16 TiB"},
 	{"tmpfs", "pwrite just below the largest offset", "the largest file of tmpfs is the kernel's largest, which that byte is still in"},
 	{"tmpfs", "times after read of nothing (file), file", "tmpfs goes by the call, not by the bytes read"},
+	{"tmpfs", "65000 links and no more", "tmpfs does not limit links"},
 	{"tmpfs", "memory sealing is not for files", "files of tmpfs are what memfd_create(2) makes, which can be sealed"},
 }
 

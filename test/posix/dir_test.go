@@ -449,12 +449,13 @@ func longChecks() []check {
 	return []check{
 		{"65000 links and no more", "65000 EMLINK", func(w world) any {
 			p := w.file("f", "")
-			for i := 1; ; i++ {
+			for i := 1; i < 70000; i++ {
 				err := unix.Link(p, w.at(fmt.Sprint("l", i)))
 				if err != nil {
 					return say(lstat(p).Nlink, err)
 				}
 			}
+			return "more than 70000"
 		}},
 		{"65000 subdirectories", "true 65000", func(w world) any {
 			for i := range 65000 {
