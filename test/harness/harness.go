@@ -66,7 +66,9 @@ func NeedMount(t testing.TB) {
 
 // Options of a volume.
 type Options struct {
-	DataServers int // default 4
+	DataServers int           // default 4
+	Lease       time.Duration // default that of weftd
+	Env         []string      // of weftd and of the mounts, beside that of the test, such as GOMAXPROCS=1
 }
 
 // Volume is a weftd single.
@@ -120,7 +122,11 @@ func (v *Volume) Start() {
 	v.t.Helper()
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.run = launch(v.t, v.log, "weftd", "single", "--dir", v.Dir, "--data-servers", fmt.Sprint(v.opts.DataServers), "--listen", v.Addr)
+	args := []string{"single", "--dir", v.Dir, "--data-servers", fmt.Sprint(v.opts.DataServers), "--listen", v.Addr}
+	if v.opts.Lease > 0 {
+		args = append(args, "--lease", v.opts.Lease.String())
+	}
+	v.run = launch(v.t, v.log, v.opts.Env, "weftd", args...)
 	deadline := time.Now().Add(30 * time.Second)
 	for {
 		out, err := exec.Command(Bin(v.t, "weft"), "admin", "device", "ls", "--server", v.Addr).CombinedOutput()
@@ -168,6 +174,7 @@ func (v *Volume) Fsck(args ...string) {
 type Mount struct {
 	t   testing.TB
 	Dir string
+	log *os.File
 	run *child // nil when unmounted
 }
 
@@ -183,7 +190,8 @@ func (v *Volume) Mount(options ...string) *Mount {
 	if len(options) > 0 {
 		args = append(args, "-o", strings.Join(options, ","))
 	}
-	m := &Mount{t: v.t, Dir: dir, run: launch(v.t, openLog(v.t, v.base, "mount"), "weft", append(args, v.Addr+":/", dir)...)}
+	m := &Mount{t: v.t, Dir: dir, log: openLog(v.t, v.base, "mount")}
+	m.run = launch(v.t, m.log, v.opts.Env, "weft", append(args, v.Addr+":/", dir)...)
 	v.t.Cleanup(m.Unmount)
 	deadline := time.Now().Add(30 * time.Second)
 	for !Mounted(dir) {
@@ -198,6 +206,23 @@ func (v *Volume) Mount(options ...string) *Mount {
 
 // Pid is the serving process's number.
 func (m *Mount) Pid() int { return m.run.cmd.Process.Pid }
+
+// Signal sends the serving process a signal, such as SIGSTOP and SIGCONT.
+func (m *Mount) Signal(sig syscall.Signal) {
+	m.t.Helper()
+	if err := m.run.cmd.Process.Signal(sig); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// Log is what the serving process has logged.
+func (m *Mount) Log() string {
+	b, err := os.ReadFile(m.log.Name())
+	if err != nil {
+		m.t.Error(err)
+	}
+	return string(b)
+}
 
 // Mounted reports whether a weft file system is mounted exactly on dir.
 func Mounted(dir string) bool {

@@ -18,9 +18,10 @@ type child struct {
 }
 
 // launch starts weft or weftd. A test that dies takes it along.
-func launch(t testing.TB, log *os.File, name string, args ...string) *child {
+func launch(t testing.TB, log *os.File, env []string, name string, args ...string) *child {
 	t.Helper()
 	c := &child{cmd: exec.Command(Bin(t, name), args...), ended: make(chan struct{})}
+	c.cmd.Env = append(os.Environ(), env...)
 	c.cmd.Stdout, c.cmd.Stderr = log, log
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := c.cmd.Start(); err != nil {
@@ -58,6 +59,16 @@ func (c *child) end(t testing.TB, sig syscall.Signal) error {
 // endTime is enough for what weft and weftd allow themselves when they are told to end.
 const endTime = time.Minute
 
+// Self is a command that runs this test binary again, with these flags and this in its environment, by which its TestMain
+// knows what to do. It dies with the test.
+func Self(env string, flags ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], flags...)
+	cmd.Env = append(os.Environ(), env)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
 // Proc is a server of the test.
 type Proc struct {
 	t   testing.TB
@@ -67,7 +78,7 @@ type Proc struct {
 // Spawn starts weft or weftd as a server; it ends with the test. Its log is printed if the test fails.
 func Spawn(t testing.TB, name string, args ...string) *Proc {
 	t.Helper()
-	p := &Proc{t: t, run: launch(t, openLog(t, t.TempDir(), name), name, args...)}
+	p := &Proc{t: t, run: launch(t, openLog(t, t.TempDir(), name), nil, name, args...)}
 	t.Cleanup(func() { p.End(syscall.SIGKILL) })
 	return p
 }
