@@ -181,6 +181,12 @@ type Mount struct {
 // Mount mounts the volume with the given -o options on a directory of its own.
 func (v *Volume) Mount(options ...string) *Mount {
 	v.t.Helper()
+	return v.MountUnder(nil, options...)
+}
+
+// MountUnder does it with the serving process started by another program, such as unshare, which becomes that process.
+func (v *Volume) MountUnder(starter []string, options ...string) *Mount {
+	v.t.Helper()
 	dir, err := os.MkdirTemp(v.base, "mnt")
 	if err != nil {
 		v.t.Fatal(err)
@@ -191,7 +197,7 @@ func (v *Volume) Mount(options ...string) *Mount {
 		args = append(args, "-o", strings.Join(options, ","))
 	}
 	m := &Mount{t: v.t, Dir: dir, log: openLog(v.t, v.base, "mount")}
-	m.run = launch(v.t, m.log, v.opts.Env, "weft", append(args, v.Addr+":/", dir)...)
+	m.run = launchUnder(v.t, starter, m.log, v.opts.Env, "weft", append(args, v.Addr+":/", dir)...)
 	v.t.Cleanup(m.Unmount)
 	deadline := time.Now().Add(30 * time.Second)
 	for !Mounted(dir) {

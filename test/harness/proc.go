@@ -20,7 +20,14 @@ type child struct {
 // launch starts weft or weftd. A test that dies takes it along.
 func launch(t testing.TB, log *os.File, env []string, name string, args ...string) *child {
 	t.Helper()
-	c := &child{cmd: exec.Command(Bin(t, name), args...), ended: make(chan struct{})}
+	return launchUnder(t, nil, log, env, name, args...)
+}
+
+// launchUnder does it by another program and its arguments.
+func launchUnder(t testing.TB, starter []string, log *os.File, env []string, name string, args ...string) *child {
+	t.Helper()
+	argv := append(append(append([]string{}, starter...), Bin(t, name)), args...)
+	c := &child{cmd: exec.Command(argv[0], argv[1:]...), ended: make(chan struct{})}
 	c.cmd.Env = append(os.Environ(), env...)
 	c.cmd.Stdout, c.cmd.Stderr = log, log
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
