@@ -32,7 +32,8 @@ func TestOneDirectory(t *testing.T) {
 	}
 	t.Logf("-seed %d", *seed)
 	v := harness.NewVolume(t, harness.Options{Lease: lease, Env: []string{"GOMAXPROCS=1"}})
-	all := []*harness.Mount{v.Mount(mountOptions()...), v.Mount(mountOptions()...)}
+	a, b := twoMounts(v)
+	all := []*harness.Mount{a, b}
 	dir := func(m *harness.Mount) string { return filepath.Join(m.Dir, "busy") }
 	if err := os.Mkdir(dir(all[0]), 0o755); err != nil {
 		t.Fatal(err)
@@ -193,7 +194,8 @@ func TestAppends(t *testing.T) {
 		records = 5000
 	}
 	v := harness.NewVolume(t, harness.Options{Lease: lease})
-	all := []*harness.Mount{v.Mount(mountOptions()...), v.Mount(mountOptions()...)}
+	a, b := twoMounts(v)
+	all := []*harness.Mount{a, b}
 	const perMount = 3
 	writers := perMount * len(all)
 	var wg sync.WaitGroup

@@ -18,7 +18,7 @@ var (
 	seed    = flag.Uint64("seed", uint64(time.Now().UnixNano()), "of random choices")
 	long    = flag.Bool("long", false, "full sizes")
 	pairs   = flag.Int("pairs", 0, "changes that are observed (default 1500, with -long 10000)")
-	mounts  = flag.Int("mounts", 3, "mounts of TestPairs")
+	mounts  = flag.Int("mounts", 3, "mounts of TestPairs; with 1 the tests of two mounts use one twice, which tests them")
 	options = flag.String("o", "", "mount options, such as cache=lease")
 )
 
@@ -27,6 +27,15 @@ const lease = 3 * time.Second
 
 func mountOptions() []string {
 	return strings.FieldsFunc(*options, func(c rune) bool { return c == ',' })
+}
+
+// twoMounts mounts a volume twice.
+func twoMounts(v *harness.Volume) (a, b *harness.Mount) {
+	a = v.Mount(mountOptions()...)
+	if *mounts == 1 {
+		return a, a
+	}
+	return a, v.Mount(mountOptions()...)
 }
 
 func pairCount() int {

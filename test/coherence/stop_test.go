@@ -67,6 +67,12 @@ const writerEnv = "WEFT_TEST_WRITER"
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	if path := os.Getenv(handEnv); path != "" {
+		if err := serveHand(path); err != nil {
+			fmt.Println(err)
+		}
+		return
+	}
 	path := os.Getenv(writerEnv)
 	if path == "" {
 		os.Exit(m.Run())
@@ -91,7 +97,7 @@ const writerSize = 4 << 20
 // its lease; when it goes on itself it changes nothing of what they wrote, tells who has lost what, and works again.
 func TestStopped(t *testing.T) {
 	v := harness.NewVolume(t, harness.Options{Lease: lease})
-	a, b := v.Mount(mountOptions()...), v.Mount(mountOptions()...)
+	a, b := twoMounts(v)
 	for _, name := range []string{"dirty", "locked", "writer", "untouched"} {
 		if err := os.WriteFile(filepath.Join(a.Dir, name), fill('0', writerSize), 0o644); err != nil {
 			t.Fatal(err)
@@ -249,71 +255,142 @@ func TestStopped(t *testing.T) {
 	}
 }
 
-// TestRestart kills the metadata service while locks are held and waited for.
-func TestRestart(t *testing.T) {
-	v := harness.NewVolume(t, harness.Options{Lease: lease})
-	a, b := v.Mount(mountOptions()...), v.Mount(mountOptions()...)
-	kinds := []struct {
-		name string
-		try  func(f *os.File, how int16) error
-		wait func(f *os.File, how int16) error
-	}{
-		{"fcntl", func(f *os.File, how int16) error { return lock(f, unix.F_OFD_SETLK, how) },
-			func(f *os.File, how int16) error { return lock(f, unix.F_OFD_SETLKW, how) }},
-		{"flock", func(f *os.File, how int16) error { return flock(f, how, unix.LOCK_NB) },
-			func(f *os.File, how int16) error { return flock(f, how, 0) }},
+// handEnv makes this test binary do with the file it names what it is told on standard input, and say "ok" or the error.
+const handEnv = "WEFT_TEST_HAND"
+
+// hand is such a process. A process that has files of a mount open cannot start others while the servers are dead: the
+// copies of the descriptors that exec closes wait for them.
+type hand struct {
+	in  io.Writer
+	out *bufio.Reader
+}
+
+func newHand(t *testing.T, path string) *hand {
+	t.Helper()
+	cmd := harness.Self(handEnv + "=" + path)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
 	}
-	restart := func() {
-		v.Kill()
-		v.Start()
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
 	}
-	for _, k := range kinds {
-		t.Run(k.name, func(t *testing.T) {
-			mine, theirs := open(t, filepath.Join(a.Dir, k.name), os.O_RDWR|os.O_CREATE), open(t, filepath.Join(b.Dir, k.name), os.O_RDWR)
-			if err := k.try(mine, unix.F_WRLCK); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := mine.WriteAt([]byte("under the lock"), 0); err != nil {
-				t.Fatal(err)
-			}
-			refused := func() error {
-				if err := k.try(theirs, unix.F_RDLCK); !errors.Is(err, unix.EAGAIN) {
-					return fmt.Errorf("%v, want %v", err, unix.EAGAIN)
-				}
-				return nil
-			}
-			within(t, patience, "a lock of the other mount", refused)
-			restart()
-			within(t, lease+patience, "the same after a restart", refused)
-			got := make(chan error, 1)
-			go func() { got <- k.wait(theirs, unix.F_WRLCK) }() // ends when the lock is free
-			time.Sleep(300 * time.Millisecond)
-			restart()
-			select {
-			case err := <-got:
-				t.Fatalf("a lock that is held was given away in a restart (%v)", err)
-			case <-time.After(lease + 2*time.Second):
-			}
-			within(t, lease+patience, "unlock", func() error { return k.try(mine, unix.F_UNLCK) })
-			within(t, lease+patience, "the lock that was waited for", func() error { return <-got })
-			b := make([]byte, 20)
-			if n, err := theirs.ReadAt(b, 0); string(b[:n]) != "under the lock" {
-				t.Errorf("%q, %v", b[:n], err)
-			}
-		})
+	if err != nil {
+		t.Fatal(err)
 	}
-	a.Unmount()
-	b.Unmount()
-	v.Stop()
-	v.Fsck()
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	return &hand{in, bufio.NewReader(out)}
+}
+
+// do has the process do one thing and returns its answer.
+func (h *hand) do(command string) string {
+	fmt.Fprintln(h.in, command)
+	line, err := h.out.ReadString('\n')
+	if err != nil {
+		return err.Error()
+	}
+	return strings.TrimSpace(line)
+}
+
+// serveHand is the other side.
+func serveHand(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	in := bufio.NewScanner(os.Stdin)
+	for in.Scan() {
+		kind, command, _ := strings.Cut(in.Text(), " ")
+		how := map[string]int16{"try": unix.F_WRLCK, "wait": unix.F_WRLCK, "unlock": unix.F_UNLCK}[command]
+		var err error
+		switch {
+		case kind == "write":
+			_, err = f.WriteAt([]byte(command), 0)
+		case kind == "read":
+			b := make([]byte, 100)
+			n, _ := f.ReadAt(b, 0)
+			fmt.Println(string(b[:n]))
+			continue
+		case kind == "flock" && command == "wait":
+			err = flock(f, how, 0)
+		case kind == "flock":
+			err = flock(f, how, unix.LOCK_NB)
+		case command == "wait":
+			err = lock(f, unix.F_SETLKW, how)
+		default:
+			err = lock(f, unix.F_SETLK, how)
+		}
+		if err != nil {
+			fmt.Println(err)
+		} else {
+			fmt.Println("ok")
+		}
+	}
+	return in.Err()
 }
 
 func flock(f *os.File, how int16, nonblock int) error {
-	op := map[int16]int{unix.F_RDLCK: unix.LOCK_SH, unix.F_WRLCK: unix.LOCK_EX, unix.F_UNLCK: unix.LOCK_UN}[how]
+	op := map[int16]int{unix.F_WRLCK: unix.LOCK_EX, unix.F_UNLCK: unix.LOCK_UN}[how]
 	for {
 		err := unix.Flock(int(f.Fd()), op|nonblock)
 		if !errors.Is(err, unix.EINTR) {
 			return err
 		}
 	}
+}
+
+// TestRestart kills the metadata service while locks are held and waited for.
+func TestRestart(t *testing.T) {
+	v := harness.NewVolume(t, harness.Options{Lease: lease})
+	a, b := twoMounts(v)
+	restart := func() {
+		v.Kill()
+		v.Start()
+	}
+	for _, kind := range []string{"fcntl", "flock"} {
+		t.Run(kind, func(t *testing.T) {
+			mine, theirs := newHand(t, filepath.Join(a.Dir, kind)), newHand(t, filepath.Join(b.Dir, kind))
+			says := func(h *hand, command, want string) func() error {
+				return func() error {
+					if got := h.do(command); got != want {
+						return fmt.Errorf("%q, want %q", got, want)
+					}
+					return nil
+				}
+			}
+			held := unix.EAGAIN.Error()
+			within(t, patience, "a lock", says(mine, kind+" try", "ok"))
+			within(t, patience, "a write", says(mine, "write under-the-lock", "ok"))
+			within(t, patience, "a lock of the other mount", says(theirs, kind+" try", held))
+			restart()
+			within(t, lease+patience, "the same after a restart", says(theirs, kind+" try", held))
+			got := make(chan string, 1)
+			go func() { got <- theirs.do(kind + " wait") }() // ends when the lock is free
+			time.Sleep(300 * time.Millisecond)
+			restart()
+			select {
+			case said := <-got:
+				t.Fatalf("a lock that is held was given away in a restart: %s", said)
+			case <-time.After(lease + 2*time.Second):
+			}
+			within(t, lease+patience, "unlock", says(mine, kind+" unlock", "ok"))
+			select {
+			case said := <-got:
+				if said != "ok" {
+					t.Errorf("the lock that was waited for: %s", said)
+				}
+			case <-time.After(lease + patience):
+				t.Fatal("the lock that was waited for does not come")
+			}
+			within(t, patience, "read what was written", says(theirs, "read", "under-the-lock"))
+		})
+	}
+	a.Unmount()
+	b.Unmount()
+	v.Stop()
+	v.Fsck()
 }

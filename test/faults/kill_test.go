@@ -196,6 +196,10 @@ const loadEnv = "WEFT_TEST_LOAD"
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	if call, dir, ok := strings.Cut(os.Getenv(callEnv), " "); ok {
+		fmt.Println(callForever(call, dir))
+		return
+	}
 	dir, fsync := strings.CutPrefix(os.Getenv(loadEnv), "fsync:")
 	if dir == "" {
 		os.Exit(m.Run())
