@@ -420,8 +420,11 @@ func TestDbench(t *testing.T) {
 	t.Log(out[strings.Index(out, "Throughput"):])
 }
 
-// stressors of stress-ng that work on files of a directory, in the short form.
-var stressors = []string{"chdir", "copy-file", "dentry", "dir", "fallocate", "fcntl", "flock", "fpunch", "getdent", "hdd", "link", "lockf", "rename", "symlink", "utime", "xattr"}
+// stressors of stress-ng that work on files of a directory, in the short form, where those of a line run at once.
+var stressors = []string{
+	"chdir copy-file dentry dir fallocate fcntl flock fpunch",
+	"getdent hdd link lockf rename symlink utime xattr",
+}
 
 // TestStress runs stressors of stress-ng, which check what they do (--verify), as a user without privileges.
 func TestStress(t *testing.T) {
@@ -429,28 +432,41 @@ func TestStress(t *testing.T) {
 	m := harness.NewVolume(t, harness.Options{}).Mount()
 	work := m.Dir + "/stress"
 	harness.Run(t, "", "install", "-d", "-o", "nobody", work)
-	names, each := stressors, "1s"
+	groups := stressors
 	if *long {
 		out, _ := exec.Command("stress-ng", "--class", "filesystem?").CombinedOutput()
 		_, list, ok := strings.Cut(string(out), "stressors:")
 		if !ok {
 			t.Fatalf("stress-ng does not list its file system stressors: %s", out)
 		}
-		names, each = strings.Fields(list), "2s"
+		groups = strings.Fields(list)
 	}
-	for _, name := range names {
-		cmd := exec.Command("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all",
-			"stress-ng", "--"+name, "2", "--timeout", each, "--temp-path", work, "--verify", "--oomable",
-			"--hdd-bytes", "8m", "--fallocate-bytes", "8m", "--fpunch-ops", "200")
-		var out bytes.Buffer
-		cmd.Dir, cmd.Stdout, cmd.Stderr = work, &out, &out
-		err := cmd.Run()
-		// 0 passed, 4 the system lacks what the stressor is about
-		if code := cmd.ProcessState.ExitCode(); err != nil && code != 4 {
-			t.Errorf("%s: %v\n%.3000s", name, err, out.String())
+	ran := 0
+	for _, group := range groups {
+		args := []string{"--reuid=nobody", "--regid=nogroup", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all",
+			"stress-ng", "--timeout", "2s", "--temp-path", work, "--verify", "--oomable", "--hdd-bytes", "8m", "--fallocate-bytes", "8m", "--fpunch-ops", "200"}
+		for _, name := range strings.Fields(group) {
+			args = append(args, "--"+name, "2")
 		}
+		cmd := exec.Command("setpriv", args...)
+		cmd.Dir = work
+		out, err := cmd.CombinedOutput()
+		switch {
+		case bytes.Contains(out, []byte("No stress workers invoked")):
+			t.Logf("%s: stress-ng does not do that", group) // pathological ones, and what it was built without
+		case err != nil && cmd.ProcessState.ExitCode() != stressNotSupported:
+			t.Errorf("%s: %v\n%.3000s", group, err, out)
+		default:
+			ran++
+		}
+	}
+	if ran < len(groups)*3/4 {
+		t.Errorf("only %d of %d ran", ran, len(groups))
 	}
 	if left, err := os.ReadDir(work); err != nil || len(left) > 0 {
 		t.Errorf("stress-ng left files behind: %v, %v", left, err)
 	}
 }
+
+// stressNotSupported is the exit code of stress-ng if the system lacks what a stressor is about.
+const stressNotSupported = 4
