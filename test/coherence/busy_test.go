@@ -75,19 +75,21 @@ func TestOneDirectory(t *testing.T) {
 		}
 	}
 	slow := <-floor
-	ops, worst := 0, time.Duration(0)
+	ops, worst, what := 0, time.Duration(0), ""
 	for i := range workers {
 		w := &workers[i]
 		if w.err != nil {
 			t.Errorf("worker %d: %v", i, w.err)
 		}
 		ops += w.ops
-		worst = max(worst, w.worst)
+		if w.worst > worst {
+			worst, what = w.worst, w.what
+		}
 		if w.worst > stall+slow {
 			t.Errorf("worker %d: %s took %v (the disk: at most %v)", i, w.what, w.worst, slow)
 		}
 	}
-	t.Logf("%d operations, the slowest %v; the disk's slowest fsync meanwhile %v", ops, worst, slow)
+	t.Logf("%d operations, the slowest %v (%s); the disk's slowest fsync meanwhile %v", ops, worst, what, slow)
 	if ops < int(duration/time.Second)*20 {
 		t.Errorf("only %d operations in %v", ops, duration)
 	}
@@ -152,7 +154,7 @@ func (w *worker) step() {
 	what, do := "", func() error { return nil }
 	switch n := w.rng.IntN(10); {
 	case n < 3:
-		what, do = "create "+a, func() error {
+		what, do = "create "+filepath.Base(a), func() error {
 			fd, err := unix.Open(a, unix.O_CREAT|unix.O_EXCL|unix.O_RDWR|unix.O_CLOEXEC, 0o644)
 			if err == nil {
 				err = unix.Close(fd)
@@ -160,11 +162,11 @@ func (w *worker) step() {
 			return err
 		}
 	case n < 6:
-		what, do = "rename "+a+" "+b, func() error { return unix.Rename(a, b) }
+		what, do = "rename "+filepath.Base(a)+" to "+filepath.Base(b), func() error { return unix.Rename(a, b) }
 	case n < 8:
-		what, do = "unlink "+a, func() error { return unix.Unlink(a) }
+		what, do = "unlink "+filepath.Base(a), func() error { return unix.Unlink(a) }
 	case n < 9:
-		what, do = "stat "+a, func() error { return unix.Stat(a, new(unix.Stat_t)) }
+		what, do = "stat "+filepath.Base(a), func() error { return unix.Stat(a, new(unix.Stat_t)) }
 	default:
 		what, do = "list", func() error {
 			_, err := os.ReadDir(w.dir)

@@ -108,8 +108,8 @@ func openLog(t testing.TB, dir, name string) *os.File {
 		f.Close()
 		if t.Failed() {
 			b, _ := os.ReadFile(f.Name())
-			if len(b) > 16<<10 {
-				b = b[len(b)-16<<10:]
+			if len(b) > 64<<10 { // room for a dump of goroutines
+				b = b[len(b)-64<<10:]
 			}
 			t.Logf("%s:\n%s", filepath.Base(f.Name()), b)
 		}
@@ -244,6 +244,7 @@ func (m *Mount) Unmount() {
 	out, err := exec.Command(Bin(m.t, "weft"), "umount", m.Dir).CombinedOutput()
 	if err != nil {
 		m.t.Errorf("weft umount: %v: %s", err, out)
+		m.run.dump()
 		m.Abort()
 		return
 	}

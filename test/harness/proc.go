@@ -56,11 +56,21 @@ func (c *child) end(t testing.TB, sig syscall.Signal) error {
 	select {
 	case <-c.ended:
 	case <-time.After(endTime):
-		t.Errorf("%v did not end within %v", c.cmd.Args, endTime)
+		t.Errorf("%v did not end within %v; the log shows where it stands", c.cmd.Args, endTime)
+		c.dump()
 		c.cmd.Process.Kill()
 		<-c.ended
 	}
 	return c.err
+}
+
+// dump makes a process that hangs print its goroutines to its log, and end.
+func (c *child) dump() {
+	c.cmd.Process.Signal(syscall.SIGQUIT)
+	select {
+	case <-c.ended:
+	case <-time.After(5 * time.Second):
+	}
 }
 
 // endTime is enough for what weft and weftd allow themselves when they are told to end.
