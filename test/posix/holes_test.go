@@ -96,6 +96,13 @@ func TestFallocateSpace(t *testing.T) {
 	})
 }
 
+// stat is lstat(2) of what exists.
+func stat(path string) unix.Stat_t {
+	var st unix.Stat_t
+	try(unix.Lstat(path, &st))
+	return st
+}
+
 func create(t *testing.T, path string) *os.File {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {

@@ -57,8 +57,8 @@ func (u user) become() {
 	runtime.KeepAlive(groups)
 }
 
-// list is an access control list in the form of linux/posix_acl_xattr.h; an entry is tag, permissions, id.
-func list(entries ...[3]uint32) []byte {
+// aclOf is an access control list in the form of linux/posix_acl_xattr.h; an entry is tag, permissions, id.
+func aclOf(entries ...[3]uint32) []byte {
 	b := []byte{2, 0, 0, 0}
 	for _, e := range entries {
 		b = append(b, byte(e[0]), 0, byte(e[1]), 0, byte(e[2]), byte(e[2]>>8), byte(e[2]>>16), byte(e[2]>>24))
@@ -123,7 +123,7 @@ var permissionCases = []struct {
 	}},
 	{"inherited lists", func(w world, say func(string, ...any)) {
 		d := w.dir("d")
-		try(unix.Setxattr(d, "system.posix_acl_default", list([3]uint32{1, 7, noID}, [3]uint32{2, 6, 101}, [3]uint32{4, 5, noID},
+		try(unix.Setxattr(d, "system.posix_acl_default", aclOf([3]uint32{1, 7, noID}, [3]uint32{2, 6, 101}, [3]uint32{4, 5, noID},
 			[3]uint32{16, 7, noID}, [3]uint32{32, 0, noID}), 0))
 		old := unix.Umask(0o077)
 		f := world(d).file("f", "text")
@@ -155,12 +155,12 @@ var permissionCases = []struct {
 		say("%v", unix.Removexattr(f, "system.posix_acl_access"))
 		read("without a list", user{101, 201, nil})
 		say("%o", stat(f).Mode)
-		say("bad list: %v", unix.Setxattr(f, "system.posix_acl_access", list([3]uint32{1, 7, noID}), 0))
-		say("default of a file: %v", unix.Setxattr(f, "system.posix_acl_default", list([3]uint32{1, 7, noID}, [3]uint32{4, 5, noID}, [3]uint32{32, 0, noID}), 0))
+		say("bad list: %v", unix.Setxattr(f, "system.posix_acl_access", aclOf([3]uint32{1, 7, noID}), 0))
+		say("default of a file: %v", unix.Setxattr(f, "system.posix_acl_default", aclOf([3]uint32{1, 7, noID}, [3]uint32{4, 5, noID}, [3]uint32{32, 0, noID}), 0))
 		user{101, 201, nil}.as(func() {
-			say("not the owner: %v", unix.Setxattr(d, "system.posix_acl_access", list([3]uint32{1, 7, noID}, [3]uint32{4, 5, noID}, [3]uint32{32, 7, noID}), 0))
+			say("not the owner: %v", unix.Setxattr(d, "system.posix_acl_access", aclOf([3]uint32{1, 7, noID}, [3]uint32{4, 5, noID}, [3]uint32{32, 7, noID}), 0))
 		})
-		say("a mode: %v", unix.Setxattr(d, "system.posix_acl_access", list([3]uint32{1, 7, noID}, [3]uint32{4, 5, noID}, [3]uint32{32, 7, noID}), 0))
+		say("a mode: %v", unix.Setxattr(d, "system.posix_acl_access", aclOf([3]uint32{1, 7, noID}, [3]uint32{4, 5, noID}, [3]uint32{32, 7, noID}), 0))
 		say("%o", stat(d).Mode)
 	}},
 	{"privileges of programs", func(w world, say func(string, ...any)) {
@@ -248,12 +248,6 @@ var permissionCases = []struct {
 	}},
 }
 
-func try(err error) {
-	if err != nil {
-		panic(err)
-	}
-}
-
 // TestPermissions does the same as various users here and on a local file system.
 func TestPermissions(t *testing.T) {
 	v := harness.NewVolume(t, harness.Options{})
@@ -261,7 +255,7 @@ func TestPermissions(t *testing.T) {
 	try(os.Chmod(m.Dir, 0o755))
 	local := harness.Dir(t)
 	for _, dir := range []string{local, m.Dir} {
-		if err := unix.Setxattr(dir, "system.posix_acl_access", list([3]uint32{1, 7, noID}, [3]uint32{4, 5, noID}, [3]uint32{32, 5, noID}), 0); err != nil {
+		if err := unix.Setxattr(dir, "system.posix_acl_access", aclOf([3]uint32{1, 7, noID}, [3]uint32{4, 5, noID}, [3]uint32{32, 5, noID}), 0); err != nil {
 			if dir == local {
 				t.Skipf("missing: access control lists on %s: %v", dir, err)
 			}
