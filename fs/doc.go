@@ -8,7 +8,9 @@
 // FORGET means nothing. The root of the mount is node 1, whichever directory of the volume it shows. State is kept only
 // of regular files that are open here or have data that is not stable (type inode); of directories there is none.
 //
-// The kernel checks permissions (default_permissions) and keeps locks, which therefore hold within one mount. It may keep
+// The kernel checks permissions (default_permissions) and access control lists, which it asks for as extended attributes;
+// the service checks them again, for the user, group and groups that come with each call (cred.go). The kernel
+// keeps locks, which therefore hold within one mount. It may keep
 // attributes and names for Config.Validity, and never remembers that a name does not exist. Everything else is
 // asked of the service each time, also at each open(2): what another mount has written and closed is seen by whoever opens
 // the file afterwards.

@@ -321,10 +321,14 @@ func (s *Service) mayTransfer(sess *session, a *metarpc.LayoutGetArgs) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	cl := sess.claims[a.ID]
+	held := cl != nil && cl.open
 	switch {
-	case cl == nil || !cl.open:
+	case held && (cl.write || a.IOMode == layout.IOModeRead):
+	case s.grace && sess.known:
+		return refusef(metarpc.StatusLayoutUnavailable, "inode %d may yet be reclaimed", a.ID)
+	case !held:
 		return refusef(metarpc.Status(syscall.EBADF), "inode %d is not open", a.ID)
-	case a.IOMode == layout.IOModeRW && !cl.write:
+	default:
 		return refusef(metarpc.Status(syscall.EBADF), "inode %d is not open for writing", a.ID)
 	}
 	return nil
