@@ -8,7 +8,8 @@
 // FORGET means nothing. The root of the mount is node 1, whichever directory of the volume it shows. State is kept only
 // of regular files that are open here or have data that is not stable (type inode); of directories there is none.
 //
-// The kernel checks permissions (default_permissions), and so does the service at each open(2). Locks are kept by the
+// The kernel checks permissions (default_permissions) and access control lists, which it asks for as extended attributes;
+// the service checks them again, for the user, group and groups that come with each call (cred.go). Locks are kept by the
 // service, see locks.go.
 //
 // # What the kernel may keep

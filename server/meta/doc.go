@@ -43,6 +43,17 @@
 // leases only on files that the session has no layout for, which no recall makes a client report. They wait for one thing,
 // the commit of a truncation, which has made all its recalls before.
 //
+// # Permission
+//
+// The service decides who may do what, as the Linux VFS does and in its order (perm.go, xattr.go, package acl), by the
+// credential of each call after what the client's export rule makes of it (caller.go, export.go). A lookup and every
+// operation on a name needs the right to look into the directory, what is done to an inode by its number the right to do
+// that. What open(2) allowed holds as long as the session has the file open: layouts, and SetAttr with Open, ask for no more
+// than that. Getting attributes and reading links is free for all, as it is for whoever has got as far as to the inode.
+//
+// What an inode row says of the inode's attributes (Flags) changes with them in one batch, so most checks read
+// nothing but the row. Capabilities of root are one: there are callers who are root, and all others.
+//
 // # Start and grace
 //
 // At the start every session in the catalog is known, and has one lease to come back. Until each of them has said that it

@@ -231,6 +231,7 @@ func TestOpenDecides(t *testing.T) {
 	// After a restart nobody is asked again.
 	h.restart()
 	other.connect()
+	wantStatus(t, layoutOf(layout.IOModeRW), metarpc.StatusLayoutUnavailable) // it may be open, and not be reclaimed yet
 	other.cred = metarpc.Cred{}
 	must[metarpc.AttrResult](other, metarpc.OpOpen, &metarpc.OpenArgs{ID: id, Reclaim: true})
 	other.cred = metarpc.Cred{UID: 100, GID: 100}
