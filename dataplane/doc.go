@@ -49,6 +49,13 @@
 // Commit and the read repeated. If settling fails, the retained bytes are laid over what was read. Otherwise what the
 // server says counts, also where it differs from retained bytes: another client may have written there since.
 //
+// # Holes
+//
+// Data servers of weft's own also reserve space, punch holes and tell holes from data (see [Sparser]); what they have
+// answered is stable. [File.Punch] and [File.Allocate] hold their range like a write, until every server has answered. A
+// punch cuts out what was retained there, so that nothing sent again brings it back. Other servers get zeros instead,
+// which are ordinary unstable writes, and are taken to have data everywhere.
+//
 // # What may happen at the same time
 //
 //   - Commit and writes: a COMMIT covers exactly what was acknowledged before it was sent; later writes stay retained.
@@ -59,6 +66,8 @@
 //   - Resend and write: both hold the range. Once it has the range, a resend sends only what is still retained and lost.
 //   - Drop and writes or resends: Drop's caller holds the range, so none is in flight in it.
 //   - Drop and COMMIT: the reply finds nothing to release.
+//   - Punch and COMMIT: as Drop and COMMIT, since Punch holds the range and drops what is retained there.
+//   - Seek and writes: data acknowledged before it is found, at the server or among what is retained.
 //   - LockRange and Commit: a resend waits for the range. A holder of LockRange that called Commit could wait for itself;
 //     to drain a file, lock, unlock, then Commit.
 //   - Detach and anything: a request that waits ends at once, and the ticket it leaves behind is void (its generation has

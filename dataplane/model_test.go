@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane"
+	"github.com/weftfs/weft/dataplane/targettest"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -21,6 +22,9 @@ type model struct {
 	rnd     *rand.Rand
 	want    []byte
 	maxSize int
+
+	touched map[int]bool // blocks that may be data; see holes_test.go
+	foreign bool         // some server cannot punch
 }
 
 // Random operations on a plane, over servers that restart at any moment and lose unstable data, against a byte slice.
@@ -43,7 +47,11 @@ func runModel(t *testing.T, unit int64, count, mirrors int) {
 			servers: count * mirrors, seed: seed, reorder: rnd.IntN(2) == 0, keep: rnd.Float64(),
 			wsize: 1 + rnd.IntN(256<<10), rsize: 4096 + rnd.IntN(256<<10), retain: 1 << (20 + rnd.IntN(4)),
 		}),
-		rnd: rnd, maxSize: int(unit)*count*2 + rnd.IntN(10000),
+		rnd: rnd, maxSize: int(unit)*count*2 + rnd.IntN(10000), touched: map[int]bool{},
+	}
+	if rnd.IntN(3) == 0 {
+		m.e.servers[rnd.IntN(len(m.e.servers))].Foreign()
+		m.foreign = true
 	}
 	m.maxSize = min(max(m.maxSize, 64<<10), 3<<20)
 	m.f = m.e.plane.NewFile()
@@ -58,14 +66,20 @@ func runModel(t *testing.T, unit int64, count, mirrors int) {
 	}
 	for step := range steps {
 		switch p := rnd.IntN(100); {
-		case p < 45:
+		case p < 40:
 			m.writes(1 + rnd.IntN(4))
-		case p < 75:
+		case p < 60:
 			m.read()
-		case p < 85:
+		case p < 68:
 			m.commit()
-		case p < 90:
+		case p < 72:
 			m.truncate()
+		case p < 80:
+			m.punch()
+		case p < 84:
+			m.allocate()
+		case p < 90:
+			m.seek()
 		default:
 			m.e.servers[rnd.IntN(len(m.e.servers))].Restart()
 		}
@@ -114,6 +128,7 @@ func (m *model) writes(n int) {
 			m.want = append(m.want, make([]byte, off+len(data)-len(m.want))...)
 		}
 		copy(m.want[off:], data)
+		m.touch(off, off+len(data))
 		if m.rnd.IntN(20) == 0 {
 			m.e.servers[m.rnd.IntN(len(m.e.servers))].Restart()
 		}
@@ -161,6 +176,7 @@ func (m *model) truncate() {
 	}
 	unlock()
 	m.want = m.want[:min(size, len(m.want))]
+	m.untouch((size+targettest.BlockSize-1)/targettest.BlockSize*targettest.BlockSize, m.maxSize+targettest.BlockSize)
 }
 
 // Several goroutines write, read and commit their own bytes, side by side in the same pages, while servers restart.

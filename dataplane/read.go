@@ -159,21 +159,7 @@ func (q *readRequest) pickMirror() int {
 			}
 		}
 	}
-	order := make([]int, len(mirrors))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(a, b int) int {
-		ea, eb := mirrors[a].Efficiency(), mirrors[b].Efficiency()
-		switch {
-		case ea > eb:
-			return -1
-		case ea < eb:
-			return 1
-		}
-		return 0
-	})
-	return order[q.attempt]
+	return mirrorOrder(q.seg)[q.attempt]
 }
 
 func (q *readRequest) finish() {

@@ -58,6 +58,9 @@ func (r *raw) readDir(ctx context.Context, in *fuse.ReadIn, page *dirPage) error
 	if err != nil {
 		return err
 	}
+	if in.Flags&unix.O_NOATIME == 0 {
+		r.fs.accesses.other(id, true)
+	}
 	for rest := got.Entries; len(rest) > 0; {
 		// Names of equal cookies stay together: the kernel goes on after a cookie.
 		n, size := 0, 0

@@ -8,7 +8,7 @@
 // FORGET means nothing. The root of the mount is node 1, whichever directory of the volume it shows. State is kept only
 // of regular files that are open here or have data that is not stable (type inode); of directories there is none.
 //
-// The kernel checks permissions (default_permissions) and keeps locks, which therefore hold within one mount. It may keep
+// The kernel checks permissions (default_permissions). Locks are kept by the service, see locks.go. The kernel may keep
 // attributes and names for Config.Validity, and never remembers that a name does not exist. Everything else is
 // asked of the service each time, also at each open(2): what another mount has written and closed is seen by whoever opens
 // the file afterwards.
@@ -52,6 +52,12 @@
 // Answers of the service may be overtaken by what happens here meanwhile. FS.clock counts such events, inode.changed
 // remembers the file's last one, and an answer to a question asked before it teaches nothing (merge).
 //
+// # Holes
+//
+// fallocate(2) and lseek(2) for data and holes go to the data servers (see dataplane.File.Punch, Allocate and Seek). What
+// changes data files counts as a write under way. st_blocks is st_size in blocks, whatever is allocated: only the data
+// servers know, and to ask them all at each stat(2) would cost too much.
+//
 // # Who waits for whom
 //
 // Two mounts may truncate one file at the same time. Each waits for the service, which waits for the other to answer
@@ -63,9 +69,16 @@
 // Requests of the kernel are never waited for by anything here but by Mount's server, and no notifications are sent to
 // the kernel, so no request can wait for its own answer.
 //
+// # Access times
+//
+// Reads, listings and the following of symbolic links change the time of the last access as Config.Atime says (relatime).
+// It is noted in memory and shown by this mount at once; the service hears of it some seconds later, in one call for many
+// files, and other mounts then or later: access times are exempt from what is said of other attributes.
+//
 // # Interrupts
 //
-// See request.go: an interrupted request goes on unless its caller is dying. If it is, a READ or WRITE gives its buffer
+// See request.go: an interrupted request goes on unless its caller is dying; only waiting for a lock ends with every
+// signal. If the caller is dying, a READ or WRITE gives its buffer
 // back (Detach) before it is answered; a WRITE that was sent goes on from a copy.
 //
 // # Goroutines
@@ -76,7 +89,7 @@
 //
 // # Lock order
 //
-// inode.mu, then shard.mu, flusher.mu, and the locks inside Meta's methods that do not block (CachedLayout, Forget,
+// inode.mu, then shard.mu, flusher.mu, accesses.mu, and the locks inside Meta's methods that do not block (CachedLayout, Forget,
 // Release) and inside dataplane.File.Dirty. handleTable.mu, transfer.mu and request.mu are taken alone. No mutex is held
 // while anything blocks or while the data plane is given a request, since that may call Done at once.
 package fs

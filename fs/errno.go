@@ -90,7 +90,7 @@ func classify(err error) (verdict, syscall.Errno) {
 	case syscall.ESTALE, syscall.EACCES, syscall.EPERM:
 		// The data file is gone, or no longer ours: the service fences by changing the owner (RFC 8435 section 2.2).
 		return refetch, syscall.EIO
-	case syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG, syscall.EROFS:
+	case syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG, syscall.EROFS, syscall.EOPNOTSUPP:
 		return fail, e
 	}
 	return fail, syscall.EIO

@@ -13,13 +13,11 @@ import (
 )
 
 // opened fills the answer to open(2). Data does not go through the page cache, except for mmap(2), and writes of one
-// file need not wait for one another. A file opened for reading has nothing to flush.
+// file need not wait for one another. FOPEN_NOFLUSH would be good for a file that is only read, but closing it has to
+// drop locks.
 func (r *raw) opened(out *fuse.OpenOut, i *inode, flags uint32) {
-	out.Fh = i.newHandle()
+	out.Fh = i.newHandle(flags&unix.O_ACCMODE == unix.O_RDONLY)
 	out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES
-	if flags&unix.O_ACCMODE == unix.O_RDONLY {
-		out.OpenFlags |= fuse.FOPEN_NOFLUSH
-	}
 }
 
 func (r *raw) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
@@ -111,8 +109,11 @@ func (c *readCall) Done() {
 }
 
 func (r *raw) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	if r.fs.unprotected(in.Fh) {
+		return nil, fuse.EIO
+	}
 	c := readCalls.Get().(*readCall)
-	c.ID, c.Off, c.Buf = r.fs.id(in.NodeId), int64(in.Offset), buf
+	c.ID, c.Off, c.Buf, c.NoAtime = r.fs.id(in.NodeId), int64(in.Offset), buf, in.Flags&unix.O_NOATIME != 0
 	r.fs.StartRead(&c.Read)
 	r.fs.Flush()
 	if !r.await(c.over, cancel, in.Pid, c.Detach) {
@@ -168,6 +169,9 @@ var writeCalls = sync.Pool{New: func() any {
 }}
 
 func (r *raw) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	if r.fs.unprotected(in.Fh) {
+		return 0, fuse.EIO
+	}
 	c := writeCalls.Get().(*writeCall)
 	c.ID, c.Off, c.Data = r.fs.id(in.NodeId), int64(in.Offset), data
 	c.Flags, c.ClearSetID = in.Flags, in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0
@@ -202,7 +206,13 @@ func (r *raw) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	if h == nil {
 		return fuse.EBADF
 	}
-	return r.status(h.flush(ctx))
+	var err error
+	if !h.reads {
+		err = h.flush(ctx)
+	}
+	// After that, so that the next one to have the lock finds what was written.
+	h.i.closed(ctx, in.LockOwner)
+	return r.status(err)
 }
 
 func (r *raw) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
@@ -218,7 +228,7 @@ func (r *raw) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 // Release waits for nothing: the kernel does not wait for it.
 func (r *raw) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) { r.fs.release(in.Fh) }
 
-// Lseek finds data and holes. Where the data servers have holes is not known: all of the file is data.
+// Lseek finds data and holes; the kernel answers all other uses of lseek(2) itself.
 func (r *raw) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
 	ctx := r.begin(cancel, &in.InHeader)
 	defer ctx.end()
@@ -226,21 +236,11 @@ func (r *raw) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut
 	if h == nil {
 		return fuse.EBADF
 	}
-	size, err := h.i.freshSize(ctx)
+	at, err := h.i.seek(ctx, int64(min(in.Offset, math.MaxInt64)), in.Whence)
 	if err != nil {
-		return r.status(err)
+		return h.i.status(err)
 	}
-	if in.Offset >= uint64(size) {
-		return fuse.Status(syscall.ENXIO)
-	}
-	switch in.Whence {
-	case unix.SEEK_DATA:
-		out.Offset = in.Offset
-	case unix.SEEK_HOLE:
-		out.Offset = uint64(size)
-	default:
-		return fuse.EINVAL
-	}
+	out.Offset = uint64(at)
 	return fuse.OK
 }
 
@@ -254,5 +254,5 @@ func (r *raw) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Statu
 	if in.Offset > math.MaxInt64 || in.Length > math.MaxInt64-in.Offset {
 		return fuse.Status(syscall.EFBIG)
 	}
-	return r.status(h.i.fallocate(ctx, in.Mode, int64(in.Offset), int64(in.Length)))
+	return h.i.status(h.i.fallocate(ctx, in.Mode, int64(in.Offset), int64(in.Length)))
 }

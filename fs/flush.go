@@ -463,9 +463,9 @@ func (i *inode) cancelOpen() {
 	i.letGo()
 }
 
-// newHandle numbers an open file.
-func (i *inode) newHandle() uint64 {
-	h := &handle{i: i.again()}
+// newHandle numbers an open file. reads says that it is open for reading only.
+func (i *inode) newHandle(reads bool) uint64 {
+	h := &handle{i: i.again(), reads: reads}
 	i.mu.Lock()
 	i.opens--
 	i.handles++
@@ -480,6 +480,7 @@ func (fs *FS) release(fh uint64) {
 	if h == nil {
 		return
 	}
+	h.unlock()
 	h.i.mu.Lock()
 	h.i.handles--
 	h.i.letGo()
@@ -495,6 +496,7 @@ func (fs *FS) Close(ctx context.Context) error {
 		fs.release(fh)
 	}
 	err := fs.settle(ctx)
+	fs.accesses.close(ctx)
 	list := fs.all()
 	fs.stop()
 	fs.work.Wait()

@@ -53,6 +53,13 @@ type Meta interface {
 	CachedLayout(id layout.FileID, mode layout.IOMode, off, n int64) *layout.Segment
 	DropLayout(id layout.FileID, off int64)
 	Forget(id layout.FileID)
+
+	// Lock sets a lock or takes it away. With Wait it waits until it has the lock or ctx ends, which leaves everything as it
+	// was; otherwise a lock that others have is EAGAIN. TestLock finds out who would be in the way. DropLocks takes all
+	// locks of an owner on a file away; it does not wait, and the channel is closed when that is done.
+	Lock(ctx context.Context, args *metarpc.LockArgs) error
+	TestLock(ctx context.Context, args *metarpc.LockArgs) (metarpc.LockResult, error)
+	DropLocks(id layout.FileID, flock bool, owner uint64) <-chan struct{}
 }
 
 // Config is what an FS is made of.
@@ -64,6 +71,7 @@ type Config struct {
 	// Validity is how long the kernel may use attributes and names without asking again, and how old a size may be
 	// that a read beyond it takes for the truth. 0 means 1 s.
 	Validity time.Duration
+	Atime    Atime        // the zero value is relatime
 	Log      *slog.Logger // nil means slog.Default()
 }
 
@@ -112,9 +120,12 @@ type FS struct {
 	waiting limiter // of messages about what is being tried again
 	failing limiter // of messages about what has failed
 
-	shards  [64]shard
-	handles handleTable
-	flusher flusher
+	shards   [64]shard
+	handles  handleTable
+	flusher  flusher
+	accesses *accesses
+
+	lostLocks atomic.Int64 // open files through which a lock was set that has been lost
 
 	// caller tells what became of the thread that made an interrupted request; disconnected whether the kernel has
 	// given up the whole mount.
@@ -138,6 +149,7 @@ func New(cfg Config) (*FS, error) {
 	}
 	fs.handles.open = map[uint64]*handle{}
 	fs.flusher.kick = make(chan struct{}, 1)
+	fs.accesses = newAccesses(fs, cfg.Atime)
 	fs.spawn(fs.flushLoop)
 	return fs, nil
 }
@@ -287,6 +299,10 @@ type handle struct {
 	i *inode
 	// late is the number of late errors of the inode that this handle has reported, or that came before it.
 	late atomic.Uint64
+	// reads says that it was opened for reading only.
+	reads bool
+	// lost says that a lock which was set through it has been lost.
+	lost atomic.Bool
 }
 
 // handleTable numbers the open files. Numbers are not used twice.

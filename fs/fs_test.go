@@ -1340,62 +1340,6 @@ func TestXattrs(t *testing.T) {
 	r.want(r.raw.RemoveXAttr(nil, &h, "user.a"), syscall.ENODATA, "remove")
 }
 
-func TestAllocateAndSeek(t *testing.T) {
-	r := newRig(t, newService(3, 16<<10))
-	id, fh := r.create("f")
-	data := pattern(1, 100_000)
-	r.write(id, 0, data)
-	allocate := func(mode uint32, off, n int64) fuse.Status {
-		return r.raw.Fallocate(nil, &fuse.FallocateIn{InHeader: header(id), Fh: fh, Mode: mode, Offset: uint64(off), Length: uint64(n)})
-	}
-	const keep = unix.FALLOC_FL_KEEP_SIZE
-	r.want(allocate(0, 0, 50_000), 0, "allocate inside")
-	r.wantSize(id, 100_000)
-	r.want(allocate(0, 100_000, 50_000), 0, "allocate at the end")
-	data = append(data, make([]byte, 50_000)...)
-	r.wantRead(id, 0, 1<<20, data)
-	r.want(allocate(unix.FALLOC_FL_PUNCH_HOLE|keep, 90_000, 1<<40), 0, "punch to the end")
-	clear(data[90_000:])
-	r.wantRead(id, 0, 1<<20, data)
-	r.want(allocate(unix.FALLOC_FL_ZERO_RANGE, 80_000, 100_000), 0, "zero beyond the end")
-	data = append(data, make([]byte, 30_000)...)
-	clear(data[80_000:])
-	r.wantRead(id, 0, 1<<20, data)
-	r.want(allocate(unix.FALLOC_FL_ZERO_RANGE|keep, 1000, 1<<30), 0, "zero and keep the size")
-	clear(data[1000:])
-	r.wantRead(id, 0, 1<<20, data)
-	for _, mode := range []uint32{keep, unix.FALLOC_FL_COLLAPSE_RANGE, unix.FALLOC_FL_INSERT_RANGE, unix.FALLOC_FL_UNSHARE_RANGE} {
-		r.want(allocate(mode, 0, 4096), syscall.EOPNOTSUPP, "mode %#x", mode)
-	}
-	// Growing it must not cut what another mount has written meanwhile.
-	other := newRig(t, r.s)
-	fo := other.open(id, unix.O_WRONLY)
-	other.write(id, 500_000, []byte("far"))
-	other.closeFile(id, fo)
-	r.want(allocate(0, 0, 200_000), 0, "allocate")
-	r.wantSize(id, 500_003)
-
-	for _, c := range []struct {
-		off    uint64
-		whence uint32
-		want   uint64
-		errno  syscall.Errno
-	}{
-		{10, unix.SEEK_DATA, 10, 0},
-		{10, unix.SEEK_HOLE, 500_003, 0},
-		{500_003, unix.SEEK_DATA, 0, syscall.ENXIO},
-		{500_003, unix.SEEK_HOLE, 0, syscall.ENXIO},
-		{10, 77, 0, syscall.EINVAL},
-	} {
-		var out fuse.LseekOut
-		status := r.raw.Lseek(nil, &fuse.LseekIn{InHeader: header(id), Fh: fh, Offset: c.off, Whence: c.whence}, &out)
-		if status != fuse.Status(c.errno) || out.Offset != c.want {
-			t.Errorf("lseek(%d, %d): %d, %v; want %d, %v", c.off, c.whence, out.Offset, status, c.want, c.errno)
-		}
-	}
-	r.closeFile(id, fh)
-}
-
 // A reader sees a file grow, and shrink, within the validity.
 func TestReadOfChanging(t *testing.T) {
 	s := newService(1, 1<<20)

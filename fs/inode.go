@@ -30,6 +30,8 @@ type inode struct {
 	size, asked atomic.Int64
 	asking      atomic.Bool // a refresh is on its way
 
+	times accessTimes
+
 	mu sync.Mutex
 
 	// wake is closed at the next change of what await may be waiting for.
@@ -40,6 +42,8 @@ type inode struct {
 	wanted  bool  // the service has it open for the session; holds the inode
 	removed bool  // it has no names left, so nobody will ever want what is not stable yet
 	gone    error // the service does not know it any more
+
+	lockOwners lockOwners // nil until there is one
 
 	mode     uint32 // when last heard; 0 = never
 	capsGone bool   // it has no file capabilities that a write would have to take away
@@ -137,6 +141,7 @@ func (i *inode) wrote(to int64) {
 	i.written++
 	i.end = max(i.end, to)
 	i.mtime = max(i.mtime, time.Now().UnixNano())
+	i.times.changed.Store(i.mtime)
 	if to > i.size.Load() {
 		i.size.Store(to)
 	}
@@ -258,6 +263,7 @@ func (i *inode) take(a *metarpc.Attr) {
 	a.Size = max(a.Size, i.end)
 	i.size.Store(a.Size)
 	i.asked.Store(now())
+	i.times.heard(a)
 	i.mode = a.Mode
 	i.removed = a.Nlink == 0
 }

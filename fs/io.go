@@ -20,10 +20,12 @@ import (
 // exactly once, from any goroutine, possibly before StartRead returns; it must be short and must not block. n is less
 // than len(Buf) at the end of the file. Afterwards the Read may be used again.
 type Read struct {
-	ID   layout.FileID
-	Off  int64
-	Buf  []byte
-	Done func(n int, errno syscall.Errno)
+	ID  layout.FileID
+	Off int64
+	Buf []byte
+	// NoAtime says that the time of the last access stays as it is (O_NOATIME).
+	NoAtime bool
+	Done    func(n int, errno syscall.Errno)
 
 	transfer
 	i  *inode
@@ -124,7 +126,7 @@ func (fs *FS) StartRead(r *Read) {
 		i.refreshSoon()
 	}
 	if n == 0 {
-		r.Done(0, 0)
+		r.succeed(0)
 		return
 	}
 	seg := fs.meta.CachedLayout(r.ID, layout.IOModeRead, r.Off, n)
@@ -145,7 +147,15 @@ func (r *Read) ended(n int, err error) {
 		r.block(err)
 		return
 	}
-	r.Done(r.i.clip(n, r.Off), 0)
+	r.succeed(r.i.clip(n, r.Off))
+}
+
+// succeed ends a read that has read n bytes.
+func (r *Read) succeed(n int) {
+	if !r.NoAtime {
+		r.i.fs.accesses.file(r.i)
+	}
+	r.Done(n, 0)
 }
 
 // clip shortens a read of n bytes at off if the file was cut meanwhile.
@@ -165,6 +175,10 @@ func (r *Read) block(err error) {
 	fs.spawn(func() {
 		n, err := r.i.read(ctx, r.Buf, r.Off, err)
 		r.release()
+		if err == nil {
+			r.succeed(n)
+			return
+		}
 		r.Done(n, fs.dataErrno(r.ID, err))
 	})
 }

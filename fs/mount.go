@@ -107,6 +107,7 @@ func (fs *FS) Mount(cfg MountConfig) (*Server, error) {
 			FsName:        cfg.Source,
 			MaxWrite:      maxWrite,
 			MaxBackground: 65535, // data servers are bounded one by one, so that a dead one does not stop the others
+			EnableLocks:   true,  // they hold between mounts
 			DisableSplice: true,  // data comes from sockets
 			Logger:        slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 			PanicHandler: func(v any) fuse.Status {
@@ -396,6 +397,7 @@ var flagOptions = []struct {
 	{unix.MS_SYNCHRONOUS, "sync"},
 	{unix.MS_DIRSYNC, "dirsync"},
 	{unix.MS_NOATIME, "noatime"},
+	{unix.MS_NODIRATIME, "nodiratime"},
 }
 
 // mountHelper lets fusermount3 mount, which always adds nosuid and nodev, and receives the descriptor from it.

@@ -13,7 +13,7 @@ import (
 
 // raw answers the kernel's requests through go-fuse. Its handlers run in goroutines of the transport and may block.
 // What is not here go-fuse answers with ENOSYS: the kernel then does without (copy_file_range, ioctl, O_TMPFILE, access
-// checks, which are its own because of default_permissions) or keeps to itself (locks).
+// checks, which are its own because of default_permissions).
 type raw struct {
 	fuse.RawFileSystem
 	fs *FS
@@ -93,6 +93,7 @@ func (r *raw) keepFor(a *attrs) time.Duration {
 // fillEntry answers with the inode that a name leads to.
 func (r *raw) fillEntry(out *fuse.EntryOut, a *attrs) {
 	out.NodeId = r.fs.node(a.ID)
+	r.fs.accesses.show(&a.Attr)
 	fillAttr(&out.Attr, &a.Attr)
 	out.SetEntryTimeout(r.fs.validity)
 	out.SetAttrTimeout(r.keepFor(a))
@@ -112,6 +113,7 @@ func (r *raw) attr(out *fuse.AttrOut, a attrs, err error) fuse.Status {
 	if err != nil {
 		return r.status(err)
 	}
+	r.fs.accesses.show(&a.Attr)
 	fillAttr(&out.Attr, &a.Attr)
 	out.SetTimeout(r.keepFor(&a))
 	return fuse.OK
@@ -132,6 +134,7 @@ func (r *raw) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut
 	if err != nil {
 		return r.status(err)
 	}
+	r.fs.accesses.show(&a.Attr)
 	var basic fuse.Attr
 	fillAttr(&basic, &a.Attr)
 	sec, nsec := splitTime(a.Btime)
@@ -208,5 +211,8 @@ func (r *raw) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte, fuse.
 	defer ctx.end()
 	id := r.fs.id(in.NodeId)
 	target, err := r.fs.meta.ReadLink(ctx, cred(in), id)
+	if err == nil {
+		r.fs.accesses.other(id, false)
+	}
 	return []byte(target), r.status(byID(id, err))
 }

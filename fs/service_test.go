@@ -35,6 +35,7 @@ type service struct {
 	last     layout.FileID
 	sessions []*session
 	cutting  *sync.Cond // truncating has changed
+	locks    fakeLocks
 }
 
 type node struct {
@@ -672,6 +673,7 @@ func (m *session) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport
 		default:
 			n.attr.Size = max(n.attr.Size, r.End)
 			n.attr.Mtime = max(n.attr.Mtime, r.Mtime)
+			n.attr.Atime = max(n.attr.Atime, r.Atime)
 		}
 		attrs = append(attrs, m.s.attr(n))
 	}

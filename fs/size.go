@@ -2,11 +2,7 @@ package fs
 
 import (
 	"context"
-	"math"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -55,6 +51,11 @@ func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAt
 		// By the clock that writes use.
 		args.Mask |= metarpc.SetMtime
 		args.Mtime = time.Now().UnixNano()
+	}
+	if args.Mask&(metarpc.SetAtime|metarpc.SetAtimeNow) != 0 {
+		if err := fs.accesses.set(ctx, args.ID); err != nil {
+			return attrs{}, err
+		}
 	}
 	set := func(ctx context.Context) (metarpc.Attr, error) {
 		a, err := fs.meta.SetAttr(ctx, who, args)
@@ -127,72 +128,4 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 		i.take(&a)
 		return attrs{a, true}, nil
 	})
-}
-
-// zeros is what holes are written with.
-var zeros [1 << 20]byte
-
-// fallocate is fallocate(2). Space is not reserved: data servers have no way to, so plain allocation only makes the
-// file as long as asked. Holes are punched by writing zeros.
-func (i *inode) fallocate(ctx context.Context, mode uint32, off, n int64) error {
-	if n > math.MaxInt64-off {
-		return syscall.EFBIG
-	}
-	end := off + n
-	switch mode {
-	case 0:
-	case unix.FALLOC_FL_ZERO_RANGE, unix.FALLOC_FL_ZERO_RANGE | unix.FALLOC_FL_KEEP_SIZE,
-		unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE:
-		if err := i.clearPrivileges(ctx, false); err != nil {
-			return err
-		}
-		size, err := i.freshSize(ctx)
-		if err != nil {
-			return err
-		}
-		if err := i.zero(ctx, off, min(end, size)); err != nil {
-			return err
-		}
-	default:
-		return syscall.EOPNOTSUPP
-	}
-	if mode&unix.FALLOC_FL_KEEP_SIZE != 0 {
-		return nil
-	}
-	return i.extend(ctx, end)
-}
-
-// zero makes [off, end) read as zeros.
-func (i *inode) zero(ctx context.Context, off, end int64) error {
-	for off < end {
-		n := min(end-off, int64(len(zeros)))
-		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, off, n, false)
-		if err != nil {
-			return byID(i.id, err)
-		}
-		if seg != nil {
-			n = min(n, seg.End()-off)
-			if _, err := i.write(ctx, zeros[:n], off, layout.Unstable, false, nil); err != nil {
-				return err
-			}
-		}
-		off += n
-	}
-	return nil
-}
-
-// extend makes the file at least end bytes long. It does so the way writes do: nobody else's longer file is cut.
-func (i *inode) extend(ctx context.Context, end int64) error {
-	if err := i.await(ctx, func() bool { return i.gone != nil || i.admits(false) }); err != nil {
-		return err
-	}
-	if err := i.gone; err != nil {
-		i.mu.Unlock()
-		return err
-	}
-	if end > i.size.Load() {
-		i.wrote(end)
-	}
-	i.mu.Unlock()
-	return i.makeDurable(ctx)
 }

@@ -41,6 +41,10 @@ type Config struct {
 	// reported again. Files that are open have been opened again before. Cached layouts are gone. Its calls must be made with
 	// ctx, which ends when the client is closed or the next reset comes. nil = nothing to do.
 	OnReset func(ctx context.Context, lost bool)
+	// OnLockLost is called when locks of an owner on a file, which the service had granted, have been lost: with the
+	// session, or because a restarted service has given them to somebody else. It must not block. nil = nobody wants to
+	// know.
+	OnLockLost func(id layout.FileID, flock bool, owner uint64)
 }
 
 // Client is a session with the metadata service. Its methods may be called by many goroutines.
@@ -55,6 +59,7 @@ type Client struct {
 
 	opens   ledger // Open and Close
 	grants  ledger // LayoutGet and LayoutReturn
+	locks   lockBook
 	cache   cache
 	leases  *leaseTable
 	valid   validity // of leases
@@ -151,6 +156,8 @@ func (c *Client) Close(ctx context.Context) error {
 		}
 	})
 	c.cancel()
+	c.mu.Lock() // whoever found the client open under this lock has begun its task
+	c.mu.Unlock()
 	c.tasks.Wait()
 	if errors.Is(err, ErrClosed) {
 		return nil
@@ -265,6 +272,9 @@ func (c *Client) install(cn *conn) {
 		items = c.leases.clear()
 	}
 	c.renewed(cn.began, time.Duration(w.Lease))
+	if reset && fresh {
+		c.loseAllLocks()
+	}
 	c.devices.expire()
 
 	c.mu.Lock()
@@ -310,6 +320,7 @@ func (c *Client) startReset(items []metarpc.LeaseItem) {
 			<-before
 		}
 		c.reclaim(ctx)
+		c.reclaimLocks(ctx)
 		if c.cfg.OnReset != nil && ctx.Err() == nil {
 			c.cfg.OnReset(ctx, lost)
 		}

@@ -299,6 +299,9 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 	if err != nil {
 		return err
 	}
+	if a, ok := args.(*metarpc.LockReadyArgs); ok {
+		return c.lockReady(cn, h.Number, a)
+	}
 	c.mu.Lock()
 	cn.received = true
 	busy := c.recalls >= maxRecalls

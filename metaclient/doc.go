@@ -25,6 +25,14 @@
 // Layouts granted by replies and taken by recalls are applied to the cache by the goroutine that reads the connection,
 // hence in the order in which the service sent them.
 //
+// # Locks
+//
+// The client knows which locks the service holds for it, so that it can set them again in a restarted service, right
+// after it has opened the files again. Those that do not come back, or were lost with the session, are reported
+// (OnLockLost). Waiting for a lock is asking again, when the service calls back and every few seconds besides; it takes
+// no slot. For one owner on one file the calls are made one after the other. One that was abandoned and granted all the
+// same is undone before the next one is made.
+//
 // # Goroutines
 //
 // A client has a manager, which connects and then reads the connection; a writer for each connection; and a janitor,
@@ -33,5 +41,5 @@
 //
 // # Lock order
 //
-// Client.mu, cache.mu, ledger.mu and deviceTable.mu are never held together, and none of them while blocking.
+// Client.mu, cache.mu, lockBook.mu, ledger.mu and deviceTable.mu are never held together, and none of them while blocking.
 package metaclient

@@ -109,6 +109,11 @@ func (d *daemon) start(ctx context.Context) error {
 				f.OnReset(ctx)
 			}
 		},
+		OnLockLost: func(id layout.FileID, flock bool, owner uint64) {
+			if f := front.Load(); f != nil {
+				f.OnLockLost(id, flock, owner)
+			}
+		},
 	})
 	if err != nil {
 		return err
@@ -121,7 +126,7 @@ func (d *daemon) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.fsys, err = fs.New(fs.Config{Meta: d.meta, Data: d.data, Root: root})
+	d.fsys, err = fs.New(fs.Config{Meta: d.meta, Data: d.data, Root: root, Atime: fs.AtimeOf(d.cfg.options.flags)})
 	if err != nil {
 		return err
 	}

@@ -47,7 +47,13 @@ var mountOptionTable = []option{
 	flagOption("dev", unix.MS_NODEV, false, "interpret them (default)"),
 	flagOption("noexec", unix.MS_NOEXEC, true, "do not execute programs"),
 	flagOption("exec", unix.MS_NOEXEC, false, "execute them (default)"),
-	{"defaults", "", "rw, suid, dev, exec", func(o *mountOptions, _ string) error { o.flags = 0; return nil }},
+	atimeOption("relatime", 0, "change access times once after each change of a file, and once a day (default)"),
+	atimeOption("strictatime", unix.MS_STRICTATIME, "change access times at each access"),
+	atimeOption("noatime", unix.MS_NOATIME, "never change access times"),
+	atimeOption("atime", 0, "the same as relatime"),
+	flagOption("nodiratime", unix.MS_NODIRATIME, true, "never change access times of directories"),
+	flagOption("diratime", unix.MS_NODIRATIME, false, "change them like those of files (default)"),
+	{"defaults", "", "rw, suid, dev, exec, relatime", func(o *mountOptions, _ string) error { o.flags = 0; return nil }},
 	{"_netdev", "", "accepted and ignored", func(*mountOptions, string) error { return nil }},
 	{"nconnect", "N", "TCP connections to each data server, 1 to 16 (default 4)", func(o *mountOptions, v string) error {
 		n, err := strconv.Atoi(v)
@@ -76,6 +82,14 @@ func flagOption(name string, flag uintptr, on bool, help string) option {
 		if on {
 			o.flags |= flag
 		}
+		return nil
+	}}
+}
+
+// atimeOption is one of several rules, of which the last one counts.
+func atimeOption(name string, flag uintptr, help string) option {
+	return option{name, "", help, func(o *mountOptions, _ string) error {
+		o.flags = o.flags&^(unix.MS_NOATIME|unix.MS_STRICTATIME) | flag
 		return nil
 	}}
 }

@@ -85,6 +85,9 @@ func TestParseOptions(t *testing.T) {
 		{[]string{"ro,nosuid,nodev", "noexec"}, with(func(o *mountOptions) {
 			o.flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 		})},
+		{[]string{"strictatime,nodiratime", "noatime"}, with(func(o *mountOptions) { o.flags = unix.MS_NOATIME | unix.MS_NODIRATIME })},
+		{[]string{"noatime,strictatime"}, with(func(o *mountOptions) { o.flags = unix.MS_STRICTATIME })},
+		{[]string{"nodiratime,strictatime,diratime,relatime"}, with(func(o *mountOptions) { o.flags = 0 })},
 		{[]string{"ro,nosuid", "rw"}, with(func(o *mountOptions) { o.flags = unix.MS_NOSUID })},
 		{[]string{"ro,defaults"}, defaultOptions()},
 		{[]string{"nconnect=16,rsize=4MiB,wsize=4096,max_write=1MiB,retain=1GiB,log=/a=b"}, mountOptions{

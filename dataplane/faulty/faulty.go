@@ -51,6 +51,8 @@ type Target struct {
 	started []*entry // not flushed
 	entries map[*layout.Op]*entry
 	closed  bool
+
+	onSparse func(call string) error // nil: pass it on
 }
 
 type rule struct {

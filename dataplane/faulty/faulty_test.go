@@ -34,7 +34,7 @@ func TestContract(t *testing.T) {
 		{"delay", faulty.Config{Seed: 2, Rules: []faulty.Rule{{Prob: 0.5, Delay: time.Microsecond, Jitter: 200 * time.Microsecond}}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			targettest.Run(t, func(t *testing.T) targettest.Fixture {
+			open := func(t *testing.T) targettest.Fixture {
 				s := targettest.NewServer(1)
 				target := faulty.New(s.NewTarget(32<<10, 32<<10), c.cfg)
 				t.Cleanup(func() { target.Close() })
@@ -43,7 +43,9 @@ func TestContract(t *testing.T) {
 					NewFile: s.NewFile,
 					BadFile: &layout.DataFile{Device: s.ID(), Handles: [][]byte{[]byte("no such file")}},
 				}
-			})
+			}
+			targettest.Run(t, open)
+			targettest.RunSparse(t, open)
 		})
 	}
 }

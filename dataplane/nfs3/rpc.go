@@ -82,6 +82,7 @@ type rpc struct {
 // control is a request that is no Op: a blocking call, or one of the Target's own.
 type control struct {
 	prog, proc uint32
+	vers       uint32 // 0: that of NFS and MOUNT
 	cred       layout.Credential
 	name       string // of the procedure
 	args       []byte
@@ -121,13 +122,17 @@ func (r *rpc) detail() string {
 func (r *rpc) prepare(t *Target) {
 	r.xid, r.end = 0, 0
 	if r.ctl != nil {
-		r.head = t.appendCall(r.buf[:0], r.ctl.prog, r.ctl.proc, r.ctl.cred)
+		vers := r.ctl.vers
+		if vers == 0 {
+			vers = wire.Version
+		}
+		r.head = t.appendCall(r.buf[:0], r.ctl.prog, vers, r.ctl.proc, r.ctl.cred)
 		r.payload = r.ctl.args
 		r.mark()
 		return
 	}
 	op := r.op
-	h := t.appendCall(r.buf[:0], oncrpc.ProgNFS, uint32(r.proc), op.File.Cred)
+	h := t.appendCall(r.buf[:0], oncrpc.ProgNFS, wire.Version, uint32(r.proc), op.File.Cred)
 	fh, _ := wire.NewFileHandle(op.File.Handles[0]) // the length was checked by Start
 	off := uint64(op.Off) + uint64(r.n)
 	switch op.Kind {
@@ -167,9 +172,9 @@ func (r *rpc) wireLen() int { return len(r.head) + xdr.Padded(len(r.payload)) }
 
 // appendCall appends an empty record mark and the header of a call. The credential is the Target's template with the
 // identity put in: uid, gid and an empty list of groups are the last three words of an AUTH_SYS body.
-func (t *Target) appendCall(b []byte, prog, proc uint32, cred layout.Credential) []byte {
+func (t *Target) appendCall(b []byte, prog, vers, proc uint32, cred layout.Credential) []byte {
 	b = append(b, 0, 0, 0, 0)
-	h := oncrpc.Call{Prog: prog, Vers: wire.Version, Proc: proc, Cred: t.cred}
+	h := oncrpc.Call{Prog: prog, Vers: vers, Proc: proc, Cred: t.cred}
 	b = h.Append(b)
 	verf := 8
 	id := b[len(b)-verf-12:]

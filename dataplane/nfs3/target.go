@@ -107,6 +107,7 @@ type Target struct {
 
 	rsize, wsize atomic.Int64 // lowered once, before the first READ or WRITE is encoded
 	epoch        atomic.Uint64
+	foreign      atomic.Uint64 // 1 more than the epoch in which the server was found not to have the program of package sparse
 
 	mu       sync.Mutex
 	closed   bool

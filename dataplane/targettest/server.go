@@ -41,17 +41,22 @@ type Server struct {
 	shuffle bool
 	keep    float64
 	counts  map[layout.OpKind]int
+	foreign bool
+	room    int64 // blocks that may still be taken by Allocate
 }
 
 // memFile is a data file: dirty are the ranges in which now may differ from stable.
 type memFile struct {
 	now, stable []byte
 	dirty       [][2]int64
+
+	// Of each block of now, and of stable: what it is. Blocks behind these are holes.
+	blocks, stableBlocks []blockState
 }
 
 // NewServer makes a server whose device id and random choices come from seed.
 func NewServer(seed uint64) *Server {
-	s := &Server{rnd: rand.New(rand.NewPCG(seed, 7)), files: map[string]*memFile{}, boots: 1, counts: map[layout.OpKind]int{}}
+	s := &Server{rnd: rand.New(rand.NewPCG(seed, 7)), files: map[string]*memFile{}, boots: 1, counts: map[layout.OpKind]int{}, room: maxFile}
 	s.changed = sync.NewCond(&s.mu)
 	binary.BigEndian.PutUint64(s.id[8:], seed)
 	return s
@@ -100,7 +105,7 @@ func (s *Server) Restart() {
 			}
 		}
 		f.dirty = nil
-		f.now = slices.Clone(f.stable)
+		f.now, f.blocks = slices.Clone(f.stable), slices.Clone(f.stableBlocks)
 	}
 }
 
@@ -131,6 +136,7 @@ func (s *Server) Truncate(df *layout.DataFile, size int64) {
 	defer s.mu.Unlock()
 	f := s.files[string(df.Handles[0])]
 	f.now, f.stable = f.now[:min(size, int64(len(f.now)))], f.stable[:min(size, int64(len(f.stable)))]
+	f.blocks, f.stableBlocks = cutBlocks(f.blocks, size), cutBlocks(f.stableBlocks, size)
 	for i := range f.dirty {
 		f.dirty[i][0], f.dirty[i][1] = min(f.dirty[i][0], size), min(f.dirty[i][1], size)
 	}
@@ -150,6 +156,9 @@ func extend(b []byte, n int64) []byte {
 func (f *memFile) stabilise(off, end int64) {
 	f.stable = extend(f.stable, end)
 	copy(f.stable[off:end], f.now[off:end])
+	for i := off / BlockSize; i*BlockSize < end; i++ {
+		f.stableBlocks = setBlocks(f.stableBlocks, i*BlockSize, (i+1)*BlockSize, f.blocks[i])
+	}
 }
 
 // apply carries out a request. mu is held.
@@ -176,6 +185,7 @@ func (s *Server) apply(op *layout.Op) {
 		}
 		f.now = extend(f.now, end)
 		op.N = copy(f.now[op.Off:], op.Data)
+		f.blocks = setBlocks(f.blocks, op.Off, end, dataBlock)
 		if op.Stable == layout.Unstable {
 			f.dirty = append(f.dirty, [2]int64{op.Off, end})
 		} else {

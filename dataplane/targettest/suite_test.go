@@ -7,7 +7,7 @@ import (
 )
 
 func TestServer(t *testing.T) {
-	Run(t, func(t *testing.T) Fixture {
+	open := func(t *testing.T) Fixture {
 		s := NewServer(1)
 		s.Shuffle()
 		target := s.NewTarget(64<<10, 48<<10)
@@ -17,7 +17,9 @@ func TestServer(t *testing.T) {
 			NewFile: s.NewFile,
 			BadFile: &layout.DataFile{Device: s.ID(), Handles: [][]byte{[]byte("no such file")}},
 		}
-	})
+	}
+	Run(t, open)
+	RunSparse(t, open)
 }
 
 func TestServerRestart(t *testing.T) {

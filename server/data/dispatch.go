@@ -5,8 +5,16 @@ import (
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/sparse"
 	"github.com/weftfs/weft/internal/wire/xdr"
 )
+
+// programs are those served here, each in one version.
+var programs = map[uint32]uint32{
+	oncrpc.ProgNFS:   wire.Version,
+	oncrpc.ProgMount: wire.Version,
+	sparse.Program:   sparse.Version,
+}
 
 // results is what every procedure's results can do.
 type results interface{ Append([]byte) []byte }
@@ -15,19 +23,20 @@ type results interface{ Append([]byte) []byte }
 func (c *conn) handle(r *request) {
 	s := c.s
 	reply := oncrpc.Reply{XID: r.call.XID}
+	version, known := programs[r.call.Prog]
 	switch {
 	case r.foreign:
 		reply.Stat, reply.Low, reply.High = oncrpc.RPCMismatch, oncrpc.Version, oncrpc.Version
-	case r.call.Prog != oncrpc.ProgNFS && r.call.Prog != oncrpc.ProgMount:
+	case !known:
 		reply.Stat = oncrpc.ProgUnavail
-	case r.call.Vers != wire.Version:
-		reply.Stat, reply.Low, reply.High = oncrpc.ProgMismatch, wire.Version, wire.Version
+	case r.call.Vers != version:
+		reply.Stat, reply.Low, reply.High = oncrpc.ProgMismatch, version, version
 	}
 	if reply.Stat != oncrpc.Success {
 		r.finish(&reply, nil)
 		return
 	}
-	if r.call.Proc == 0 { // NULL of both programs, whoever asks
+	if r.call.Proc == 0 { // NULL of all programs, whoever asks
 		if r.call.Cred.Flavor == oncrpc.FlavorTLS {
 			reply.Stat, reply.AuthStat = oncrpc.AuthError, oncrpc.AuthBadCred // there is no TLS (RFC 9289 section 4.1)
 		}
@@ -44,6 +53,10 @@ func (c *conn) handle(r *request) {
 			reply.AuthStat = oncrpc.AuthBadCred
 		}
 		r.finish(&reply, nil)
+		return
+	}
+	if r.call.Prog == sparse.Program {
+		s.sparse(r, &reply)
 		return
 	}
 	switch proc := wire.Proc(r.call.Proc); proc {

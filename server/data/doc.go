@@ -2,6 +2,8 @@
 // port, so that no port mapper is needed. It keeps the data files of striped files and is no general NFS server: there
 // are regular files and directories, nothing else, and a file has one name.
 //
+// Beside these two it serves weft's own program for reserved space and holes, see package sparse.
+//
 // # On disk
 //
 // A server's directory holds "export", which is what clients see, "key", and "lock". The lock is held while a server
@@ -25,7 +27,7 @@
 // again after every failed sync, since the kernel may have dropped what it could not write: a verifier that stays the
 // same vouches for all of it. To learn of every failure the server keeps a file open until its data was synced, and
 // runs one sync of a file at a time, for all who wait. Operations that change names or attributes are on the disk before
-// they are answered: what was made, and the directory that names it.
+// they are answered: what was made, and the directory that names it. So are ALLOCATE and DEALLOCATE.
 //
 // # Requests
 //

@@ -12,7 +12,10 @@ import (
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
-func (s *Service) describeLayout(ctx context.Context, _ *call, a *metarpc.IDArgs) (*metarpc.Described, error) {
+func (s *Service) describeLayout(ctx context.Context, c *call, a *metarpc.IDArgs) (*metarpc.Described, error) {
+	if err := s.settleSize(ctx, c.sess, a.ID); err != nil {
+		return nil, err
+	}
 	attr, err := s.attributes(ctx, a.ID)
 	if err != nil {
 		return nil, err

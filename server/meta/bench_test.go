@@ -59,7 +59,7 @@ func BenchmarkLookup(b *testing.B) {
 			c.touch(layout.RootID, fmt.Sprint(i))
 		}
 		return func(i int64) error {
-			_, err := ask[metarpc.AttrResult](c, metarpc.OpLookup, &metarpc.NameArgs{Parent: layout.RootID, Name: fmt.Sprint(i % files)})
+			_, err := ask[metarpc.LookupResult](c, metarpc.OpLookup, &metarpc.NameArgs{Parent: layout.RootID, Name: fmt.Sprint(i % files)})
 			return err
 		}
 	})

@@ -39,6 +39,13 @@ var handlers = [...]handler{
 	metarpc.OpAddDevice:      handle((*Service).addDevice),
 	metarpc.OpStatFS:         handle((*Service).statFS),
 	metarpc.OpStatus:         handle((*Service).statusOf),
+	metarpc.OpTmpFile:        handle((*Service).tmpFile),
+	metarpc.OpReserve:        handle((*Service).reserve),
+	metarpc.OpLock:           handle((*Service).lock),
+	metarpc.OpTestLock:       handle((*Service).testLock),
+	metarpc.OpLeaseReturn:    handle((*Service).leaseReturn),
+
+	metarpc.OpReclaimComplete: handle((*Service).reclaimComplete),
 }
 
 func handle[A, R any](f func(*Service, context.Context, *call, *A) (*R, error)) handler {
@@ -65,6 +72,10 @@ var (
 	errStale    = refuse(syscall.ESTALE)
 	errNoData   = refuse(syscall.ENODATA)
 	errNoSpace  = refuse(syscall.ENOSPC)
+	errAccess   = refuse(syscall.EACCES)
+	errReadOnly = refuse(syscall.EROFS)
+
+	errNotSupported = refuse(syscall.EOPNOTSUPP)
 )
 
 func refuse(errno syscall.Errno) *metarpc.Error {

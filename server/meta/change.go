@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/schema"
 )
@@ -27,7 +28,13 @@ var errContended = fmt.Errorf("given up after %d tries: others kept changing the
 // tx is one attempt at a change: its batch, and who wants to know whether it was committed.
 type tx struct {
 	catalog.Batch
-	outcome []func(committed bool)
+	outcome  []func(committed bool)
+	affected []metarpc.LeaseItem
+}
+
+// affects says what of an inode will no longer be as others know it.
+func (t *tx) affects(id layout.FileID, lease metarpc.Lease) {
+	t.affected = append(t.affected, metarpc.LeaseItem{ID: id, Lease: lease})
 }
 
 // onOutcome has f called once when it is known whether the batch was committed, the last one first.
@@ -43,8 +50,16 @@ func (t *tx) settle(committed bool) {
 // guards name all it relied on; it is called again, with a fresh tx, as often as a guard does not hold. Its result goes
 // into the same batch as the call's answer. If it leaves the batch empty there is nothing to do and to remember.
 //
+// Leases of others on what the batch affects are recalled before it is committed, and none are granted from then on until
+// the change is visible or given up.
+//
 // With a nil c the change is nobody's answer.
 func change[R any](ctx context.Context, s *Service, c *call, build func(*tx) (*R, error)) (*R, error) {
+	p := pending{s: s}
+	if c != nil {
+		p.by = c.sess
+	}
+	defer p.end()
 	for try := range maxTries {
 		if err := backOff(ctx, try); err != nil {
 			return nil, err
@@ -54,6 +69,9 @@ func change[R any](ctx context.Context, s *Service, c *call, build func(*tx) (*R
 		if err == nil && t.Len() == 0 {
 			t.settle(false)
 			return result, nil
+		}
+		if err == nil {
+			err = p.recall(ctx, t.affected)
 		}
 		if err == nil {
 			err = s.commit(ctx, c, t, result)
@@ -80,10 +98,14 @@ func (s *Service) commit(ctx context.Context, c *call, t *tx, result any) error 
 		return s.engine.Commit(ctx, &t.Batch)
 	}
 	frame, err := c.reply(result)
+	stored := frame
+	if bare := withoutLease(result); err == nil && bare != result {
+		stored, err = c.reply(bare)
+	}
 	if err != nil {
 		return err
 	}
-	t.Put(schema.ReplyKey(c.sess.id, c.h.Slot), schema.Encode(&schema.Reply{Sequence: c.h.Sequence, Frame: frame}))
+	t.Put(schema.ReplyKey(c.sess.id, c.h.Slot), schema.Encode(&schema.Reply{Sequence: c.h.Sequence, Frame: stored}))
 	if err := s.engine.Commit(ctx, &t.Batch); err != nil {
 		return err
 	}

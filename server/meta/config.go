@@ -31,6 +31,10 @@ type Files interface {
 	Truncate(ctx context.Context, row schema.Layout, size int64) error
 	// Sync makes every data file stable and returns the end of the longest. It waits as Truncate does.
 	Sync(ctx context.Context, row schema.Layout) (end int64, err error)
+	// Fence gives every data file of a file new owners, so that nobody can write it with a layout that was granted before.
+	// When it returns the data servers have confirmed that, and the layout row has the new owners. It waits as Truncate
+	// does.
+	Fence(ctx context.Context, id layout.FileID) error
 
 	Devices(ctx context.Context) []metarpc.DeviceInfo
 	AddDevice(ctx context.Context, url string) (metarpc.DeviceInfo, error)
@@ -40,8 +44,9 @@ type Files interface {
 
 // Defaults of a Config.
 const (
-	DefaultLease = 30 * time.Second
-	DefaultSlots = 128
+	DefaultLease  = 30 * time.Second
+	DefaultSlots  = 128
+	DefaultLeases = 1 << 16
 )
 
 // DefaultPolicy is how files are laid out where neither the administrator nor a directory says anything.
@@ -54,8 +59,10 @@ type Config struct {
 	Log     *slog.Logger   // nil = slog.Default
 	Lease   time.Duration  // a session lives so long without a frame; 0 = DefaultLease
 	Slots   int            // calls a session may have outstanding; 0 = DefaultSlots
+	Leases  int            // inodes a session may have leases on; 0 = DefaultLeases
 	Policy  layout.Policy  // default policy of a volume that is made now; unset fields from DefaultPolicy
 	Program string         // "weftd 1.2.3", for Status
+	Exports []Export       // what clients may do, the first that fits; nil = all of them everything that their users may
 }
 
 // Validate checks the configuration.
@@ -69,6 +76,9 @@ func (c *Config) Validate() error {
 	if c.Slots < 0 || c.Slots > metarpc.MaxSlots {
 		return fmt.Errorf("metadata service: %d slots, want 1 to %d", c.Slots, metarpc.MaxSlots)
 	}
+	if c.Leases < 0 {
+		return fmt.Errorf("metadata service: leases on %d inodes", c.Leases)
+	}
 	return c.Policy.Validate()
 }
 
@@ -81,5 +91,8 @@ func (c *Config) setDefaults() {
 	}
 	if c.Slots == 0 {
 		c.Slots = DefaultSlots
+	}
+	if c.Leases == 0 {
+		c.Leases = DefaultLeases
 	}
 }

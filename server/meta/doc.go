@@ -5,45 +5,96 @@
 // # What is where
 //
 // Whatever must outlive the service is in the catalog (package schema). In memory is only what clients can bring back
-// after a restart: which files their sessions have open, and the sizes and times of files that they wrote but that are
-// not yet stable. A namespace operation reads what it needs, builds one batch whose guards name everything it relied on,
+// after a restart: which files their sessions have open, the sizes and times of files that they wrote but that are
+// not yet stable, and which leases they have. A namespace operation reads what it needs, builds one batch whose guards name everything it relied on,
 // and starts over with fresh reads when a guard did not hold. The reply of a call that may not be executed twice is a
 // row of that same batch.
 //
+// # A change, and the leases of others
+//
+// Who has leases on an inode is in memory, in a record of the inode (type leased). A change says which inodes it affects
+// (tx.affects), and change does the rest before it commits:
+//
+//	mark     the inode is being changed: no lease on it is granted
+//	recall   sessions that have leases on it, but not the one that asks, drop what they keep, and answer
+//	commit   and the lease records of those who answered are gone
+//	unmark   also if the commit failed for good; between two tries the marks stay
+//
+// A lease is registered before the rows are read that are told under it. So a change that these rows do not show yet finds
+// it and recalls it; the reply and the recall may overtake each other, but clients do not keep the answer to a question
+// that was asked before a recall came. A recall that is not answered ends the session, as every callback. Its
+// client may not notice until its own lease has run out, so a change waits until then, counted from its last frame.
+//
+// Leases on the attributes of a regular file are also kept away by writers: while another session has the writer flag
+// (claim.writer), none is granted. The flag is set before a layout for writing recalls the leases there are. Instead of
+// being given a lease, who asks for attributes gets true ones: the writers are asked how far they have got (askWriters),
+// one question at a time for each session, in which all that is waiting to be asked goes together. A session that
+// only appends where Reserve has told it to need not be asked. A session that has ended without its doing is not asked
+// either, its data files are (makeSure).
+//
+// Reserve is a report of the session ahead of its write. It adds the place to what is reported in the same moment in which
+// it finds the end of what all have reported, under Service.mu; file.moves tells it whether a report has left memory for
+// the inode row that it read.
+//
+// Answers in the catalog are stored without leases.
+//
+// A client may make LayoutCommit and LayoutReturn, and nothing else, before it answers a recall or a question. So nothing
+// may be held while calling back that these wait for, and they call back nobody themselves: a LayoutCommit recalls
+// leases only on files that the session has no layout for, which no recall makes a client report. They wait for one thing,
+// the commit of a truncation, which has made all its recalls before.
+//
 // # Start and grace
 //
-// At the start every session in the catalog is known, and has one lease to come back. Until that time is over, and each
-// session that came back has had a lease to reclaim what it holds, the service is in its grace period: a file that loses
-// its last name then is kept, since a session may yet say that it has it open. The size of a file whose writers have not
-// reported yet is asked of its data files, so that nobody sees it shorter than before the restart. Truncations that a
-// crash cut short go on in the background.
+// At the start every session in the catalog is known, and has one lease to come back. Until each of them has said that it
+// has reclaimed what it had (ReclaimComplete), or its lease is over, the service is in its grace period: changes are put off,
+// since somebody may rely on a lease that this instance does not know of, and so are layouts for writing to a session
+// that had none on the file. A file without names is kept, since a session may yet say that it has it open. The size of a file
+// whose writers have not reported yet is asked of its data files, so that nobody sees it shorter than before the
+// restart. Truncations that a crash cut short go on in the background.
 //
 // # The end of a session
 //
 // A session ends when its client says so, lets its lease run out, or leaves a callback unanswered for a lease. It is
 // first marked in the catalog, so that no later instance takes it back. Then, in the background and for as long as data
-// servers take to answer, each file it had open is closed, each file it may have written is made stable and gets
-// the size that its data files have. Its row is deleted last, so a crash does not lose the work.
+// servers take to answer:
+//
+//	close    each file it had open
+//	fence    each file it may have written, if its client did not end it: that may be asleep and write later, so the data
+//	         files get new owners, which data servers have to confirm; others are given new layouts
+//	release  each such file is made stable and gets the size that its data files have
+//
+// Its row is deleted last, so a crash does not lose the work. Until a file is fenced no layout for writing it is granted,
+// no place in it is reserved, and it is not cut. If a data server is away that can take long; it is said in the log.
 //
 // # Truncation
 //
-// Shortening a file goes through three steps, in which the file has a cut (type cut). While it recalls the layouts of
-// other writers, no layout past the new size is granted. Then size and intent are committed; a report of a size that
-// comes meanwhile waits for the outcome. Then the data files are cut; a report that comes now speaks of bytes that are
-// gone and is clipped. The size row is what others see from the second step on. Whenever a session may have written
-// past the size that the service knows, setting any size goes this way, because what is known may be too little.
+// Shortening a file goes through four steps, in which the file has a cut (type cut). While it recalls the layouts of
+// other writers, no layout past the new size is granted. Then leases are recalled, and who has the file open is told, who
+// may otherwise rely on what he knows of its size; who asks for the size from then on waits until it is set, as he would not
+// be told again. Then size and intent are committed; a report of a size that comes meanwhile waits for the outcome. Then
+// the data files are cut; a report that comes now speaks of bytes that are gone and is clipped. The size row is what
+// others see from the third step on. Whenever a session may have written past the size that the service knows, setting any
+// size goes this way, because what is known may be too little.
 //
-// # Locks
+// # Locks of files
+//
+// They are in memory, see locks.go; clients set them again after a restart. A session has locks only on files that it
+// has open. When it ends without having closed a file it may have written, others get its locks after the file was made
+// stable.
+//
+// # Mutexes
 //
 // No mutex is held over a catalog call, a call to a data server, or a write to a connection.
 //
-//	Service.mu   sessions, and all file and claim records. Held for moments.
+//	Service.mu   sessions, and all file, claim and lease records. Held for moments.
+//	lockTable.mu locks of files. Taken with Service.mu held or without.
 //	session.mu   a session's slots, connection and callbacks. Taken with Service.mu held or without.
 //	conn.mu      a connection's queue of frames. Taken with session.mu held or without.
 //
 // What has to exclude others for longer is a flag in the file record that is waited for (Service.wait): removing, from
 // the decision whether somebody has the file open until the batch that removes it is done; and sizing, over a truncation
-// or over finding the size that a dead client left. Nobody waits for one while having the other. Directories that change
+// or over finding the size that a dead client left. Nobody waits for one while having the other. Both may be held over a
+// recall: neither LayoutCommit nor LayoutReturn waits for them. Directories that change
 // their parent are put in order by a guarded catalog row, and inside this process by a token (Service.moving) as well, so
 // that they need not fail each other's guards; another token reserves inode numbers.
 package meta

@@ -12,13 +12,14 @@ import (
 type file struct {
 	id       layout.FileID
 	claims   []*claim
-	orphan   bool   // has no name left; its last close removes it
-	removing bool   // somebody decides whether it goes, and does it
-	sizing   bool   // somebody cuts it or finds out its size
-	stop     func() // ends what sizing stands for, because the file is gone
-	cut      *cut   // being shortened
-	granting int    // layouts for writing whose answer is not yet in its connection's queue
-	waiters  int
+	orphan   bool          // has no name left; its last close removes it
+	removing bool          // somebody decides whether it goes, and does it
+	sizing   bool          // somebody cuts it or finds out its size
+	stop     func()        // ends what sizing stands for, because the file is gone
+	cut      *cut          // being shortened
+	granting int           // layouts for writing whose answer is not yet in its connection's queue
+	moves    uint64        // how often what is reported went into the inode row, or was cut off
+	waiters  int           // who needs the record to stay
 	changed  chan struct{} // closed at the next change of anything above; nil when nobody waits
 }
 
@@ -27,11 +28,15 @@ type claim struct {
 	sess      *session
 	file      *file
 	open      bool
-	writer    bool // may have a writer row
-	assigning int  // calls that may be making that row
-	returning bool // it is being deleted
-	unsure    bool // the row is of an earlier instance, and what it was told of sizes is not known again yet
-	report         // what the session says of the file and is not yet in its inode row
+	write     bool   // with open: for writing as well
+	writer    bool   // may have a writer row
+	appends   bool   // a writer that writes only where Reserve has told it to
+	unfenced  bool   // the session was ended without its doing: what it still has under way may reach the data files
+	unfence   func() // ends the fencing, because the file is gone
+	assigning int    // calls that may be making that row
+	returning bool   // it is being deleted
+	unsure    bool   // the row is of an earlier instance, and what it was told of sizes is not known again yet
+	report           // what the session says of the file and is not yet in its inode row
 }
 
 // report is the end and time of a session's writes; zero says nothing.
@@ -160,6 +165,11 @@ func (s *Service) look(ids []layout.FileID) (all []report, unsure []layout.FileI
 	return all, unsure
 }
 
+// unfenced reports whether sessions that are over may still write f; Service.mu is held.
+func (f *file) unfenced() bool {
+	return slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.unfenced })
+}
+
 // unsure reports whether f may be longer than is known; Service.mu is held.
 func (f *file) unsure() bool {
 	return slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.unsure })
@@ -168,8 +178,12 @@ func (f *file) unsure() bool {
 // gone forgets what sessions had to do with a file that no longer exists; s.mu is held.
 func (s *Service) gone(f *file) {
 	f.orphan = false
+	s.forgetLocks(f.id)
 	for _, cl := range f.claims {
-		cl.open, cl.writer, cl.unsure, cl.report = false, false, false, report{}
+		cl.open, cl.writer, cl.unsure, cl.unfenced, cl.report = false, false, false, false, report{}
+		if cl.unfence != nil {
+			cl.unfence()
+		}
 	}
 	if f.stop != nil {
 		f.stop()

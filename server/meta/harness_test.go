@@ -203,6 +203,39 @@ func (f *fakeFiles) Truncate(ctx context.Context, row schema.Layout, size int64)
 	return nil
 }
 
+func (f *fakeFiles) Fence(ctx context.Context, id layout.FileID) error {
+	if err := f.wait(ctx); err != nil {
+		return err
+	}
+	key := schema.LayoutKey(id)
+	for {
+		old, err := f.engine.Get(ctx, key)
+		if errors.Is(err, catalog.ErrNotFound) {
+			return nil
+		}
+		var row schema.Layout
+		if err == nil {
+			err = schema.Decode(old, &row)
+		}
+		if err != nil {
+			return err
+		}
+		for _, m := range row.Mirrors {
+			for i := range m {
+				m[i].UID++
+				m[i].GID++
+			}
+		}
+		var b catalog.Batch
+		b.GuardEqual(key, old)
+		b.Put(key, schema.Encode(&row))
+		err = f.engine.Commit(ctx, &b)
+		if guard := (*catalog.GuardError)(nil); !errors.As(err, &guard) {
+			return err
+		}
+	}
+}
+
 func (f *fakeFiles) Sync(ctx context.Context, row schema.Layout) (end int64, err error) {
 	if err := f.wait(ctx); err != nil {
 		return 0, err
@@ -305,6 +338,7 @@ type host struct {
 	engine catalog.Engine
 	files  *fakeFiles
 	lease  time.Duration
+	leases int // Config.Leases
 	listen func() net.Listener
 	dial   func() (net.Conn, error)
 
@@ -329,12 +363,13 @@ func newHost(t testing.TB, engine catalog.Engine) *host {
 func (h *host) start() *host {
 	h.t.Helper()
 	svc, err := New(context.Background(), Config{
-		Engine: h.engine, Files: h.files, Log: logTo(h.t), Lease: h.lease, Slots: 16,
+		Engine: h.engine, Files: h.files, Log: logTo(h.t), Lease: h.lease, Slots: 16, Leases: h.leases,
 		Policy: layout.Policy{StripeUnit: testUnit, StripeCount: 2}, Program: "weftd test",
 	})
 	if err != nil {
 		h.t.Fatal(err)
 	}
+	h.ownRoot()
 	h.svc, h.l = svc, h.listen()
 	served := make(chan error, 1)
 	go func(l net.Listener) { served <- svc.Serve(l) }(h.l)
@@ -345,6 +380,23 @@ func (h *host) start() *host {
 		}
 	})
 	return h
+}
+
+// ownRoot gives a new volume's root directory to the user that clients of the tests are.
+func (h *host) ownRoot() {
+	h.t.Helper()
+	var root schema.Inode
+	raw, err := h.engine.Get(context.Background(), schema.InodeKey(layout.RootID))
+	if err == nil {
+		err = schema.Decode(raw, &root)
+	}
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	if root.UID == 0 {
+		root.UID, root.GID = testCred.UID, testCred.GID
+		put(h.t, h, schema.InodeKey(layout.RootID), schema.Encode(&root))
+	}
 }
 
 // kill stops a service without letting calls end.
@@ -380,12 +432,18 @@ var engines = map[string]func(testing.TB) catalog.Engine{
 	},
 }
 
+// testCred is on whose behalf clients call unless they are told otherwise.
+var testCred = metarpc.Cred{UID: 7, GID: 8}
+
 // client is a client of the protocol with no comfort.
 type client struct {
 	t      testing.TB
 	h      *host
+	cred   metarpc.Cred
 	hello  metarpc.Hello
-	recall func(*metarpc.LayoutRecallArgs) metarpc.Status // nil = OK
+	recall func(*metarpc.LayoutRecallArgs) metarpc.Status   // nil = OK
+	back   func(op metarpc.BackOp, args any) metarpc.Status // other callbacks; nil = OK
+	ready  chan metarpc.LockReadyArgs                       // what LockReady said
 
 	mu       sync.Mutex
 	welcome  *metarpc.Welcome
@@ -405,7 +463,7 @@ func (h *host) client() *client {
 }
 
 func (h *host) newClient() *client {
-	c := &client{t: h.t, h: h, waiting: map[[2]uint64]chan []byte{}}
+	c := &client{t: h.t, h: h, cred: testCred, waiting: map[[2]uint64]chan []byte{}, ready: make(chan metarpc.LockReadyArgs, 100)}
 	clients++
 	c.hello = metarpc.Hello{
 		Magic: metarpc.Magic, Lowest: metarpc.Version, Highest: metarpc.Version,
@@ -505,8 +563,20 @@ func (c *client) read(conn net.Conn) {
 			}
 			go func() {
 				status := metarpc.StatusOK
-				if c.recall != nil {
-					status = c.recall(args.(*metarpc.LayoutRecallArgs))
+				switch args := args.(type) {
+				case *metarpc.LayoutRecallArgs:
+					if c.recall != nil {
+						status = c.recall(args)
+					}
+				case *metarpc.LockReadyArgs:
+					c.ready <- *args
+				default:
+					c.mu.Lock()
+					back := c.back
+					c.mu.Unlock()
+					if back != nil {
+						status = back(h.Op, args)
+					}
 				}
 				frame, _ := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: h.Number, Status: status})
 				conn.Write(frame)
@@ -541,7 +611,7 @@ func (c *client) begin(op metarpc.Op, args any) (metarpc.CallHeader, chan []byte
 	slot := <-c.free
 	c.mu.Lock()
 	c.sequence[slot]++
-	h := metarpc.CallHeader{Slot: slot, Sequence: c.sequence[slot], Op: op, Cred: metarpc.Cred{UID: 7, GID: 8}}
+	h := metarpc.CallHeader{Slot: slot, Sequence: c.sequence[slot], Op: op, Cred: c.cred}
 	c.mu.Unlock()
 	return h, c.send(h, args)
 }
@@ -609,9 +679,20 @@ func (c *client) closeFile(id layout.FileID) {
 	must[metarpc.Empty](c, metarpc.OpClose, &metarpc.CloseArgs{IDs: []layout.FileID{id}})
 }
 
-// layout asks for a layout for writing and returns up to where it reaches.
+// open opens a file for reading and writing.
+func (c *client) open(id layout.FileID) {
+	c.t.Helper()
+	must[metarpc.AttrResult](c, metarpc.OpOpen, &metarpc.OpenArgs{ID: id, Access: metarpc.AccessRead | metarpc.AccessWrite})
+}
+
+// layout asks for a layout for writing and returns up to where it reaches. If the file is not open for writing it is opened.
 func (c *client) layout(id layout.FileID, off, n int64) (end int64, err error) {
-	r, err := ask[metarpc.LayoutResult](c, metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: id, IOMode: layout.IOModeRW, Off: off, Len: n})
+	args := &metarpc.LayoutGetArgs{ID: id, IOMode: layout.IOModeRW, Off: off, Len: n}
+	r, err := ask[metarpc.LayoutResult](c, metarpc.OpLayoutGet, args)
+	if statusOf(err) == metarpc.Status(syscall.EBADF) {
+		c.open(id)
+		r, err = ask[metarpc.LayoutResult](c, metarpc.OpLayoutGet, args)
+	}
 	if err != nil {
 		return 0, err
 	}

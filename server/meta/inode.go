@@ -41,6 +41,15 @@ func (s *Service) get(ctx context.Context, key []byte, row any) ([]byte, error) 
 	return raw, decode(key, raw, row)
 }
 
+// find reads a value that may not be there; nil if it is not.
+func (s *Service) find(ctx context.Context, key []byte) ([]byte, error) {
+	value, err := s.engine.Get(ctx, key)
+	if errors.Is(err, catalog.ErrNotFound) {
+		return nil, nil
+	}
+	return value, err
+}
+
 // inode reads an inode, ESTALE if there is none of that number.
 func (s *Service) inode(ctx context.Context, id layout.FileID) (row schema.Inode, raw []byte, err error) {
 	raw, err = s.get(ctx, schema.InodeKey(id), &row)
@@ -104,7 +113,7 @@ func decodeCounters(key, raw []byte) (catalog.Counters, error) {
 func attrOf(id layout.FileID, row *schema.Inode, counters catalog.Counters, reported report) metarpc.Attr {
 	a := metarpc.Attr{
 		ID: id, Mode: row.Mode, Nlink: row.Nlink, UID: row.UID, GID: row.GID, Rdev: row.Rdev, Size: row.Size,
-		Atime: row.Atime, Mtime: row.Mtime, Ctime: row.Ctime, Btime: row.Btime,
+		Atime: row.Atime, Mtime: row.Mtime, Ctime: row.Ctime, Btime: row.Btime, Flags: row.Flags,
 	}
 	switch row.Mode & syscall.S_IFMT {
 	case syscall.S_IFDIR:
@@ -150,9 +159,9 @@ func touch(t *tx, dir layout.FileID, entries, subdirs int64, now int64) {
 	t.Max(key, schema.CounterCtime, now)
 }
 
-func (s *Service) getAttr(ctx context.Context, _ *call, a *metarpc.IDArgs) (*metarpc.AttrResult, error) {
-	attr, err := s.attributes(ctx, a.ID)
-	return &metarpc.AttrResult{Attr: attr}, err
+func (s *Service) getAttr(ctx context.Context, c *call, a *metarpc.IDArgs) (*metarpc.AttrResult, error) {
+	attr, lease, err := s.show(ctx, c.sess, a.ID)
+	return &metarpc.AttrResult{Attr: attr, Lease: lease}, err
 }
 
 func (s *Service) readLink(ctx context.Context, _ *call, a *metarpc.IDArgs) (*metarpc.BytesResult, error) {

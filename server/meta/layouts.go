@@ -22,6 +22,9 @@ func (s *Service) layoutGet(ctx context.Context, c *call, a *metarpc.LayoutGetAr
 	if err != nil {
 		return nil, err
 	}
+	if err := s.mayTransfer(c.sess, a); err != nil {
+		return nil, err
+	}
 	if a.IOMode == layout.IOModeRW {
 		return s.grant(ctx, c, a, row)
 	}
@@ -46,19 +49,41 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 	defer s.mu.Unlock()
 	f := s.file(a.ID)
 	cl := f.claim(c.sess)
+	if !cl.writer && s.grace { // somebody may rely on a lease that only the earlier instance knew of
+		s.changedFile(f)
+		s.mu.Unlock()
+		err := s.awaitGrace(ctx)
+		s.mu.Lock()
+		if err != nil {
+			return nil, err
+		}
+		f = s.file(a.ID)
+		cl = f.claim(c.sess)
+	}
 	for cl.returning || f.removing { // a row made now could outlive its claim, or its file
 		if err := s.wait(ctx, f); err != nil {
 			return nil, err
 		}
 		cl = f.claim(c.sess)
 	}
-	cl.writer = true // before there is a row, so that a truncation that begins now recalls what is granted here
+	// Before there is a row, so that a truncation that begins now recalls what is granted here, and before leases are
+	// recalled, so that nobody else gets one.
+	cl.appends = a.Append && (cl.appends || !cl.writer)
+	cl.writer = true
 	cl.assigning++
 	assigned := func() {
 		cl.assigning--
 		s.changedFile(f)
 	}
-	limit, err := s.awaitGrant(ctx, f, a.Off)
+	s.mu.Unlock()
+	p := pending{s: s, by: c.sess}
+	err := p.recall(ctx, []metarpc.LeaseItem{{ID: a.ID, Lease: metarpc.LeaseAttrs | metarpc.LeaseData}})
+	p.end()
+	s.mu.Lock()
+	var limit int64
+	if err == nil {
+		limit, err = s.awaitGrant(ctx, f, a.Off)
+	}
 	if err != nil {
 		assigned()
 		return nil, err
@@ -90,12 +115,12 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 }
 
 // awaitGrant returns up to where a layout for writing that holds off may be granted; s.mu is held, and released while it
-// waits for a truncation below off to end.
+// waits for a truncation below off to end, and for the fencing of those who wrote the file before.
 func (s *Service) awaitGrant(ctx context.Context, f *file, off int64) (limit int64, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable,
-		"inode %d is being truncated", f.id))
+		"inode %d is being truncated or fenced", f.id))
 	defer cancel()
-	for f.cut != nil && f.cut.size <= off {
+	for f.cut != nil && f.cut.size <= off || f.unfenced() {
 		if err := s.wait(ctx, f); err != nil {
 			return 0, context.Cause(ctx)
 		}
@@ -146,7 +171,7 @@ func (s *Service) layoutReturn(ctx context.Context, c *call, a *metarpc.LayoutRe
 		if cl == nil || !cl.writer || cl.assigning > 0 || cl.report != (report{}) {
 			continue
 		}
-		cl.writer, cl.unsure, cl.returning = false, false, true
+		cl.writer, cl.appends, cl.unsure, cl.returning = false, false, false, true
 		returning = append(returning, cl)
 		keys = append(keys, schema.WriterKey(id, c.sess.id))
 	}
@@ -169,7 +194,7 @@ func (s *Service) layoutCommit(ctx context.Context, c *call, a *metarpc.LayoutCo
 	// One report for each file, so that a batch writes no row twice.
 	index := make(map[layout.FileID]int, len(a.Reports))
 	var reports []fileReport
-	for _, r := range a.Reports {
+	for _, r := range s.honest(c.sess, a.Reports) {
 		i, ok := index[r.ID]
 		if !ok {
 			i = len(reports)
@@ -178,11 +203,16 @@ func (s *Service) layoutCommit(ctx context.Context, c *call, a *metarpc.LayoutCo
 		}
 		reports[i].end = max(reports[i].end, r.End)
 		reports[i].mtime = max(reports[i].mtime, r.Mtime)
+		reports[i].atime = max(reports[i].atime, r.Atime)
 	}
-	var err error
-	if a.Provisional {
+	p := pending{s: s, by: c.sess}
+	defer p.end()
+	err := p.recall(ctx, s.news(c.sess, reports))
+	switch {
+	case err != nil:
+	case a.Provisional:
 		err = s.note(ctx, c.sess, reports)
-	} else {
+	default:
 		size := max(1, s.engine.Caps().MaxKeys/2) // a guard and a put for each
 		for part := range slices.Chunk(reports, size) {
 			if err = s.record(ctx, c.sess, part); err != nil {
@@ -200,11 +230,31 @@ func (s *Service) layoutCommit(ctx context.Context, c *call, a *metarpc.LayoutCo
 	return r, nil
 }
 
+// news is what reports make others know wrong: on a file that the session may write they have no leases anyway. So
+// clients that answer a recall, and report what they had a layout for, wait for nobody.
+func (s *Service) news(sess *session, reports []fileReport) (items []metarpc.LeaseItem) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range reports {
+		r := &reports[i]
+		if cl := sess.claims[r.id]; r.report != (report{}) && (cl == nil || !cl.writer) {
+			items = append(items, metarpc.LeaseItem{ID: r.id, Lease: metarpc.LeaseAttrs})
+		}
+	}
+	return items
+}
+
 // fileReport is a session's report of one file, and what the file looks like with it.
 type fileReport struct {
 	id layout.FileID
 	report
-	attr metarpc.Attr // zero if there is no such regular file
+	atime int64        // of an inode of any type; kept if the report is durable
+	attr  metarpc.Attr // zero if there is no such inode, or not one that can have such a report
+}
+
+// of reports whether an inode of this mode can have the report.
+func (r *fileReport) of(mode uint32) bool {
+	return isRegular(mode) || r.atime != 0 && r.report == report{}
 }
 
 func idsOf(reports []fileReport) []layout.FileID {
@@ -218,7 +268,7 @@ func idsOf(reports []fileReport) []layout.FileID {
 // note keeps reports in memory.
 func (s *Service) note(ctx context.Context, sess *session, reports []fileReport) error {
 	before := s.said(idsOf(reports)...)
-	rows, _, err := s.reportedInodes(ctx, reports)
+	rows, _, counters, err := s.reportedInodes(ctx, reports)
 	if err != nil {
 		return err
 	}
@@ -229,16 +279,20 @@ func (s *Service) note(ctx context.Context, sess *session, reports []fileReport)
 		if rows[i] == nil {
 			continue
 		}
+		if !isRegular(rows[i].Mode) {
+			r.attr = attrOf(r.id, rows[i], counters[i], report{})
+			continue
+		}
 		f := s.file(r.id)
 		now, err := s.clip(ctx, f, r.report)
 		if err != nil {
 			return err
 		}
 		cl := f.claim(sess)
-		cl.end = max(cl.end, now.end)
-		cl.mtime = max(cl.mtime, now.mtime)
+		cl.report = cl.report.and(now)
 		cl.unsure = false
-		r.attr = attrOf(r.id, rows[i], nil, f.reported().and(before[i]))
+		r.attr = attrOf(r.id, rows[i], counters[i], f.reported().and(before[i]))
+		f.hideCut(&r.attr)
 		s.changedFile(f)
 	}
 	return nil
@@ -258,30 +312,54 @@ func (s *Service) clip(ctx context.Context, f *file, r report) (report, error) {
 	return r, nil
 }
 
-// reportedInodes reads the inodes that reports are about: nil where there is no such regular file.
-func (s *Service) reportedInodes(ctx context.Context, reports []fileReport) (rows []*schema.Inode, raw [][]byte, err error) {
+// hideCut keeps a session that was told of a cut from learning the size before it as if it came after; Service.mu is held.
+func (f *file) hideCut(a *metarpc.Attr) {
+	if f.cut.announced() {
+		a.Size = min(a.Size, f.cut.size)
+	}
+}
+
+// reportedInodes reads the inodes that reports are about: nil where there is none that can have the report. Counters are
+// those of directories.
+func (s *Service) reportedInodes(ctx context.Context, reports []fileReport) (rows []*schema.Inode, raw [][]byte, counters []catalog.Counters, err error) {
 	keys := make([][]byte, len(reports))
 	for i := range reports {
 		keys[i] = schema.InodeKey(reports[i].id)
 	}
 	raw, err = s.engine.GetMany(ctx, keys)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	rows = make([]*schema.Inode, len(reports))
+	rows, counters = make([]*schema.Inode, len(reports)), make([]catalog.Counters, len(reports))
 	for i := range raw {
 		if raw[i] == nil {
 			continue
 		}
 		row := new(schema.Inode)
 		if err := decode(keys[i], raw[i], row); err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
-		if isRegular(row.Mode) {
-			rows[i] = row
+		if !reports[i].of(row.Mode) {
+			continue
+		}
+		rows[i] = row
+		if isDir(row.Mode) {
+			if counters[i], err = s.counters(ctx, reports[i].id); err != nil {
+				return nil, nil, nil, err
+			}
 		}
 	}
-	return rows, raw, nil
+	return rows, raw, counters, nil
+}
+
+// counters reads those of a directory.
+func (s *Service) counters(ctx context.Context, dir layout.FileID) (catalog.Counters, error) {
+	key := schema.CountersKey(dir)
+	raw, err := s.engine.GetMany(ctx, [][]byte{key})
+	if err != nil {
+		return nil, err
+	}
+	return decodeCounters(key, raw[0])
 }
 
 // record makes reports durable. Files that others keep changing do not hold up the rest for ever: after some tries it
@@ -310,7 +388,7 @@ func (s *Service) record(ctx context.Context, sess *session, reports []fileRepor
 
 func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileReport) error {
 	before := s.said(idsOf(reports)...)
-	rows, raw, err := s.reportedInodes(ctx, reports)
+	rows, raw, counters, err := s.reportedInodes(ctx, reports)
 	if err != nil {
 		return err
 	}
@@ -335,7 +413,10 @@ func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileRe
 		}
 		key := schema.InodeKey(reports[i].id)
 		before := *row
-		applyReport(row, clips[i], at)
+		if isRegular(row.Mode) {
+			applyReport(row, clips[i], at)
+		}
+		row.Atime = max(row.Atime, reports[i].atime)
 		b.GuardEqual(key, raw[i])
 		if *row != before {
 			b.Put(key, schema.Encode(row))
@@ -362,10 +443,14 @@ func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileRe
 					cl.mtime = 0
 				}
 			}
+			f.moves++
 			reported = reported.and(f.reported())
+		}
+		reports[i].attr = attrOf(reports[i].id, row, counters[i], reported)
+		if f := s.files[reports[i].id]; f != nil {
+			f.hideCut(&reports[i].attr)
 			s.changedFile(f)
 		}
-		reports[i].attr = attrOf(reports[i].id, row, nil, reported)
 	}
 	return nil
 }

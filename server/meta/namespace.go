@@ -21,8 +21,9 @@ type place struct {
 	entry  schema.Entry
 }
 
-// place reads a name in dir. That there is no entry is no error, that there is no directory is one.
-func (s *Service) place(ctx context.Context, dir layout.FileID, name string) (*place, error) {
+// place reads a name in dir, which the caller may look into. That there is no entry is no error, that there is no directory
+// is one.
+func (s *Service) place(ctx context.Context, who *caller, dir layout.FileID, name string) (*place, error) {
 	p := &place{dir: dir, name: name, key: schema.EntryKey(dir, name)}
 	keys := [][]byte{p.key, schema.InodeKey(dir)}
 	raw, err := s.engine.GetMany(ctx, keys)
@@ -37,6 +38,9 @@ func (s *Service) place(ctx context.Context, dir layout.FileID, name string) (*p
 	}
 	if !isDir(p.parent.Mode) {
 		return nil, errNotDir
+	}
+	if err := s.permission(ctx, who, dir, &p.parent, metarpc.AccessExec); err != nil {
+		return nil, err
 	}
 	if p.raw = raw[0]; p.raw != nil {
 		if err := decode(keys[0], p.raw, &p.entry); err != nil {
@@ -63,8 +67,18 @@ func (p *place) put(t *tx, id layout.FileID, mode uint32) {
 	t.Put(p.key, schema.Encode(&schema.Entry{ID: id, Type: mode & syscall.S_IFMT}))
 }
 
-func (s *Service) lookup(ctx context.Context, _ *call, a *metarpc.NameArgs) (*metarpc.LookupResult, error) {
+func (s *Service) lookup(ctx context.Context, c *call, a *metarpc.NameArgs) (*metarpc.LookupResult, error) {
+	if who := s.caller(c); !who.privileged {
+		dir, err := s.directory(ctx, a.Parent)
+		if err == nil {
+			err = s.permission(ctx, who, a.Parent, &dir, metarpc.AccessExec)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
 	key := schema.EntryKey(a.Parent, a.Name)
+	names := s.lease(c.sess, a.Parent, metarpc.LeaseNames)
 	for try := range maxTries {
 		if err := backOff(ctx, try); err != nil {
 			return nil, err
@@ -76,16 +90,26 @@ func (s *Service) lookup(ctx context.Context, _ *call, a *metarpc.NameArgs) (*me
 		}
 		if raw == nil {
 			if _, err := s.directory(ctx, a.Parent); err != nil {
+				s.noNames(c.sess, a.Parent, err)
 				return nil, err
 			}
-			return &metarpc.LookupResult{}, nil
+			return &metarpc.LookupResult{Names: names}, nil
 		}
-		attr, err := s.attributes(ctx, entry.ID)
+		attr, lease, err := s.show(ctx, c.sess, entry.ID)
 		if !errors.Is(err, errStale) { // else the name went, or went to another inode, in between
-			return &metarpc.LookupResult{Attr: attr}, err
+			return &metarpc.LookupResult{Attr: attr, Lease: lease, Names: names}, err
 		}
 	}
 	return nil, errContended
+}
+
+// noNames takes back the lease on the names of what turned out to be no directory.
+func (s *Service) noNames(sess *session, id layout.FileID, err error) {
+	if errors.Is(err, errStale) || errors.Is(err, errNotDir) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.unlease(sess, id, metarpc.LeaseNames)
+	}
 }
 
 // directory reads the inode of a directory.
@@ -97,22 +121,10 @@ func (s *Service) directory(ctx context.Context, id layout.FileID) (schema.Inode
 	return row, err
 }
 
-// newInode is an inode made in a directory on behalf of cred.
-func newInode(parent *schema.Inode, cred metarpc.Cred, mode uint32, now int64) schema.Inode {
-	row := schema.Inode{
-		Mode: mode, Nlink: 1, UID: cred.UID, GID: cred.GID, Atime: now, Mtime: now, Ctime: now, Btime: now,
-	}
-	if parent.Mode&syscall.S_ISGID != 0 {
-		row.GID = parent.GID
-		if isDir(mode) {
-			row.Mode |= syscall.S_ISGID
-		}
-	}
-	return row
-}
-
 // insert adds a new inode and its name to t.
-func (p *place) insert(t *tx, id layout.FileID, row *schema.Inode) {
+func (p *place) insert(t *tx, id layout.FileID, n *newborn) {
+	row := &n.row
+	n.put(t, id)
 	p.guard(t)
 	p.put(t, id, row.Mode)
 	t.Put(schema.InodeKey(id), schema.Encode(row))
@@ -122,53 +134,78 @@ func (p *place) insert(t *tx, id layout.FileID, row *schema.Inode) {
 	}
 	touch(t, p.dir, 1, subdirs, row.Btime)
 	t.Add(schema.KeyUsage, 0, 1)
+	t.affects(p.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
 }
 
 func (s *Service) create(ctx context.Context, c *call, a *metarpc.CreateArgs) (*metarpc.CreateResult, error) {
 	return change(ctx, s, c, func(t *tx) (*metarpc.CreateResult, error) {
-		p, err := s.place(ctx, a.Parent, a.Name)
+		who := s.caller(c)
+		p, err := s.place(ctx, who, a.Parent, a.Name)
 		if err != nil {
 			return nil, err
 		}
 		if p.exists() {
-			return s.openExisting(ctx, c, p, a.Exclusive)
+			return s.openExisting(ctx, c, p, a)
+		}
+		if err := s.mayInsert(ctx, who, p); err != nil {
+			return nil, err
 		}
 		id, err := s.numbers.take(ctx)
 		if err != nil {
 			return nil, err
 		}
-		row := newInode(&p.parent, c.h.Cred, syscall.S_IFREG|a.Mode, now())
-		row.Policy = s.policy(&p.parent)
-		// Others can find and remove the file as soon as it is committed, so it is open before.
-		s.mu.Lock()
-		s.file(id).claim(c.sess).open = true
-		s.mu.Unlock()
-		t.onOutcome(func(committed bool) {
-			if !committed {
-				s.mu.Lock()
-				s.gone(s.file(id))
-				s.mu.Unlock()
-			}
-		})
-		p.insert(t, id, &row)
-		return &metarpc.CreateResult{Attr: attrOf(id, &row, nil, report{}), Created: true}, nil
+		n, err := s.newInode(ctx, who, p, syscall.S_IFREG|a.Mode, a.Umask, now())
+		if err != nil {
+			return nil, err
+		}
+		n.row.Policy = s.policy(&p.parent)
+		s.openNew(t, c.sess, id)
+		p.insert(t, id, n)
+		return &metarpc.CreateResult{Attr: attrOf(id, &n.row, nil, report{}), Created: true, Lease: s.leaseNew(t, c, id)}, nil
 	})
 }
 
-func (s *Service) openExisting(ctx context.Context, c *call, p *place, exclusive bool) (*metarpc.CreateResult, error) {
+// leaseNew gives the caller a lease on the inode that t makes, of which nobody else can know yet.
+func (s *Service) leaseNew(t *tx, c *call, id layout.FileID) metarpc.Lease {
+	lease := s.lease(c.sess, id, metarpc.LeaseAttrs)
+	t.onOutcome(func(committed bool) {
+		if !committed {
+			s.noLease(c.sess, id)
+		}
+	})
+	return lease
+}
+
+// openNew makes a file that t makes open for reading and writing. Others can find and remove it as soon as it is committed,
+// so it is open before.
+func (s *Service) openNew(t *tx, sess *session, id layout.FileID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cl := s.file(id).claim(sess)
+	cl.open, cl.write = true, true
+	t.onOutcome(func(committed bool) {
+		if !committed {
+			s.mu.Lock()
+			s.gone(s.file(id))
+			s.mu.Unlock()
+		}
+	})
+}
+
+func (s *Service) openExisting(ctx context.Context, c *call, p *place, a *metarpc.CreateArgs) (*metarpc.CreateResult, error) {
 	switch {
-	case exclusive:
+	case a.Exclusive:
 		return nil, errExist
 	case p.entry.Type == syscall.S_IFDIR:
 		return nil, errIsDir
 	case p.entry.Type != syscall.S_IFREG:
 		return nil, errExist
 	}
-	attr, err := s.openFile(ctx, c.sess, p.entry.ID)
+	attr, lease, err := s.openFile(ctx, c, &metarpc.OpenArgs{ID: p.entry.ID, Access: a.Access})
 	if errors.Is(err, errStale) {
 		return nil, errRetry
 	}
-	return &metarpc.CreateResult{Attr: attr}, err
+	return &metarpc.CreateResult{Attr: attr, Lease: lease}, err
 }
 
 // policy is what a new regular file in a directory gets.
@@ -178,18 +215,29 @@ func (s *Service) policy(parent *schema.Inode) schema.Policy {
 
 func (s *Service) makeNode(ctx context.Context, c *call, a *metarpc.MakeNodeArgs) (*metarpc.AttrResult, error) {
 	return change(ctx, s, c, func(t *tx) (*metarpc.AttrResult, error) {
-		p, err := s.place(ctx, a.Parent, a.Name)
+		who := s.caller(c)
+		p, err := s.place(ctx, who, a.Parent, a.Name)
 		if err != nil {
 			return nil, err
 		}
 		if p.exists() {
 			return nil, errExist
 		}
+		if err := s.mayInsert(ctx, who, p); err != nil {
+			return nil, err
+		}
+		if !who.privileged && isDevice(a) {
+			return nil, errPerm
+		}
 		id, err := s.numbers.take(ctx)
 		if err != nil {
 			return nil, err
 		}
-		row := newInode(&p.parent, c.h.Cred, a.Mode, now())
+		n, err := s.newInode(ctx, who, p, a.Mode, a.Umask, now())
+		if err != nil {
+			return nil, err
+		}
+		row := &n.row
 		switch a.Mode & syscall.S_IFMT {
 		case syscall.S_IFDIR:
 			row.Nlink = 0
@@ -203,21 +251,38 @@ func (s *Service) makeNode(ctx context.Context, c *call, a *metarpc.MakeNodeArgs
 		case syscall.S_IFCHR, syscall.S_IFBLK:
 			row.Rdev = a.Rdev
 		}
-		p.insert(t, id, &row)
-		return &metarpc.AttrResult{Attr: attrOf(id, &row, nil, report{})}, nil
+		p.insert(t, id, n)
+		return &metarpc.AttrResult{Attr: attrOf(id, row, nil, report{}), Lease: s.leaseNew(t, c, id)}, nil
 	})
 }
 
+// isDevice reports whether a makes what only root may. A character device 0:0 is a mark that overlayfs makes for anybody.
+func isDevice(a *metarpc.MakeNodeArgs) bool {
+	t := a.Mode & syscall.S_IFMT
+	return t == syscall.S_IFBLK || t == syscall.S_IFCHR && a.Rdev != 0
+}
+
 func (s *Service) link(ctx context.Context, c *call, a *metarpc.LinkArgs) (*metarpc.AttrResult, error) {
+	lease := s.lease(c.sess, a.ID, metarpc.LeaseAttrs)
+	if err := s.settleSize(ctx, c.sess, a.ID); err != nil {
+		return nil, err
+	}
 	return change(ctx, s, c, func(t *tx) (*metarpc.AttrResult, error) {
-		p, err := s.place(ctx, a.Parent, a.Name)
+		who := s.caller(c)
+		p, err := s.place(ctx, who, a.Parent, a.Name)
 		if err != nil {
 			return nil, err
 		}
 		if p.exists() {
 			return nil, errExist
 		}
+		if err := s.mayInsert(ctx, who, p); err != nil {
+			return nil, err
+		}
 		reported, err := s.reports(ctx, a.ID)
+		if err == nil {
+			err = s.beginNaming(ctx, t, a.ID)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -227,7 +292,7 @@ func (s *Service) link(ctx context.Context, c *call, a *metarpc.LinkArgs) (*meta
 			return nil, err
 		case isDir(row.Mode):
 			return nil, errPerm
-		case row.Nlink == 0:
+		case row.Nlink == 0 && !row.Linkable:
 			return nil, errNoEntry // nobody can name it, so nobody can name it anew
 		case row.Nlink >= maxLinks:
 			return nil, errLinks
@@ -235,25 +300,39 @@ func (s *Service) link(ctx context.Context, c *call, a *metarpc.LinkArgs) (*meta
 		p.guard(t)
 		t.GuardEqual(schema.InodeKey(a.ID), raw)
 		at := now()
+		if row.Nlink == 0 {
+			row.Linkable = false
+			t.Delete(schema.OrphanKey(a.ID))
+		}
 		row.Nlink++
 		row.Ctime = at
 		t.Put(schema.InodeKey(a.ID), schema.Encode(&row))
 		p.put(t, a.ID, row.Mode)
 		touch(t, p.dir, 1, 0, at)
-		return &metarpc.AttrResult{Attr: attrOf(a.ID, &row, nil, reported[0])}, nil
+		t.affects(p.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
+		t.affects(a.ID, metarpc.LeaseAttrs)
+		return &metarpc.AttrResult{Attr: attrOf(a.ID, &row, nil, reported[0]), Lease: lease}, nil
 	})
 }
 
 func (s *Service) remove(ctx context.Context, c *call, a *metarpc.RemoveArgs) (*metarpc.Empty, error) {
+	who := s.caller(c)
+	if who.readOnly {
+		return nil, errReadOnly
+	}
 	return change(ctx, s, c, func(t *tx) (*metarpc.Empty, error) {
-		p, err := s.place(ctx, a.Parent, a.Name)
+		p, err := s.place(ctx, who, a.Parent, a.Name)
 		if err != nil {
+			return nil, err
+		}
+		if !p.exists() {
+			return nil, errNoEntry
+		}
+		if err := s.mayDelete(ctx, who, p); err != nil {
 			return nil, err
 		}
 		dir := p.entry.Type == syscall.S_IFDIR
 		switch {
-		case !p.exists():
-			return nil, errNoEntry
 		case dir && !a.Dir:
 			return nil, errIsDir
 		case !dir && a.Dir:
@@ -267,6 +346,7 @@ func (s *Service) remove(ctx context.Context, c *call, a *metarpc.RemoveArgs) (*
 			subdirs = -1
 		}
 		touch(t, p.dir, -1, subdirs, at)
+		t.affects(p.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
 		return &metarpc.Empty{}, s.unlink(ctx, t, p.entry, at)
 	})
 }
@@ -282,6 +362,7 @@ func (s *Service) unlink(ctx context.Context, t *tx, entry schema.Entry, at int6
 	}
 	key := schema.InodeKey(entry.ID)
 	t.GuardEqual(key, raw)
+	t.affects(entry.ID, metarpc.LeaseAttrs|metarpc.LeaseNames)
 	switch {
 	case isDir(row.Mode):
 		from, to := schema.EntriesAfter(entry.ID, 0)
@@ -322,6 +403,11 @@ func (s *Service) unlink(ctx context.Context, t *tx, entry schema.Entry, at int6
 func (s *Service) destroy(ctx context.Context, t *tx, id layout.FileID, row *schema.Inode) error {
 	t.Delete(schema.InodeKey(id))
 	t.Add(schema.KeyUsage, 0, -1)
+	t.onOutcome(func(committed bool) {
+		if committed {
+			s.unleaseAll(id)
+		}
+	})
 	if row.Xattrs == 0 {
 		return nil
 	}

@@ -4,39 +4,59 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
+// graceWait is how long a change waits for the end of the grace period before its client is told to ask again, so that
+// such calls do not keep all slots.
+const graceWait = 500 * time.Millisecond
+
 func (s *Service) open(ctx context.Context, c *call, a *metarpc.OpenArgs) (*metarpc.AttrResult, error) {
-	attr, err := s.openFile(ctx, c.sess, a.ID)
-	return &metarpc.AttrResult{Attr: attr}, err
+	attr, lease, err := s.openFile(ctx, c, a)
+	return &metarpc.AttrResult{Attr: attr, Lease: lease}, err
 }
 
-// openFile makes a regular file open for a session, and returns its attributes.
-func (s *Service) openFile(ctx context.Context, sess *session, id layout.FileID) (metarpc.Attr, error) {
+// openFile makes a regular file open for the caller's session, and returns its attributes.
+func (s *Service) openFile(ctx context.Context, c *call, a *metarpc.OpenArgs) (metarpc.Attr, metarpc.Lease, error) {
+	sess, id, who := c.sess, a.ID, s.caller(c)
 	s.mu.Lock()
 	f := s.file(id)
 	for f.removing {
 		if err := s.wait(ctx, f); err != nil {
 			s.mu.Unlock()
-			return metarpc.Attr{}, err
+			return metarpc.Attr{}, 0, err
 		}
 	}
 	cl := f.claim(sess)
 	before := cl.open
+	cl.write = cl.write && before
 	cl.open = true // from here on it is kept; if it is there now, it stays
 	s.mu.Unlock()
-	attr, err := s.attributes(ctx, id)
-	if err == nil && !isRegular(attr.Mode) {
+	attr, lease, err := s.show(ctx, sess, id)
+	switch {
+	case err != nil:
+	case !isRegular(attr.Mode):
 		err = notRegular(attr.Mode)
+	case !a.Reclaim:
+		row := schema.Inode{Mode: attr.Mode, UID: attr.UID, GID: attr.GID, Flags: attr.Flags}
+		err = s.permission(ctx, who, id, &row, a.Access)
 	}
-	if err != nil && !before {
-		s.closeFile(ctx, sess, id) // if that fails, the end of the session does it
+	if err != nil {
+		if !before {
+			s.closeFile(ctx, sess, id) // if that fails, the end of the session does it
+		}
+		return attr, lease, err
 	}
-	return attr, err
+	if a.Access&metarpc.AccessWrite != 0 || a.Reclaim && !who.readOnly {
+		s.mu.Lock()
+		cl.write = cl.open // not if it is closed or gone meanwhile
+		s.mu.Unlock()
+	}
+	return attr, lease, nil
 }
 
 func (s *Service) close(ctx context.Context, c *call, a *metarpc.CloseArgs) (*metarpc.Empty, error) {
@@ -44,6 +64,7 @@ func (s *Service) close(ctx context.Context, c *call, a *metarpc.CloseArgs) (*me
 		if err := s.closeFile(ctx, c.sess, id); err != nil {
 			return nil, err
 		}
+		s.dropLocks(c.sess, id)
 	}
 	return &metarpc.Empty{}, nil
 }
@@ -140,8 +161,7 @@ func (f *file) claimOf(sess *session) *claim {
 	return sess.claims[f.id]
 }
 
-// beginRemoval decides whether a file that loses its last name goes or is kept because a session has it open or, in the
-// grace period, may come back and say so. Until t's outcome is known nobody else decides about the file, and who opens
+// beginRemoval decides whether a file that loses its last name goes or is kept because a session has it open. Until t's outcome is known nobody else decides about the file, and who opens
 // it waits.
 func (s *Service) beginRemoval(ctx context.Context, t *tx, id layout.FileID) (keep bool, err error) {
 	s.mu.Lock()
@@ -153,7 +173,7 @@ func (s *Service) beginRemoval(ctx context.Context, t *tx, id layout.FileID) (ke
 		}
 	}
 	f.removing = true
-	keep = s.grace || f.opened()
+	keep = f.opened()
 	t.onOutcome(func(committed bool) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -166,7 +186,7 @@ func (s *Service) beginRemoval(ctx context.Context, t *tx, id layout.FileID) (ke
 		default:
 			f.orphan = true
 			s.changedFile(f)
-			if !s.grace && !f.opened() { // what kept it ended meanwhile
+			if !f.opened() { // what kept it ended meanwhile
 				s.reap(id)
 			}
 		}
@@ -185,12 +205,56 @@ func (s *Service) reap(ids ...layout.FileID) {
 	})
 }
 
-// endGrace ends the grace period, in which nobody else could know what sessions have open, and removes the orphans that
-// none of them claimed. It returns how many.
-func (s *Service) endGrace() int {
+// checkGrace ends the grace period if no session may still come back for something.
+func (s *Service) checkGrace() {
+	s.mu.Lock()
+	over := s.grace
+	for _, sess := range s.sessions {
+		over = over && sess.reclaimed
+	}
+	s.mu.Unlock()
+	if over {
+		s.endGrace()
+	}
+}
+
+func (s *Service) reclaimComplete(_ context.Context, c *call, _ *metarpc.Empty) (*metarpc.Empty, error) {
+	s.mu.Lock()
+	c.sess.reclaimed = true
+	s.mu.Unlock()
+	s.checkGrace()
+	return &metarpc.Empty{}, nil
+}
+
+// awaitGrace waits for the end of the grace period, and then has the client ask again.
+func (s *Service) awaitGrace(ctx context.Context) error {
+	select {
+	case <-s.graceOver:
+		return nil
+	default:
+	}
+	timer := time.NewTimer(graceWait)
+	defer timer.Stop()
+	select {
+	case <-s.graceOver:
+		return nil
+	case <-timer.C:
+		return refusef(metarpc.StatusGrace, "clients may still come back for what they had before the restart")
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// endGrace ends the grace period, in which nobody else could know what sessions have, and removes the orphans that none of
+// them claimed.
+func (s *Service) endGrace() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if !s.grace {
+		return
+	}
 	s.grace = false
+	close(s.graceOver)
 	var orphans []layout.FileID
 	for id, f := range s.files {
 		if f.orphan && !f.removing && !f.opened() {
@@ -203,5 +267,5 @@ func (s *Service) endGrace() int {
 		}
 	}
 	s.reap(orphans...)
-	return len(orphans)
+	s.log.Info("grace period over", "unclaimed files without names", len(orphans))
 }

@@ -10,8 +10,14 @@ import (
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
-func (s *Service) readDir(ctx context.Context, _ *call, a *metarpc.ReadDirArgs) (*metarpc.ReadDirResult, error) {
-	if _, err := s.directory(ctx, a.ID); err != nil {
+func (s *Service) readDir(ctx context.Context, c *call, a *metarpc.ReadDirArgs) (*metarpc.ReadDirResult, error) {
+	names := s.lease(c.sess, a.ID, metarpc.LeaseNames)
+	dir, err := s.directory(ctx, a.ID)
+	if err == nil {
+		err = s.permission(ctx, s.caller(c), a.ID, &dir, metarpc.AccessRead)
+	}
+	if err != nil {
+		s.noNames(c.sess, a.ID, err)
 		return nil, err
 	}
 	cookie := a.Cookie
@@ -23,11 +29,11 @@ func (s *Service) readDir(ctx context.Context, _ *call, a *metarpc.ReadDirArgs) 
 		if len(entries) > 0 {
 			cookie = entries[len(entries)-1].Cookie
 		}
-		if entries, err = s.fill(ctx, entries); err != nil {
+		if entries, err = s.fill(ctx, c.sess, entries); err != nil {
 			return nil, err
 		}
 		if len(entries) > 0 || eof { // else all of them were removed since
-			return &metarpc.ReadDirResult{Entries: entries, EOF: eof}, nil
+			return &metarpc.ReadDirResult{Entries: entries, EOF: eof, Names: names}, nil
 		}
 	}
 }
@@ -54,7 +60,7 @@ func (s *Service) names(ctx context.Context, dir layout.FileID, cookie uint64, l
 }
 
 // fill gives entries their attributes, and drops those whose inode is gone.
-func (s *Service) fill(ctx context.Context, entries []metarpc.DirEntry) ([]metarpc.DirEntry, error) {
+func (s *Service) fill(ctx context.Context, sess *session, entries []metarpc.DirEntry) ([]metarpc.DirEntry, error) {
 	ids := make([]layout.FileID, len(entries))
 	keys := make([][]byte, 0, len(entries))
 	for i := range entries {
@@ -63,6 +69,15 @@ func (s *Service) fill(ctx context.Context, entries []metarpc.DirEntry) ([]metar
 		if entries[i].Attr.Mode == syscall.S_IFDIR {
 			keys = append(keys, schema.CountersKey(ids[i]))
 		}
+	}
+	s.mu.Lock()
+	for i := range entries {
+		// Not all that there can be, so that going through large directories leaves room for what is used.
+		entries[i].Lease = s.leaseUpTo(s.cfg.Leases/2, sess, ids[i], metarpc.LeaseAttrs)
+	}
+	s.mu.Unlock()
+	if err := s.settleSize(ctx, sess, ids...); err != nil {
+		return nil, err
 	}
 	reported, err := s.reports(ctx, ids...)
 	if err != nil {
@@ -85,6 +100,7 @@ func (s *Service) fill(ctx context.Context, entries []metarpc.DirEntry) ([]metar
 			at++
 		}
 		if raw[inode] == nil {
+			s.noLease(sess, ids[i])
 			continue
 		}
 		var row schema.Inode

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -16,8 +17,12 @@ import (
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
-// atOnce is how many files are worked on at a time in one piece of background work.
-const atOnce = 8
+const (
+	// atOnce is how many files are worked on at a time in one piece of background work.
+	atOnce = 64
+	// fenceNotice is how long data servers may take to confirm before it is said that files wait for them.
+	fenceNotice = 5 * time.Second
+)
 
 // each calls f for all ids, several at once, and returns when all calls have.
 func each(ids []layout.FileID, f func(id layout.FileID)) {
@@ -47,10 +52,39 @@ func (s *Service) cleanUp(sess *session) {
 	if err != nil {
 		return
 	}
+	sess.mu.Lock()
+	left := sess.left
+	sess.mu.Unlock()
+	var written []layout.FileID
 	s.mu.Lock()
+	if !left {
+		sess.doubt()
+	}
 	ids := slices.Collect(maps.Keys(sess.claims)) // nobody adds claims to an ended session
+	for id, cl := range sess.claims {
+		if cl.writer || cl.report != (report{}) {
+			written = append(written, id)
+		}
+	}
 	s.mu.Unlock()
 	each(ids, func(id layout.FileID) {
+		s.persist(s.ctx, fmt.Sprintf("%s: close inode %d", what, id), func() error { return s.closeFile(s.ctx, sess, id) })
+		// Others get the locks of a file that it has written only when what it has written is there for them to read.
+		if !slices.Contains(written, id) {
+			s.dropLocks(sess, id)
+		}
+	})
+	late := time.AfterFunc(fenceNotice, func() {
+		s.log.Warn("data servers have not yet confirmed that the session can no longer write; until then nobody else can write its files",
+			"session", sess, "host", sess.client.Host)
+	})
+	each(written, func(id layout.FileID) {
+		s.persist(s.ctx, fmt.Sprintf("%s: fence inode %d", what, id), func() error { return s.fence(sess, id) })
+	})
+	if !late.Stop() && s.ctx.Err() == nil {
+		s.log.Info("the session can no longer write", "session", sess)
+	}
+	each(written, func(id layout.FileID) {
 		s.persist(s.ctx, fmt.Sprintf("%s: inode %d", what, id), func() error { return s.release(sess, id) })
 	})
 	s.persist(s.ctx, what, func() error {
@@ -66,16 +100,51 @@ func (s *Service) cleanUp(sess *session) {
 	}
 }
 
-// release ends all that a session has to do with a file.
-func (s *Service) release(sess *session, id layout.FileID) error {
-	if err := s.closeFile(s.ctx, sess, id); err != nil {
+// fence makes the data servers refuse what a session still writes to a file that was ended without its doing. The others
+// who write the file need new layouts then. They could also find out by being refused.
+func (s *Service) fence(sess *session, id layout.FileID) error {
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	s.mu.Lock()
+	cl := sess.claims[id]
+	if cl == nil || !cl.unfenced {
+		s.mu.Unlock()
+		return nil
+	}
+	cl.unfence = cancel
+	s.mu.Unlock()
+	err := s.cfg.Files.Fence(ctx, id)
+	if err != nil {
+		if _, _, gone := s.inode(s.ctx, id); errors.Is(gone, errStale) {
+			err = nil
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cl.unfence = nil
+	if err != nil {
 		return err
 	}
+	cl.unfenced = false
+	for _, other := range cl.file.claims {
+		if other.writer && s.sessions[other.sess.id] != nil {
+			s.tasks.Go(func() { // ends with the answer, the session, its lease, or s.ctx
+				s.callBack(s.ctx, other.sess, metarpc.BackLayoutRecall, &metarpc.LayoutRecallArgs{ID: id, Len: layout.ToEOF})
+			})
+		}
+	}
+	s.changedFile(cl.file)
+	return nil
+}
+
+// release makes sure of what a session has written to a file, so that nothing is left of the session there.
+func (s *Service) release(sess *session, id layout.FileID) error {
 	s.mu.Lock()
 	cl := sess.claims[id]
 	written := cl != nil && (cl.writer || cl.report != report{})
 	s.mu.Unlock()
 	if !written {
+		s.dropLocks(sess, id)
 		return nil
 	}
 	f, err := s.beginSizing(s.ctx, id)
@@ -83,7 +152,11 @@ func (s *Service) release(sess *session, id layout.FileID) error {
 		return err
 	}
 	defer s.endSizing(f)
-	return s.makeStable(f, sess)
+	err = s.makeStable(f, sess)
+	if err == nil {
+		s.dropLocks(sess, id)
+	}
+	return err
 }
 
 // makeStable makes what a session wrote stable, and its size and times durable. The caller has the file's sizing, so
@@ -109,6 +182,7 @@ func (s *Service) makeStable(f *file, sess *session) error {
 				if cl := f.claimOf(sess); cl != nil {
 					cl.writer, cl.unsure, cl.report = false, false, report{}
 				}
+				f.moves++
 				s.changedFile(f)
 			}
 		})
@@ -135,6 +209,7 @@ func (s *Service) makeStable(f *file, sess *session) error {
 		if row != before {
 			t.GuardEqual(schema.InodeKey(f.id), raw)
 			t.Put(schema.InodeKey(f.id), schema.Encode(&row))
+			t.affects(f.id, metarpc.LeaseAttrs)
 		}
 		return nil, nil
 	})
@@ -155,21 +230,21 @@ func (s *Service) sync(ctx context.Context, id layout.FileID) (end int64, err er
 // one is lost, but others may have seen it, so it must not seem shorter now: its data files tell. If they are out of
 // reach for a lease, what is durable has to do.
 func (s *Service) makeSure(ctx context.Context, id layout.FileID) error {
-	f, err := s.beginSizing(ctx, id)
-	if err != nil {
-		return err
-	}
-	defer s.endSizing(f)
 	waiting, cancel := context.WithTimeout(ctx, s.cfg.Lease)
 	defer cancel()
-	s.mu.Lock()
-	f.stop = cancel
-	unsure := f.unsure()
-	s.mu.Unlock()
-	if !unsure {
-		return nil
+	f, err := s.beginSizing(waiting, id)
+	end := int64(0)
+	if err == nil {
+		defer s.endSizing(f)
+		s.mu.Lock()
+		f.stop = cancel
+		unsure := f.unsure()
+		s.mu.Unlock()
+		if !unsure {
+			return nil
+		}
+		end, err = s.sync(waiting, id)
 	}
-	end, err := s.sync(waiting, id)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -182,6 +257,7 @@ func (s *Service) makeSure(ctx context.Context, id layout.FileID) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	f = s.file(id) // that whose sizing could not be had, if so
 	for _, cl := range f.claims {
 		if cl.unsure {
 			cl.unsure = false
@@ -241,8 +317,9 @@ func (s *Service) load(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		cl := s.file(schema.IDOf(kv.Key)).claim(owner([16]byte(kv.Key[9:]), kv.Key))
-		cl.writer, cl.unsure = true, true
+		sess := owner([16]byte(kv.Key[9:]), kv.Key)
+		cl := s.file(schema.IDOf(kv.Key)).claim(sess)
+		cl.writer, cl.unsure, cl.unfenced = true, true, sess.ended // perhaps by its client; to fence it then is needless
 	}
 	for kv, err := range s.rows(ctx, schema.PrefixOrphan, 1+8) {
 		if err != nil {

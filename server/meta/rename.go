@@ -19,18 +19,28 @@ func (s *Service) rename(ctx context.Context, c *call, a *metarpc.RenameArgs) (*
 			s.moving <- struct{}{}
 		}
 	}()
+	who := s.caller(c)
+	if who.readOnly {
+		return nil, errReadOnly
+	}
 	return change(ctx, s, c, func(t *tx) (*metarpc.Empty, error) {
-		from, err := s.place(ctx, a.OldParent, a.OldName)
+		from, err := s.place(ctx, who, a.OldParent, a.OldName)
 		if err != nil {
 			return nil, err
 		}
-		to, err := s.place(ctx, a.NewParent, a.NewName)
+		to, err := s.place(ctx, who, a.NewParent, a.NewName)
 		if err != nil {
 			return nil, err
 		}
 		exchange := a.Flags == metarpc.RenameExchange
 		if done, err := checkRename(from, to, a.Flags); err != nil || done {
 			return &metarpc.Empty{}, err
+		}
+		if err := s.mayRename(ctx, who, from, to, exchange); err != nil {
+			return nil, err
+		}
+		if err := checkTypes(from, to, exchange); err != nil {
+			return nil, err
 		}
 		if from.dir != to.dir && (from.isDir() || exchange && to.isDir()) {
 			if !moving {
@@ -47,6 +57,8 @@ func (s *Service) rename(ctx context.Context, c *call, a *metarpc.RenameArgs) (*
 		}
 		from.guard(t)
 		to.guard(t)
+		t.affects(from.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
+		t.affects(to.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
 		at := now()
 		if err := s.relocate(ctx, t, from, to, at); err != nil {
 			return nil, err
@@ -75,7 +87,7 @@ func (p *place) subdirs() int64 {
 	return 0
 }
 
-// checkRename finds what rename(2) refuses whatever the rest of the tree looks like, and whether there is nothing to do.
+// checkRename finds what rename(2) refuses whoever asks and whatever the rest of the tree looks like, and whether there is nothing to do.
 func checkRename(from, to *place, flags uint32) (done bool, err error) {
 	switch {
 	case !from.exists():
@@ -90,14 +102,20 @@ func checkRename(from, to *place, flags uint32) (done bool, err error) {
 		return false, errInvalid // into itself
 	case flags == metarpc.RenameExchange && to.entry.ID == from.dir:
 		return false, errInvalid
-	case flags == metarpc.RenameExchange || !to.exists():
-		return false, nil
-	case from.isDir() && !to.isDir():
-		return false, errNotDir
-	case !from.isDir() && to.isDir():
-		return false, errIsDir
 	}
 	return false, nil
+}
+
+// checkTypes refuses that something takes the place of what is not of its kind.
+func checkTypes(from, to *place, exchange bool) error {
+	switch {
+	case exchange || !to.exists():
+	case from.isDir() && !to.isDir():
+		return errNotDir
+	case !from.isDir() && to.isDir():
+		return errIsDir
+	}
+	return nil
 }
 
 // exchange is the other half of a rename that swaps two names.
@@ -123,6 +141,7 @@ func (s *Service) relocate(ctx context.Context, t *tx, from, to *place, at int64
 		row.Parent = to.dir
 	}
 	t.Put(key, schema.Encode(&row))
+	t.affects(from.entry.ID, metarpc.LeaseAttrs)
 	to.put(t, from.entry.ID, row.Mode)
 	return nil
 }

@@ -26,16 +26,21 @@ type Service struct {
 	instance [16]byte
 	started  time.Time
 	numbers  *numbers
+	groups   *groupCache
 	moving   chan struct{} // has one token, for whoever moves a directory to another parent
 	ctx      context.Context
 	stop     context.CancelFunc
 	tasks    sync.WaitGroup // every goroutine of the service
 	draining atomic.Bool    // no new call is executed
 
+	locks lockTable
+
 	mu        sync.Mutex
 	sessions  map[metarpc.SessionID]*session // those that have not ended
 	files     map[layout.FileID]*file
+	leases    map[layout.FileID]*leased
 	grace     bool
+	graceOver chan struct{} // closed at the end of the grace period
 	graceEnd  time.Time
 	conns     map[*conn]struct{} // nil once stopped
 	listeners map[net.Listener]struct{}
@@ -60,12 +65,16 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		volume:    volume,
 		started:   time.Now(),
 		numbers:   newNumbers(cfg.Engine),
+		groups:    newGroupCache(),
 		moving:    make(chan struct{}, 1),
 		sessions:  map[metarpc.SessionID]*session{},
 		files:     map[layout.FileID]*file{},
+		leases:    map[layout.FileID]*leased{},
+		graceOver: make(chan struct{}),
 		conns:     map[*conn]struct{}{},
 		listeners: map[net.Listener]struct{}{},
 	}
+	s.locks.init()
 	rand.Read(s.instance[:])
 	s.moving <- struct{}{}
 	s.graceEnd = s.started.Add(cfg.Lease)

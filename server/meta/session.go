@@ -29,11 +29,21 @@ type session struct {
 	renewed atomic.Int64       // nanoseconds since epoch, when the last frame came
 	claims  map[layout.FileID]*claim
 
+	// Guarded by Service.mu.
+	leases    map[layout.FileID]metarpc.Lease // nil once the session has ended and its client relies on none
+	shrinking bool                            // it is being asked to give leases back
+	query     *sizeQuery                      // what it is to be asked next; nil = nothing
+	querying  bool                            // somebody sends it questions
+	reclaimed bool                            // has what it had at an earlier instance, or never had anything there
+	expired   chan struct{}                   // closed when leases is nil
+
 	mu       sync.Mutex
 	ended    bool
+	left     bool // ended by its client
 	returned bool // has been on a connection of this instance
 	conn     *conn
 	address  string
+	export   Export // what holds for that address
 	slots    []slot
 	backs    map[uint64]*callback // by number, unanswered
 	lastBack uint64
@@ -65,6 +75,8 @@ func (s *Service) newSession(id metarpc.SessionID, row schema.Session) *session 
 		created: row.Created,
 		epoch:   s.started,
 		claims:  map[layout.FileID]*claim{},
+		leases:  map[layout.FileID]metarpc.Lease{},
+		expired: make(chan struct{}),
 		slots:   make([]slot, s.cfg.Slots),
 		backs:   map[uint64]*callback{},
 	}
@@ -82,8 +94,16 @@ func (sess *session) idle() time.Duration {
 
 // welcome answers a hello and binds the session to the connection. An error tells why the client was refused.
 func (s *Service) welcome(c *conn, hello *metarpc.Hello, address string) (*session, error) {
-	sess, refusal := s.session(hello)
-	if refusal == nil && s.attach(sess, c, address) {
+	export, ok := s.exportFor(address)
+	var sess *session
+	refusal := &metarpc.Error{
+		Status:  errAccess.Status,
+		Message: fmt.Sprintf("the volume is not exported to %s", address),
+	}
+	if ok {
+		sess, refusal = s.session(hello)
+	}
+	if refusal == nil && s.attach(sess, c, address, export) {
 		return sess, nil
 	}
 	if refusal == nil {
@@ -134,6 +154,7 @@ func (s *Service) session(hello *metarpc.Hello) (*session, *metarpc.Error) {
 		return refuse(metarpc.StatusInternal, "make a session: %v", err)
 	}
 	sess := s.newSession(id, row)
+	sess.reclaimed = true
 	s.mu.Lock()
 	s.sessions[id] = sess
 	s.mu.Unlock()
@@ -142,7 +163,7 @@ func (s *Service) session(hello *metarpc.Hello) (*session, *metarpc.Error) {
 
 // attach makes c the session's connection and sends the welcome, unless the session has ended. The welcome is queued
 // together with the change: a client that has seen it may make another connection at once, which then is the newest.
-func (s *Service) attach(sess *session, c *conn, address string) bool {
+func (s *Service) attach(sess *session, c *conn, address string, export Export) bool {
 	sess.renew()
 	sess.mu.Lock()
 	if sess.ended {
@@ -150,7 +171,7 @@ func (s *Service) attach(sess *session, c *conn, address string) bool {
 		return false
 	}
 	old, first := sess.conn, !sess.returned
-	sess.conn, sess.address, sess.returned = c, address, true
+	sess.conn, sess.address, sess.export, sess.returned = c, address, export, true
 	flush := c.enqueue(welcomeFrame(&metarpc.Welcome{
 		Session: sess.id, Volume: s.volume.ID, Instance: s.instance, Slots: s.cfg.Slots, Lease: int64(s.cfg.Lease),
 	}))
@@ -199,8 +220,9 @@ func (sess *session) detach(c *conn) bool {
 type call struct {
 	sess  *session
 	h     metarpc.CallHeader
-	frame []byte // the answer, once it is settled by a batch that holds it
-	after func() // called when the answer is in the connection's queue, behind which a callback's frame would come
+	who   *caller // see Service.caller
+	frame []byte  // the answer, once it is settled by a batch that holds it
+	after func()  // called when the answer is in the connection's queue, behind which a callback's frame would come
 }
 
 // accept finds out what to do with a call that came in and starts its execution. refusal is what was wrong with its
@@ -286,7 +308,12 @@ func (s *Service) answer(c *call, args any, refusal *metarpc.Error) {
 		}
 		c.frame = nil
 	default:
-		result, err = handlers[c.h.Op](s, c.sess.ctx, c, args)
+		if c.h.Op.Once() {
+			err = s.awaitGrace(c.sess.ctx)
+		}
+		if err == nil {
+			result, err = handlers[c.h.Op](s, c.sess.ctx, c, args)
+		}
 		if err == nil && c.frame != nil {
 			return
 		}
@@ -317,7 +344,7 @@ func (s *Service) refusal(h metarpc.CallHeader, status metarpc.Status, message s
 // replay makes this instance know what executing the call made the earlier one know, or wait for.
 func (s *Service) replay(ctx context.Context, c *call, args any) error {
 	switch a := args.(type) {
-	case *metarpc.CreateArgs:
+	case *metarpc.CreateArgs, *metarpc.TmpFileArgs:
 		var r metarpc.CreateResult
 		_, result, err := metarpc.ParseReplyHeader(c.frame[4:])
 		if err == nil {
@@ -326,7 +353,8 @@ func (s *Service) replay(ctx context.Context, c *call, args any) error {
 		if err != nil {
 			return fmt.Errorf("stored reply: %w", err)
 		}
-		if _, err := s.openFile(ctx, c.sess, r.Attr.ID); err != nil && !errors.Is(err, errStale) {
+		again := &metarpc.OpenArgs{ID: r.Attr.ID, Reclaim: true}
+		if _, _, err := s.openFile(ctx, c, again); err != nil && !errors.Is(err, errStale) {
 			return err
 		}
 	case *metarpc.SetAttrArgs:
@@ -378,7 +406,7 @@ func (s *Service) callBack(ctx context.Context, sess *session, op metarpc.BackOp
 func (s *Service) backFrame(number uint64, cb *callback) []byte {
 	frame, err := metarpc.AppendCallBack(nil, metarpc.BackHeader{Number: number, Op: cb.op}, cb.args)
 	if err != nil {
-		panic("meta: " + err.Error()) // the arguments of callbacks are of fixed size
+		panic("meta: " + err.Error()) // whoever calls back keeps within the bounds
 	}
 	return frame
 }
@@ -404,7 +432,12 @@ func (sess *session) forget(cb *callback) {
 }
 
 func (s *Service) endSession(_ context.Context, c *call, _ *metarpc.Empty) (*metarpc.Empty, error) {
-	c.after = func() { s.end(c.sess, "the client ended it") }
+	c.after = func() {
+		c.sess.mu.Lock()
+		c.sess.left = true
+		c.sess.mu.Unlock()
+		s.end(c.sess, "the client ended it")
+	}
 	return &metarpc.Empty{}, nil
 }
 
@@ -414,24 +447,40 @@ func (s *Service) renewSession(context.Context, *call, *metarpc.Empty) (*metarpc
 
 // end ends a session: at once for the client, in the background for what it leaves behind.
 func (s *Service) end(sess *session, reason string) {
+	s.mu.Lock()
 	sess.mu.Lock()
 	if sess.ended {
 		sess.mu.Unlock()
+		s.mu.Unlock()
 		return
 	}
 	sess.ended = true
+	left := sess.left
 	c := sess.conn
 	sess.conn = nil
 	sess.mu.Unlock()
-	s.log.Info("session ends", "session", sess, "host", sess.client.Host, "mount", sess.client.Mount, "reason", reason)
-	s.mu.Lock()
 	delete(s.sessions, sess.id)
+	if !left {
+		sess.doubt()
+	}
 	s.mu.Unlock()
+	s.log.Info("session ends", "session", sess, "host", sess.client.Host, "mount", sess.client.Mount, "reason", reason)
 	sess.cancel()
 	if c != nil {
 		c.close()
 	}
-	s.tasks.Go(func() { s.cleanUp(sess) }) // ends when nothing of the session is left, or with s.ctx
+	s.tasks.Go(func() { s.endLeases(sess, left) }) // ends when the client relies on no lease, or with s.ctx
+	s.tasks.Go(func() { s.cleanUp(sess) })         // ends when nothing of the session is left, or with s.ctx
+	s.checkGrace()
+}
+
+// doubt notes that nobody knows what the client of an ended session has written, and may still write; Service.mu is held.
+func (sess *session) doubt() {
+	for _, cl := range sess.claims {
+		if cl.writer {
+			cl.unsure, cl.unfenced = true, true
+		}
+	}
 }
 
 // watchLeases ends sessions whose lease is over, and then the grace period. It ends with s.ctx.
@@ -467,7 +516,7 @@ func (s *Service) watchLeases() {
 		over := s.grace && !late && now.After(s.graceEnd)
 		s.mu.Unlock()
 		if over {
-			s.log.Info("grace period over", "unclaimed files without names", s.endGrace())
+			s.endGrace()
 		}
 	}
 }

@@ -190,24 +190,28 @@ func TestGrace(t *testing.T) {
 		time.Sleep(30 * time.Second)
 		back.connect()
 		defer renewing(back)()
-		other.remove(layout.RootID, "late") // nobody has said yet that it is open
-		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.OpenArgs{ID: kept})
-		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.OpenArgs{ID: late})
+		// Nobody has said yet that it is open.
+		_, err := ask[metarpc.Empty](other, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: layout.RootID, Name: "late"})
+		wantStatus(t, err, metarpc.StatusGrace)
+		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.OpenArgs{ID: kept, Reclaim: true})
+		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.OpenArgs{ID: late, Reclaim: true})
 		back.report(true, metarpc.SizeReport{ID: kept, End: 10})
 		if a := other.attr(kept); a.Size != 10 {
 			t.Errorf("reclaimed size: %+v", a)
 		}
+		must[metarpc.Empty](back, metarpc.OpReclaimComplete, &metarpc.Empty{})
 		time.Sleep(3 * time.Minute)
 		synctest.Wait()
 		if must[metarpc.StatusResult](other, metarpc.OpStatus, &metarpc.Empty{}).Grace {
 			t.Error("still in grace")
 		}
+		other.remove(layout.RootID, "late")
 		for _, id := range []layout.FileID{kept, late} {
 			if a := back.attr(id); a.Nlink != 0 {
 				t.Errorf("%+v", a)
 			}
 		}
-		_, err := ask[metarpc.AttrResult](other, metarpc.OpGetAttr, &metarpc.IDArgs{ID: forgotten})
+		_, err = ask[metarpc.AttrResult](other, metarpc.OpGetAttr, &metarpc.IDArgs{ID: forgotten})
 		wantStatus(t, err, metarpc.Status(syscall.ESTALE))
 		lost.drop()
 		if _, w := lost.greet(); w.Status != metarpc.StatusBadSession {
@@ -296,7 +300,7 @@ func TestOrphans(t *testing.T) {
 	must[metarpc.Empty](a, metarpc.OpSetXattr, &metarpc.XattrArgs{ID: id, Name: "user.a"})
 	over := b.touch(layout.RootID, "over")
 	must[metarpc.Empty](b, metarpc.OpRename, &metarpc.RenameArgs{OldParent: layout.RootID, OldName: "over", NewParent: layout.RootID, NewName: "f"})
-	if got := must[metarpc.AttrResult](a, metarpc.OpLookup, &metarpc.NameArgs{Parent: layout.RootID, Name: "f"}).Attr.ID; got != over {
+	if got := must[metarpc.LookupResult](a, metarpc.OpLookup, &metarpc.NameArgs{Parent: layout.RootID, Name: "f"}).Attr.ID; got != over {
 		t.Errorf("name leads to %d, want %d", got, over)
 	}
 	if at := b.attr(id); at.Nlink != 0 {

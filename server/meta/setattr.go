@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"syscall"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -17,7 +16,11 @@ func (s *Service) setAttr(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 	if a.Mask&metarpc.SetSize != 0 {
 		return s.setSize(ctx, c, a)
 	}
-	r, err := change(ctx, s, c, func(t *tx) (*metarpc.AttrResult, error) {
+	lease := s.lease(c.sess, a.ID, metarpc.LeaseAttrs)
+	if err := s.settleSize(ctx, c.sess, a.ID); err != nil {
+		return nil, err
+	}
+	return change(ctx, s, c, func(t *tx) (*metarpc.AttrResult, error) {
 		said, err := s.reports(ctx, a.ID)
 		if err != nil {
 			return nil, err
@@ -27,9 +30,18 @@ func (s *Service) setAttr(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 		if err != nil {
 			return nil, err
 		}
-		setAttrs(&row, a, now())
-		t.GuardEqual(schema.InodeKey(a.ID), raw)
-		t.Put(schema.InodeKey(a.ID), schema.Encode(&row))
+		if err := s.maySet(ctx, c, &row, a); err != nil {
+			return nil, err
+		}
+		before := row
+		if err := s.set(ctx, t, s.caller(c), &row, a, now()); err != nil {
+			return nil, err
+		}
+		if row != before {
+			t.GuardEqual(schema.InodeKey(a.ID), raw)
+			t.Put(schema.InodeKey(a.ID), schema.Encode(&row))
+			t.affects(a.ID, metarpc.LeaseAttrs)
+		}
 		var counters catalog.Counters
 		if isDir(row.Mode) {
 			if counters, err = s.resetDirTime(ctx, t, a); err != nil {
@@ -38,56 +50,29 @@ func (s *Service) setAttr(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 		}
 		if setsMtime(a.Mask) {
 			reported.mtime = 0 // what was written before is older than what is set now
+			t.onOutcome(func(committed bool) {
+				if committed {
+					s.forgetTimes(a.ID)
+				}
+			})
 		}
-		return &metarpc.AttrResult{Attr: attrOf(a.ID, &row, counters, reported)}, nil
+		return &metarpc.AttrResult{Attr: attrOf(a.ID, &row, counters, reported), Lease: lease}, nil
 	})
-	if err == nil && setsMtime(a.Mask) {
-		s.mu.Lock()
-		if f := s.files[a.ID]; f != nil {
-			for _, cl := range f.claims {
-				cl.mtime = 0
-			}
-			s.changedFile(f)
+}
+
+// forgetTimes drops the times that sessions have reported of a file.
+func (s *Service) forgetTimes(id layout.FileID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.files[id]; f != nil {
+		for _, cl := range f.claims {
+			cl.mtime = 0
 		}
-		s.mu.Unlock()
+		s.changedFile(f)
 	}
-	return r, err
 }
 
 func setsMtime(m metarpc.AttrMask) bool { return m&(metarpc.SetMtime|metarpc.SetMtimeNow) != 0 }
-
-// setAttrs sets what is asked for, except a size.
-func setAttrs(row *schema.Inode, a *metarpc.SetAttrArgs, now int64) {
-	if a.Mask&metarpc.SetUID != 0 {
-		row.UID = a.UID
-	}
-	if a.Mask&metarpc.SetGID != 0 {
-		row.GID = a.GID
-	}
-	if a.Mask&(metarpc.SetUID|metarpc.SetGID) != 0 && !isDir(row.Mode) {
-		// As chown(2) does for everybody on Linux: a set-gid bit without group execution is not one of execution.
-		row.Mode &^= syscall.S_ISUID
-		if row.Mode&syscall.S_IXGRP != 0 {
-			row.Mode &^= syscall.S_ISGID
-		}
-	}
-	if a.Mask&metarpc.SetMode != 0 {
-		row.Mode = row.Mode&syscall.S_IFMT | a.Mode
-	}
-	switch {
-	case a.Mask&metarpc.SetAtimeNow != 0:
-		row.Atime = now
-	case a.Mask&metarpc.SetAtime != 0:
-		row.Atime = a.Atime
-	}
-	switch {
-	case a.Mask&metarpc.SetMtimeNow != 0:
-		row.Mtime = now
-	case a.Mask&metarpc.SetMtime != 0:
-		row.Mtime = a.Mtime
-	}
-	row.Ctime = now
-}
 
 // resetDirTime takes the time of the last change in a directory back if a sets another one, since of the two the later
 // is shown. Only this guards a counter row: creations in the directory that come in between make it start over.
@@ -120,15 +105,27 @@ type cutPhase uint8
 
 const (
 	cutRecalling  cutPhase = iota // the size is not set yet: reports are taken
+	cutTelling                    // as before, but who has the file open is told that it gets shorter
 	cutCommitting                 // it is being set: reports wait
 	cutCutting                    // it is set: reports are clipped to it
 )
 
+// announced reports whether sessions have been told that the file is cut, and it is not yet. Who is told the size now would
+// not hear of it a second time.
+func (c *cut) announced() bool {
+	return c != nil && (c.phase == cutTelling || c.phase == cutCommitting)
+}
+
 // setSize sets a size, and the other attributes of the same call.
 func (s *Service) setSize(ctx context.Context, c *call, a *metarpc.SetAttrArgs) (*metarpc.AttrResult, error) {
-	if _, _, err := s.regular(ctx, a.ID); err != nil {
+	row, _, err := s.regular(ctx, a.ID)
+	if err == nil {
+		err = s.maySet(ctx, c, &row, a) // before others are troubled with recalls
+	}
+	if err != nil {
 		return nil, err
 	}
+	lease := s.lease(c.sess, a.ID, metarpc.LeaseAttrs)
 	f, err := s.beginSizing(ctx, a.ID)
 	if err != nil {
 		return nil, err
@@ -136,7 +133,9 @@ func (s *Service) setSize(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 	s.mu.Lock()
 	f.cut = &cut{size: a.Size}
 	s.mu.Unlock()
-	r, intent, err := s.commitSize(ctx, c, f, a)
+	p := pending{s: s, by: c.sess}
+	r, intent, err := s.commitSize(ctx, c, f, a, lease, &p)
+	p.end()
 	if err != nil || !intent {
 		s.endSizing(f)
 		return r, err
@@ -178,8 +177,22 @@ func (s *Service) endSizing(f *file) {
 
 // commitSize recalls layouts and commits the size, with an intent if data has to be cut. The caller has the file's
 // sizing, and has made the cut.
-func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.SetAttrArgs) (r *metarpc.AttrResult, intent bool, err error) {
+func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.SetAttrArgs, lease metarpc.Lease, p *pending) (r *metarpc.AttrResult, intent bool, err error) {
 	if err := s.recall(ctx, f, c.sess, a.Size); err != nil {
+		return nil, false, err
+	}
+	// Leases go before the commit is begun, for which reports have to wait that a client makes before it answers.
+	s.mu.Lock()
+	f.cut.phase = cutTelling
+	var readers []*session
+	for _, cl := range f.claims {
+		if cl.open && cl.sess != c.sess {
+			readers = append(readers, cl.sess)
+		}
+	}
+	s.mu.Unlock()
+	items := []metarpc.LeaseItem{{ID: f.id, Lease: metarpc.LeaseAttrs | metarpc.LeaseData}}
+	if err := p.recall(ctx, items, readers...); err != nil {
 		return nil, false, err
 	}
 	r, err = change(ctx, s, c, func(t *tx) (*metarpc.AttrResult, error) {
@@ -190,8 +203,9 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 		t.onOutcome(func(committed bool) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			f.cut.phase = cutRecalling
+			f.cut.phase = cutTelling
 			if committed {
+				f.moves++
 				f.cut.phase = cutCutting
 				for _, cl := range f.claims {
 					cl.end = min(cl.end, a.Size)
@@ -211,7 +225,12 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 		}
 		intent = rawLayout != nil && (written || a.Size < row.Size)
 		at := now()
-		setAttrs(&row, a, at)
+		if err := s.maySet(ctx, c, &row, a); err != nil {
+			return nil, err
+		}
+		if err := s.set(ctx, t, s.caller(c), &row, a, at); err != nil {
+			return nil, err
+		}
 		if !setsMtime(a.Mask) {
 			row.Mtime = at
 		}
@@ -221,13 +240,13 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 		if intent {
 			t.Put(schema.TruncateKey(f.id), schema.Encode(&schema.Truncate{Size: a.Size}))
 		}
-		return &metarpc.AttrResult{Attr: attrOf(f.id, &row, nil, report{})}, nil
+		return &metarpc.AttrResult{Attr: attrOf(f.id, &row, nil, report{}), Lease: lease}, nil
 	})
 	return r, intent, err
 }
 
 // recall takes the layouts past size away from all who may write the file, except from by, who sees to that itself. It
-// returns when all have answered or lost their sessions, or ctx ends.
+// returns when all have answered, or have lost their sessions and are fenced, or ctx ends.
 func (s *Service) recall(ctx context.Context, f *file, by *session, size int64) error {
 	s.mu.Lock()
 	// An answer that grants a layout has to be on its way before the recall is.
@@ -254,6 +273,14 @@ func (s *Service) recall(ctx context.Context, f *file, by *session, size int64) 
 		})
 	}
 	recalls.Wait()
+	// What a session still writes that was ended, now or before, would come after the cut.
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for f.unfenced() {
+		if err := s.wait(ctx, f); err != nil {
+			return err
+		}
+	}
 	return ctx.Err()
 }
 

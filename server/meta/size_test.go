@@ -44,7 +44,7 @@ func TestSizes(t *testing.T) {
 	if e := b.list(layout.RootID, 10); len(e) != 1 || e[0].Attr != want {
 		t.Errorf("readdir: %+v, want %+v", e, want)
 	}
-	if r := must[metarpc.AttrResult](b, metarpc.OpLookup, &metarpc.NameArgs{Parent: layout.RootID, Name: "f"}); r.Attr != want {
+	if r := must[metarpc.LookupResult](b, metarpc.OpLookup, &metarpc.NameArgs{Parent: layout.RootID, Name: "f"}); r.Attr != want {
 		t.Errorf("lookup: %+v, want %+v", r.Attr, want)
 	}
 	if row := h.row(id); row.Size != 0 {
@@ -144,6 +144,10 @@ func TestSharedFile(t *testing.T) {
 			for n := range 12 {
 				c := h.client()
 				wg.Go(func() {
+					c.open(id)
+					for _, o := range others {
+						c.open(o.ID)
+					}
 					for i := range each {
 						c.report(false, append([]metarpc.SizeReport{{ID: id, End: int64(n*each + i + 1)}}, others...)...)
 						must[metarpc.AttrResult](c, metarpc.OpLink, &metarpc.LinkArgs{ID: id, Parent: layout.RootID, Name: fmt.Sprintf("%d-%d", n, i)})
@@ -516,6 +520,7 @@ func TestRemoveDuringTruncate(t *testing.T) {
 	if _, err := c.layout(id, 0, 10); err != nil {
 		t.Fatal(err)
 	}
+	c.closeFile(id)
 	h.files.hold()
 	hdr, ch := c.begin(metarpc.OpSetAttr, setSize(id, 100))
 	h.files.awaitStalled(1)

@@ -68,8 +68,8 @@ func TestRenameRaces(t *testing.T) {
 // catalog, so it is right through two services as well.
 func TestTwoDirectoriesIntoEachOther(t *testing.T) {
 	engine := memory.New()
-	h := newHost(t, engine).start()
-	c, d := h.client(), newHost(t, engine).start().client()
+	h, other := newHost(t, engine).start(), newHost(t, engine).start()
+	c, d := h.client(), other.client()
 	for i := range 200 {
 		a, b := c.mkdir(layout.RootID, fmt.Sprint("a", i)), c.mkdir(layout.RootID, fmt.Sprint("b", i))
 		var errs [2]error

@@ -3,9 +3,12 @@ package meta
 import (
 	"context"
 	"errors"
+	"strings"
+	"syscall"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/acl"
 	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/schema"
 )
@@ -21,16 +24,94 @@ const (
 
 func xattrRange(id layout.FileID) (from, to []byte) { return schema.Of(schema.XattrKey(id, "")...) }
 
-func (s *Service) getXattr(ctx context.Context, _ *call, a *metarpc.XattrArgs) (*metarpc.BytesResult, error) {
+// putXattr adds to t that an inode has an attribute, whose row is there already if existed. The inode's row, which it
+// changes, is the caller's to put and to guard: every change of an attribute guards it.
+func putXattr(t *tx, id layout.FileID, row *schema.Inode, name string, value []byte, existed bool) {
+	if !existed {
+		row.Xattrs++
+	}
+	row.Flags |= schema.XattrFlags(name)
+	t.Put(schema.XattrKey(id, name), value)
+}
+
+// dropXattr is the inverse of putXattr, for an attribute that the inode has.
+func dropXattr(t *tx, id layout.FileID, row *schema.Inode, name string) {
+	row.Xattrs--
+	row.Flags &^= schema.XattrFlags(name)
+	if row.Xattrs > 0 {
+		row.Flags |= metarpc.AttrXattrs
+	}
+	t.Delete(schema.XattrKey(id, name))
+}
+
+// mayXattr finds out whether who may read or write an attribute, as xattr(7) tells. Access control lists are a matter of
+// their own.
+func (s *Service) mayXattr(ctx context.Context, who *caller, id layout.FileID, row *schema.Inode, name string, write bool) error {
+	refusal, access := errNoData, metarpc.AccessRead
+	if write {
+		refusal, access = errPerm, metarpc.AccessWrite
+		if who.readOnly {
+			return errReadOnly
+		}
+	}
+	space, rest, _ := strings.Cut(name, ".")
+	known := false
+	switch space {
+	case "security":
+		known = true
+		if write && !who.privileged {
+			return errPerm
+		}
+	case "system":
+	case "trusted":
+		known = true
+		if !who.privileged {
+			return refusal
+		}
+	case "user":
+		known = true
+		if !isRegular(row.Mode) && !isDir(row.Mode) {
+			return refusal
+		}
+		if write && isDir(row.Mode) && row.Mode&syscall.S_ISVTX != 0 && !who.owns(row) {
+			return errPerm
+		}
+		fallthrough
+	default:
+		if err := s.permission(ctx, who, id, row, access); err != nil {
+			return err
+		}
+	}
+	switch {
+	case !known || space == name:
+		return errNotSupported
+	case rest == "":
+		return errInvalid
+	}
+	return nil
+}
+
+func isACL(name string) bool { return name == schema.XattrACL || name == schema.XattrDefaultACL }
+
+func (s *Service) getXattr(ctx context.Context, c *call, a *metarpc.XattrArgs) (*metarpc.BytesResult, error) {
 	if a.Name == xattrLayout {
 		return s.getLayoutXattr(ctx, a.ID)
 	}
-	value, err := s.engine.Get(ctx, schema.XattrKey(a.ID, a.Name))
-	if errors.Is(err, catalog.ErrNotFound) {
-		if _, _, err := s.inode(ctx, a.ID); err != nil {
+	row, _, err := s.inode(ctx, a.ID)
+	if err != nil {
+		return nil, err
+	}
+	if !isACL(a.Name) {
+		if err := s.mayXattr(ctx, s.caller(c), a.ID, &row, a.Name, false); err != nil {
 			return nil, err
 		}
+	}
+	if row.Flags&schema.XattrFlags(a.Name) != schema.XattrFlags(a.Name) {
 		return nil, errNoData
+	}
+	value, err := s.find(ctx, schema.XattrKey(a.ID, a.Name))
+	if err == nil && value == nil {
+		err = errNoData
 	}
 	return &metarpc.BytesResult{Value: value}, err
 }
@@ -70,8 +151,20 @@ func (s *Service) setXattr(ctx context.Context, c *call, a *metarpc.XattrArgs) (
 		}
 		return s.setPolicy(ctx, c, a.ID, policy)
 	}
-	key := schema.XattrKey(a.ID, a.Name)
-	return s.changeXattr(ctx, c, a.ID, key, func(t *tx, row *schema.Inode, old []byte) error {
+	if isACL(a.Name) {
+		var list acl.List
+		if len(a.Value) > 0 {
+			var err error
+			if list, err = acl.Parse(a.Value); err != nil {
+				return nil, refuseList(err)
+			}
+		}
+		return s.setACL(ctx, c, a.ID, a.Name, list)
+	}
+	return s.changeXattr(ctx, c, a.ID, a.Name, func(t *tx, row *schema.Inode, old []byte) error {
+		if err := s.mayXattr(ctx, s.caller(c), a.ID, row, a.Name, true); err != nil {
+			return err
+		}
 		switch {
 		case old != nil && a.Flags&metarpc.XattrCreate != 0:
 			return errExist
@@ -79,39 +172,97 @@ func (s *Service) setXattr(ctx context.Context, c *call, a *metarpc.XattrArgs) (
 			return errNoData
 		case old == nil && row.Xattrs >= maxXattrs:
 			return errNoSpace
-		case old == nil:
-			row.Xattrs++
 		}
-		t.Put(key, a.Value)
+		putXattr(t, a.ID, row, a.Name, a.Value, old != nil)
 		return nil
 	})
 }
 
 func (s *Service) removeXattr(ctx context.Context, c *call, a *metarpc.XattrArgs) (*metarpc.Empty, error) {
-	if a.Name == xattrLayout {
+	switch {
+	case a.Name == xattrLayout:
 		return s.setPolicy(ctx, c, a.ID, layout.Policy{})
+	case isACL(a.Name):
+		return s.setACL(ctx, c, a.ID, a.Name, nil)
 	}
-	key := schema.XattrKey(a.ID, a.Name)
-	return s.changeXattr(ctx, c, a.ID, key, func(t *tx, row *schema.Inode, old []byte) error {
+	return s.changeXattr(ctx, c, a.ID, a.Name, func(t *tx, row *schema.Inode, old []byte) error {
+		if err := s.mayXattr(ctx, s.caller(c), a.ID, row, a.Name, true); err != nil {
+			return err
+		}
 		if old == nil {
 			return errNoData
 		}
-		row.Xattrs--
-		t.Delete(key)
+		dropXattr(t, a.ID, row, a.Name)
+		return nil
+	})
+}
+
+// refuseList is the answer to a list that is none.
+func refuseList(err error) error {
+	errno := syscall.EINVAL
+	switch {
+	case errors.Is(err, acl.ErrVersion):
+		errno = syscall.EOPNOTSUPP
+	case errors.Is(err, acl.ErrTooLong):
+		errno = syscall.E2BIG
+	}
+	return refusef(metarpc.Status(errno), "%v", err)
+}
+
+// setACL gives an inode an access control list, or with nil takes it away. One that says no more than a mode becomes that.
+func (s *Service) setACL(ctx context.Context, c *call, id layout.FileID, name string, list acl.List) (*metarpc.Empty, error) {
+	return s.changeXattr(ctx, c, id, name, func(t *tx, row *schema.Inode, old []byte) error {
+		who := s.caller(c)
+		switch {
+		case who.readOnly:
+			return errReadOnly
+		case row.Mode&syscall.S_IFMT == syscall.S_IFLNK:
+			return errNotSupported
+		case name == schema.XattrDefaultACL && !isDir(row.Mode):
+			if list != nil {
+				return errAccess
+			}
+			return nil
+		case !who.owns(row):
+			return errPerm
+		}
+		keep := list != nil
+		if keep {
+			if err := list.Check(); err != nil {
+				return refuseList(err)
+			}
+		}
+		if keep && name == schema.XattrACL {
+			var whole bool
+			row.Mode, whole = list.Mode(row.Mode)
+			keep = !whole
+			if !who.privileged && !who.In(row.GID) {
+				row.Mode &^= syscall.S_ISGID
+			}
+		}
+		switch {
+		case keep && old == nil && row.Xattrs >= maxXattrs:
+			return errNoSpace
+		case keep:
+			putXattr(t, id, row, name, list.Value(), old != nil)
+		case old != nil:
+			dropXattr(t, id, row, name)
+		}
 		return nil
 	})
 }
 
 // changeXattr changes an attribute's row together with the inode's, which every change of an attribute guards.
-func (s *Service) changeXattr(ctx context.Context, c *call, id layout.FileID, key []byte,
+func (s *Service) changeXattr(ctx context.Context, c *call, id layout.FileID, name string,
 	edit func(t *tx, row *schema.Inode, old []byte) error) (*metarpc.Empty, error) {
+	key := schema.XattrKey(id, name)
 	return change(ctx, s, c, func(t *tx) (*metarpc.Empty, error) {
 		row, raw, err := s.inode(ctx, id)
 		if err != nil {
 			return nil, err
 		}
-		old, err := s.engine.Get(ctx, key)
-		if err != nil && !errors.Is(err, catalog.ErrNotFound) {
+		old, err := s.find(ctx, key)
+		if err != nil {
 			return nil, err
 		}
 		if err := edit(t, &row, old); err != nil {
@@ -120,6 +271,7 @@ func (s *Service) changeXattr(ctx context.Context, c *call, id layout.FileID, ke
 		row.Ctime = now()
 		t.GuardEqual(schema.InodeKey(id), raw)
 		t.Put(schema.InodeKey(id), schema.Encode(&row))
+		t.affects(id, metarpc.LeaseAttrs)
 		return &metarpc.Empty{}, nil
 	})
 }
@@ -131,18 +283,24 @@ func (s *Service) setPolicy(ctx context.Context, c *call, id layout.FileID, poli
 		if err != nil {
 			return nil, err
 		}
-		if !isDir(row.Mode) {
+		switch who := s.caller(c); {
+		case who.readOnly:
+			return nil, errReadOnly
+		case !who.owns(&row):
+			return nil, errPerm
+		case !isDir(row.Mode):
 			return nil, refusef(errInvalid.Status, "%s: the layout of a file is settled when it is made; set it on the directory before", xattrLayout)
 		}
 		row.Policy = schema.PolicyOf(policy)
 		row.Ctime = now()
 		t.GuardEqual(schema.InodeKey(id), raw)
 		t.Put(schema.InodeKey(id), schema.Encode(&row))
+		t.affects(id, metarpc.LeaseAttrs)
 		return &metarpc.Empty{}, nil
 	})
 }
 
-func (s *Service) listXattr(ctx context.Context, _ *call, a *metarpc.IDArgs) (*metarpc.NamesResult, error) {
+func (s *Service) listXattr(ctx context.Context, c *call, a *metarpc.IDArgs) (*metarpc.NamesResult, error) {
 	row, _, err := s.inode(ctx, a.ID)
 	if err != nil {
 		return nil, err
@@ -156,7 +314,11 @@ func (s *Service) listXattr(ctx context.Context, _ *call, a *metarpc.IDArgs) (*m
 		if err != nil {
 			return nil, err
 		}
-		r.Names = append(r.Names, string(kv.Key[len(from):]))
+		name := string(kv.Key[len(from):])
+		if strings.HasPrefix(name, "trusted.") && !s.caller(c).privileged {
+			continue
+		}
+		r.Names = append(r.Names, name)
 	}
 	return r, nil
 }

@@ -66,7 +66,8 @@ func NeedMount(t testing.TB) {
 
 // Options of a volume.
 type Options struct {
-	DataServers int // default 4
+	DataServers int           // default 4
+	Lease       time.Duration // default weftd's
 }
 
 // Volume is a weftd single.
@@ -120,7 +121,11 @@ func (v *Volume) Start() {
 	v.t.Helper()
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.run = launch(v.t, v.log, "weftd", "single", "--dir", v.Dir, "--data-servers", fmt.Sprint(v.opts.DataServers), "--listen", v.Addr)
+	args := []string{"single", "--dir", v.Dir, "--data-servers", fmt.Sprint(v.opts.DataServers), "--listen", v.Addr}
+	if v.opts.Lease != 0 {
+		args = append(args, "--lease", v.opts.Lease.String())
+	}
+	v.run = launch(v.t, v.log, "weftd", args...)
 	deadline := time.Now().Add(30 * time.Second)
 	for {
 		out, err := exec.Command(Bin(v.t, "weft"), "admin", "device", "ls", "--server", v.Addr).CombinedOutput()

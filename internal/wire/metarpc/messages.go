@@ -475,7 +475,8 @@ type (
 		PID        uint32
 		Host       string // where the owner is; empty for this session
 	}
-	LeaseReturnArgs struct { // the session keeps nothing of these inodes
+	// LeaseReturnArgs: the session keeps nothing of these inodes, nor of what it asks about them until this is answered.
+	LeaseReturnArgs struct {
 		_msgpack struct{} `msgpack:",as_array"`
 		IDs      []layout.FileID
 	}

@@ -17,8 +17,8 @@ import (
 
 // Assign returns a layout row of file id with data files for the n bytes at off, and records that session may write
 // them (the writer row). ino is the file's inode as the caller read it; its policy counts. If the rows in the catalog do
-// already, nothing is committed. What a file has never changes, so the layout of a concurrent Assign, and any that was
-// handed out, stays valid.
+// already, nothing is committed. What a file has is not exchanged, so the layout of a concurrent Assign, and any that was
+// handed out, stays valid until the file is fenced.
 //
 // Errors that callers can tell apart: ErrNoDevice, ErrNoSpace, ErrNoInode, those of the catalog.
 func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID) (schema.Layout, error) {

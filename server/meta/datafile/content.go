@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/datafile/store"
 	"github.com/weftfs/weft/server/meta/schema"
 )
@@ -40,6 +42,78 @@ func (m *Manager) Sync(ctx context.Context, row schema.Layout) (end int64, err e
 		return 0, fmt.Errorf("make data files stable: %w", err)
 	}
 	return end, nil
+}
+
+// Fence gives every data file of file id new owners, so that no call made with a layout granted before changes any of
+// them. It returns when the data servers have confirmed that and the layout row has the new owners; each new owner is in
+// the row as soon as it is confirmed, so that those who may go on do not wait for a data server that is away. It waits for
+// such until ctx ends.
+//
+// The commits do not wait for the disk: whoever wants the fence to be remembered commits that it was made.
+func (m *Manager) Fence(ctx context.Context, id layout.FileID) error {
+	unlock, err := m.files.lock(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	raw, err := m.cfg.Engine.Get(ctx, schema.LayoutKey(id))
+	if errors.Is(err, catalog.ErrNotFound) {
+		return nil
+	}
+	var row schema.Layout
+	if err == nil {
+		err = schema.Decode(raw, &row)
+	}
+	if err != nil {
+		return fmt.Errorf("layout row of inode %d: %w", id, err)
+	}
+	var mu sync.Mutex // held over the commits, which change the one row
+	err = m.each(ctx, row, func(st *store.Store, file *schema.DataFile) error {
+		owner := layout.Credential{UID: randomID(), GID: randomID()}
+		if err := st.Fence(ctx, file.Handle, owner); err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		return m.reown(ctx, id, file.Device, file.Number, owner)
+	})
+	if err != nil {
+		return fmt.Errorf("fence inode %d: %w", id, err)
+	}
+	return nil
+}
+
+// reown puts a data file's new owner into the layout row, unless the file is gone.
+func (m *Manager) reown(ctx context.Context, id layout.FileID, dev layout.DeviceID, number uint64, owner layout.Credential) error {
+	key := schema.LayoutKey(id)
+	for {
+		raw, err := m.cfg.Engine.Get(ctx, key)
+		if errors.Is(err, catalog.ErrNotFound) {
+			return nil
+		}
+		var row schema.Layout
+		if err == nil {
+			err = schema.Decode(raw, &row)
+		}
+		if err != nil {
+			return fmt.Errorf("layout row: %w", err)
+		}
+		for _, files := range row.Mirrors {
+			for i := range files {
+				if files[i].Device == dev && files[i].Number == number {
+					files[i].UID, files[i].GID = owner.UID, owner.GID
+				}
+			}
+		}
+		b := catalog.Batch{Durability: catalog.NoSync}
+		b.GuardEqual(key, raw)
+		b.Put(key, schema.Encode(&row))
+		err = m.cfg.Engine.Commit(ctx, &b)
+		guard := (*catalog.GuardError)(nil)
+		if !errors.As(err, &guard) && !errors.Is(err, catalog.ErrConflict) && !errors.Is(err, catalog.ErrUnknown) {
+			return err
+		}
+	}
 }
 
 // each calls f for all data files at once and joins the errors.

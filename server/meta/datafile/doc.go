@@ -20,16 +20,23 @@
 // # Which data files a file gets
 //
 // None until it is written to. For a range within the first stripe unit, one in each mirror; for a range that goes
-// further, one for each of the W servers of each mirror. What a file has is never changed, only added to, and W is
+// further, one for each of the W servers of each mirror. What a file has is never exchanged, only added to, and W is
 // settled when the second one is added. New data files go to data servers that are reachable and have room; files begin
 // at a device that depends on a hash of their number, so that small ones spread.
+//
+// # Fences
+//
+// A layout is worth as much as the synthetic owners in it. Fence gives all data files of a file new ones, waits until each
+// data server shows that it knows them, and puts them into the layout row. Whoever has an older layout is refused from
+// then on, also those who may go on writing: they ask for the layout again. A fence that was cut short leaves a layout row
+// with owners that are out of date; who asked for the fence has to ask again, and records that it must.
 //
 // # Locks
 //
 // In the order in which they may be taken, each before those after it:
 //
 //	Manager.adding   held over calls to a data server
-//	Manager.files    one lock for each file, held over Assign
+//	Manager.files    one lock for each file, held over Assign and Fence
 //	device.rowMu     held over commits that change the Device row
 //	Manager.mu       guards the state of all devices, held over no call
 package datafile

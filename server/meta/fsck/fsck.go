@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/datafile/store"
@@ -36,6 +37,8 @@ const (
 	Usage          Kind = "wrong-usage-counter"
 	NextInode      Kind = "wrong-next-inode"  // inodes with higher numbers exist: raised
 	XattrCount     Kind = "wrong-xattr-count" // set
+	XattrFlags     Kind = "wrong-xattr-flags" // the inode tells of other attributes than it has: set
+	BadACL         Kind = "bad-acl"           // not an access control list, so nobody but root gets past it: removed
 	LinkedOrphan   Kind = "linked-orphan"     // an inode marked as nameless has a name: the mark is removed
 	StrayRow       Kind = "stray-row"         // belongs to an inode, session or device that does not exist: removed
 	BadLayout      Kind = "bad-layout"        // names unknown devices, or is no layout at all: left
@@ -226,8 +229,10 @@ type inode struct {
 	size  int64
 	mode  uint32
 	nlink uint32
-	links uint32 // entries found
-	extra int32  // extended attributes found, minus those that the inode tells of
+	links uint32            // entries found
+	extra int32             // extended attributes found, minus those that the inode tells of
+	told  metarpc.AttrFlags // what the inode tells of its attributes
+	flags metarpc.AttrFlags // what was found
 	state state
 }
 

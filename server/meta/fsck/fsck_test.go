@@ -426,8 +426,31 @@ var damages = []damage{
 				b.Put(schema.XattrKey(small, "user.x"), nil)
 			})
 		},
-		want: map[Kind]int64{XattrCount: 1},
+		want: map[Kind]int64{XattrCount: 1, XattrFlags: 1},
 		path: "/a/small",
+	},
+	{
+		name: "an attribute that the inode does not tell of",
+		do: func(w *tree) {
+			w.do(func(b *catalog.Batch) {
+				b.Put(schema.XattrKey(empty, schema.XattrCapability), []byte("c"))
+				w.change(b, empty, func(row *schema.Inode) { row.Xattrs++ })
+			})
+		},
+		want: map[Kind]int64{XattrFlags: 1},
+	},
+	{
+		name: "bad access control list",
+		do: func(w *tree) {
+			w.do(func(b *catalog.Batch) {
+				b.Put(schema.XattrKey(empty, schema.XattrACL), []byte("no list"))
+				w.change(b, empty, func(row *schema.Inode) {
+					row.Xattrs++
+					row.Flags |= metarpc.AttrACL
+				})
+			})
+		},
+		want: map[Kind]int64{BadACL: 1},
 	},
 	{
 		name: "garbage that a layout has",

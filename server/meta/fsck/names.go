@@ -7,7 +7,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/acl"
 	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/schema"
 )
@@ -47,7 +49,7 @@ func (c *checker) checkInodes(ctx context.Context) error {
 
 // remember adds an inode whose number is above all there are.
 func (c *checker) remember(id layout.FileID, row *schema.Inode) {
-	c.inodes = append(c.inodes, inode{id: id, size: row.Size, mode: row.Mode, nlink: row.Nlink, extra: -int32(row.Xattrs)})
+	c.inodes = append(c.inodes, inode{id: id, size: row.Size, mode: row.Mode, nlink: row.Nlink, extra: -int32(row.Xattrs), told: row.Flags})
 	if isDir(row.Mode) {
 		c.dirs[id] = &directory{parent: row.Parent}
 	}
@@ -505,12 +507,35 @@ func (c *checker) checkRows(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = c.scan(ctx, schema.PrefixXattr, func(key, _ []byte) error {
+	err = c.scan(ctx, schema.PrefixXattr, func(key, value []byte) error {
 		n := c.find(schema.IDOf(key))
 		if n == nil {
 			return c.stray(ctx, key, Problem{Inode: schema.IDOf(key), Detail: fmt.Sprintf("extended attribute %q", key[9:])})
 		}
+		name := string(key[9:])
+		if name == schema.XattrACL || name == schema.XattrDefaultACL {
+			if err := checkList(value); err != nil {
+				p := Problem{Kind: BadACL, Inode: n.id, Detail: fmt.Sprintf("%s: %v", name, err)}
+				err := c.found(ctx, p, func(b *catalog.Batch) error {
+					b.GuardEqual(key, value)
+					b.Delete(key)
+					return c.change(ctx, b, n.id, func(row *schema.Inode) {
+						row.Xattrs--
+						row.Flags &^= schema.XattrFlags(name) &^ metarpc.AttrXattrs
+					})
+				})
+				if err != nil {
+					return err
+				}
+				if c.cfg.Repair {
+					n.extra++ // the inode tells of one less
+					n.told &^= schema.XattrFlags(name) &^ metarpc.AttrXattrs
+					return nil
+				}
+			}
+		}
 		n.extra++
+		n.flags |= schema.XattrFlags(name)
 		return nil
 	})
 	if err != nil {
@@ -518,6 +543,15 @@ func (c *checker) checkRows(ctx context.Context) error {
 	}
 	for i := range c.inodes {
 		n := &c.inodes[i]
+		if n.told != n.flags {
+			p := Problem{Kind: XattrFlags, Inode: n.id, Detail: fmt.Sprintf("%#x, want %#x", uint32(n.told), uint32(n.flags))}
+			err := c.found(ctx, p, func(b *catalog.Batch) error {
+				return c.change(ctx, b, n.id, func(row *schema.Inode) { row.Flags = n.flags })
+			})
+			if err != nil {
+				return err
+			}
+		}
 		if n.extra == 0 {
 			continue
 		}
@@ -555,6 +589,15 @@ func (c *checker) checkRows(ctx context.Context) error {
 		c.report.Writers++
 		return nil
 	})
+}
+
+// checkList finds what is wrong with the value of an access control list.
+func checkList(value []byte) error {
+	list, err := acl.Parse(value)
+	if err == nil {
+		err = list.Check()
+	}
+	return err
 }
 
 // checkTotals compares what was counted with the counters, after all repairs.

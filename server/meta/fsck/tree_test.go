@@ -95,7 +95,7 @@ func newTree(t *testing.T) *tree {
 	b.Reset()
 	w.entry(&b, linked, dirC, "twice", syscall.S_IFREG)
 	w.change(&b, linked, func(row *schema.Inode) { row.Nlink = 2 })
-	w.change(&b, empty, func(row *schema.Inode) { row.Xattrs = 1 })
+	w.change(&b, empty, func(row *schema.Inode) { row.Xattrs, row.Flags = 1, metarpc.AttrXattrs })
 	b.Put(schema.XattrKey(empty, "user.x"), []byte("y"))
 	b.Put(schema.WriterKey(written, session), nil)
 	b.Put(schema.TruncateKey(cut), schema.Encode(&schema.Truncate{Size: 10}))

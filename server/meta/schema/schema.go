@@ -45,7 +45,7 @@ const (
 )
 
 // Format is the version of what the package comment describes; a catalog of another one is refused.
-const Format = 1
+const Format = 2
 
 // Volume is the file system as a whole.
 type Volume struct {
@@ -82,11 +82,33 @@ type Inode struct {
 	UID, GID                   uint32
 	Rdev                       uint32
 	Size                       int64
-	Atime, Mtime, Ctime, Btime int64         // nanoseconds since 1970
-	Parent                     layout.FileID // of a directory; the root is its own. Other inodes have none
-	Target                     string        // of a symbolic link
-	Policy                     Policy        // directory: for what is made in it; regular file: its own, fixed at birth
-	Xattrs                     int           // how many extended attribute rows it has
+	Atime, Mtime, Ctime, Btime int64             // nanoseconds since 1970
+	Parent                     layout.FileID     // of a directory; the root is its own. Other inodes have none
+	Target                     string            // of a symbolic link
+	Policy                     Policy            // directory: for what is made in it; regular file: its own, fixed at birth
+	Xattrs                     int               // how many extended attribute rows it has
+	Flags                      metarpc.AttrFlags // what those are, see XattrFlags
+	Linkable                   bool              // an orphan that has never had a name and may get one
+}
+
+// XattrACL and the others are the names of attributes that an inode tells of.
+const (
+	XattrACL        = "system.posix_acl_access"
+	XattrDefaultACL = "system.posix_acl_default"
+	XattrCapability = "security.capability"
+)
+
+// XattrFlags is what an inode says because it has an attribute of this name.
+func XattrFlags(name string) metarpc.AttrFlags {
+	switch name {
+	case XattrACL:
+		return metarpc.AttrXattrs | metarpc.AttrACL
+	case XattrDefaultACL:
+		return metarpc.AttrXattrs | metarpc.AttrDefaultACL
+	case XattrCapability:
+		return metarpc.AttrXattrs | metarpc.AttrCapability
+	}
+	return metarpc.AttrXattrs
 }
 
 // Entry is a directory entry.

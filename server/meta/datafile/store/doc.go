@@ -17,7 +17,7 @@
 //
 // A call whose connection broke may be sent again by the [Server] and executed twice, the second time late. Therefore
 // CREATE is GUARDED: it never changes a file that exists. A cut is a SETATTR guarded by the file's ctime: once
-// the first has changed the file, the second is refused. A late REMOVE finds nothing, as no number is used twice.
+// the first has changed the file, the second is refused. A fence is guarded in the same way, for some tries. A late REMOVE finds nothing, as no number is used twice.
 //
 // A Store has one lock, around its cache of handles, held over no call.
 package store

@@ -220,6 +220,31 @@ func (s *Store) SetOwner(ctx context.Context, file []byte, owner layout.Credenti
 	return nil
 }
 
+// Fence gives a data file a new owner, and returns when the server has shown that it has it.
+func (s *Store) Fence(ctx context.Context, file []byte, owner layout.Credential) error {
+	const guarded = 3 // tries that are guarded by the ctime; somebody who writes all the time would defeat them
+	for try := 0; ; try++ {
+		attr, err := s.server.GetAttr(ctx, file)
+		if err != nil {
+			return err
+		}
+		if Owned(&attr, owner) {
+			return nil
+		}
+		if try >= guarded {
+			return s.SetOwner(ctx, file, owner)
+		}
+		err = s.server.SetAttr(ctx, file, nfs3.Sattr{
+			SetMode: true, Mode: fileMode,
+			SetUID: true, UID: owner.UID,
+			SetGID: true, GID: owner.GID,
+		}, &attr.Ctime)
+		if err != nil && !is(err, nfs3.ErrNotSync) {
+			return err
+		}
+	}
+}
+
 // Remove removes a data file and reports whether there was one.
 func (s *Store) Remove(ctx context.Context, number uint64) (bool, error) {
 	dir, name := schema.DataFileName(number)

@@ -1,0 +1,255 @@
+package fs
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+)
+
+// Atime says which accesses change st_atime, as the options of mount(8) do.
+type Atime struct {
+	Rule AtimeRule
+	// NoDir leaves directories out.
+	NoDir bool
+}
+
+// AtimeRule is a rule for the inodes that are not left out.
+type AtimeRule int
+
+// The rules.
+const (
+	AtimeRelative AtimeRule = iota // the first access after a change, and one in 24 hours
+	AtimeStrict                    // every access
+	AtimeNever
+)
+
+// AtimeOf returns what the flags of mount(2) ask for.
+func AtimeOf(flags uintptr) Atime {
+	a := Atime{NoDir: flags&unix.MS_NODIRATIME != 0}
+	switch {
+	case flags&(unix.MS_NOATIME|unix.MS_RDONLY) != 0:
+		a.Rule = AtimeNever
+	case flags&unix.MS_STRICTATIME != 0:
+		a.Rule = AtimeStrict
+	}
+	return a
+}
+
+const (
+	atimeAge   = 24 * time.Hour
+	atimeDelay = 3 * time.Second // from an access to the report of it
+	// atimePatience is how long the end of a mount waits for the last report. Nothing is lost that anybody was promised.
+	atimePatience = 3 * time.Second
+	// atimeInodes bounds the directories and links whose times are remembered and, separately, the accesses that are not
+	// reported. More accesses than that are lost.
+	atimeInodes = 16 << 10
+)
+
+// accessTimes are the times of an inode that the rules look at.
+type accessTimes struct {
+	atime   atomic.Int64 // nanoseconds since 1970; 0 is unknown
+	changed atomic.Int64 // the later of mtime and ctime
+}
+
+// due decides about an access at a time.
+func (t *accessTimes) due(rule AtimeRule, at int64) bool {
+	switch rule {
+	case AtimeNever:
+		return false
+	case AtimeStrict:
+		return true
+	}
+	last := t.atime.Load()
+	return last <= t.changed.Load() || at-last >= int64(atimeAge)
+}
+
+// heard takes what the service says.
+func (t *accessTimes) heard(a *metarpc.Attr) {
+	t.atime.Store(a.Atime)
+	t.changed.Store(max(t.changed.Load(), a.Mtime, a.Ctime))
+}
+
+// accesses has the access times that the service has not been told of. Nobody waits for it and what it tells is nobody's
+// business but stat(2)'s, so it is not as careful as sizes are: what cannot be reported is forgotten. Open files keep
+// their accessTimes themselves.
+type accesses struct {
+	fs   *FS
+	rule Atime
+
+	mu      sync.Mutex
+	known   map[layout.FileID]*accessTimes // of directories and symbolic links
+	pending map[layout.FileID]int64        // accesses to report, nanoseconds since 1970
+	timer   *time.Timer                    // runs if there is anything pending
+	closed  bool
+	// reporting is closed at the end of the report under way, of the inodes in sent.
+	reporting chan struct{}
+	sent      map[layout.FileID]int64
+}
+
+func newAccesses(fs *FS, rule Atime) *accesses {
+	return &accesses{fs: fs, rule: rule, known: map[layout.FileID]*accessTimes{}, pending: map[layout.FileID]int64{}}
+}
+
+// file notes a read of an open file.
+func (x *accesses) file(i *inode) {
+	if x.rule.Rule == AtimeNever {
+		return
+	}
+	if at := time.Now().UnixNano(); i.times.due(x.rule.Rule, at) {
+		x.note(i.id, &i.times, at)
+	}
+}
+
+// other notes that a directory was listed, or a symbolic link followed. If nothing is known of it the access counts.
+func (x *accesses) other(id layout.FileID, dir bool) {
+	if x.rule.Rule == AtimeNever || dir && x.rule.NoDir {
+		return
+	}
+	at := time.Now().UnixNano()
+	x.mu.Lock()
+	t := x.remember(id)
+	x.mu.Unlock()
+	if t.due(x.rule.Rule, at) {
+		x.note(id, t, at)
+	}
+}
+
+// remember returns what is known of a directory or link. mu is held.
+func (x *accesses) remember(id layout.FileID) *accessTimes {
+	t := x.known[id]
+	if t == nil {
+		for old := range x.known {
+			if len(x.known) < atimeInodes {
+				break
+			}
+			delete(x.known, old)
+		}
+		t = new(accessTimes)
+		x.known[id] = t
+	}
+	return t
+}
+
+// note has an access reported soon, if it is due. The service may have told of a time before the access that was noted last.
+func (x *accesses) note(id layout.FileID, t *accessTimes, at int64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if noted := max(x.pending[id], x.sent[id]); noted > t.atime.Load() {
+		t.atime.Store(noted)
+		if !t.due(x.rule.Rule, at) {
+			return
+		}
+	}
+	t.atime.Store(at)
+	if _, ok := x.pending[id]; !ok && len(x.pending) >= atimeInodes || x.closed {
+		return
+	}
+	x.pending[id] = at
+	if x.timer == nil {
+		x.timer = time.AfterFunc(atimeDelay, x.due)
+	}
+}
+
+// due is called by the timer. It runs only after something was noted, so that an idle mount does nothing.
+func (x *accesses) due() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.timer = nil
+	if !x.closed {
+		// The goroutine owns one report and ends with it.
+		x.fs.spawn(func() { x.report(x.fs.ctx) })
+	}
+}
+
+// show brings what the service says, and is about to be shown, together with what it was not told.
+func (x *accesses) show(a *metarpc.Attr) {
+	if x.rule.Rule == AtimeNever {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, noted := range []map[layout.FileID]int64{x.pending, x.sent} {
+		if at, ok := noted[a.ID]; ok {
+			a.Atime = max(a.Atime, at)
+		}
+	}
+	if kind := a.Mode & unix.S_IFMT; kind == unix.S_IFDIR || kind == unix.S_IFLNK {
+		x.remember(a.ID).heard(a)
+	}
+}
+
+// set is called before somebody sets the time of the last access, which wins over those that were noted before.
+func (x *accesses) set(ctx context.Context, id layout.FileID) error {
+	for {
+		x.mu.Lock()
+		delete(x.pending, id)
+		_, sent := x.sent[id]
+		reporting := x.reporting
+		x.mu.Unlock()
+		if !sent {
+			return nil
+		}
+		select {
+		case <-reporting:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// report tells the service what is pending. What it does not take is dropped.
+func (x *accesses) report(ctx context.Context) {
+	x.mu.Lock()
+	for x.reporting != nil {
+		reporting := x.reporting
+		x.mu.Unlock()
+		select {
+		case <-reporting:
+		case <-ctx.Done():
+			return
+		}
+		x.mu.Lock()
+	}
+	x.sent, x.pending = x.pending, map[layout.FileID]int64{}
+	x.reporting = make(chan struct{})
+	left := maps.Clone(x.sent)
+	x.mu.Unlock()
+	for len(left) > 0 {
+		var reports []metarpc.SizeReport
+		for id, at := range left {
+			if len(reports) == metarpc.MaxBatch {
+				break
+			}
+			reports = append(reports, metarpc.SizeReport{ID: id, Atime: at})
+			delete(left, id)
+		}
+		if _, err := x.fs.meta.LayoutCommit(ctx, reports, false); err != nil && ctx.Err() == nil {
+			x.fs.waiting.log(x.fs.log, slog.LevelInfo, "access times could not be reported", "files", len(reports), "err", err)
+		}
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	close(x.reporting)
+	x.reporting, x.sent = nil, nil
+}
+
+// close reports what is pending, as far as ctx allows, and ends the reporting.
+func (x *accesses) close(ctx context.Context) {
+	x.mu.Lock()
+	x.closed = true
+	if x.timer != nil {
+		x.timer.Stop()
+	}
+	x.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, atimePatience)
+	defer cancel()
+	x.report(ctx)
+}

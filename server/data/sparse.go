@@ -1,0 +1,195 @@
+package data
+
+import (
+	"math"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	wire "github.com/weftfs/weft/internal/wire/nfs3"
+	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/sparse"
+	"github.com/weftfs/weft/layout"
+)
+
+const (
+	// sparseTime is how long one call goes on before it answers with what it has done: a fence waits for it, and its
+	// client takes a connection on which nothing comes for a dead one.
+	sparseTime = 500 * time.Millisecond
+	// sparseStep is the most that one system call reserves, in bytes.
+	sparseStep = 256 << 20
+)
+
+// sparse runs a procedure of the program of that name.
+func (s *Server) sparse(r *request, reply *oncrpc.Reply) {
+	var res results
+	switch sparse.Proc(r.call.Proc) {
+	case sparse.ProcAllocate:
+		res = call(r, func(r *request, a *sparse.AllocateArgs) results {
+			var mode uint32
+			if a.KeepSize {
+				mode = unix.FALLOC_FL_KEEP_SIZE
+			}
+			return s.fallocate(r, &a.RangeArgs, mode)
+		})
+	case sparse.ProcDeallocate:
+		res = call(r, func(r *request, a *sparse.RangeArgs) results {
+			return s.fallocate(r, a, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE)
+		})
+	case sparse.ProcSeek:
+		res = call(r, s.seek)
+	default:
+		reply.Stat = oncrpc.ProcUnavail
+		r.finish(reply, nil)
+		return
+	}
+	if res == nil {
+		reply.Stat = oncrpc.GarbageArgs
+	}
+	r.finish(reply, res)
+}
+
+// sparseRange is the range of a call.
+func sparseRange(a *sparse.RangeArgs) (off, end int64, col layout.Column, status wire.Status) {
+	if a.Off > math.MaxInt64 || a.Length > math.MaxInt64-a.Off {
+		return 0, 0, col, wire.ErrFBig
+	}
+	if a.Column.Count > 1 {
+		col = layout.Column{Unit: int64(a.Column.Unit), Count: int(a.Column.Count), Index: int(a.Column.Index)}
+	}
+	return int64(a.Off), int64(a.Off + a.Length), col, wire.OK
+}
+
+// fallocate does what mode means in fallocate(2) to each part of the range, and makes it stable.
+func (s *Server) fallocate(r *request, a *sparse.RangeArgs, mode uint32) results {
+	off, end, col, status := sparseRange(a)
+	if status != wire.OK {
+		return &sparse.RangeRes{Status: status}
+	}
+	var st unix.Stat_t
+	f, status := s.openData(r, a.FH, mayWrite, &st)
+	if status != wire.OK {
+		return &sparse.RangeRes{Status: status}
+	}
+	defer s.closeData(f)
+	done, err := s.fallocateParts(f, off, end, col, mode)
+	if err == nil {
+		err = s.stabilize(f)
+	}
+	return &sparse.RangeRes{Status: sparseStatus(err), Off: uint64(done)}
+}
+
+// sparseStatus is statusOf for system calls that a file system, or the kernel, may not have.
+func sparseStatus(err error) wire.Status {
+	if err == unix.ENOSYS {
+		return wire.ErrNotSupp
+	}
+	return statusOf(err)
+}
+
+// fallocateParts stops early when it has taken long. Everything before done is done.
+func (s *Server) fallocateParts(f *file, off, end int64, col layout.Column, mode uint32) (done int64, err error) {
+	punch := mode&unix.FALLOC_FL_PUNCH_HOLE != 0
+	began := time.Now()
+	for off < end && time.Since(began) < sparseTime {
+		from, to := col.Next(off, end)
+		if from == to {
+			return end, nil
+		}
+		if !punch {
+			to = min(to, from+sparseStep)
+		}
+		f.sync.dirty.Store(true)
+		err := retry(func(fd int) error { return unix.Fallocate(fd, mode, from, to-from) }, f.fd)
+		if punch && err == unix.EFBIG {
+			return end, s.punchShort(f, from, end, col)
+		}
+		if err != nil {
+			return off, err
+		}
+		off = to
+	}
+	return off, nil
+}
+
+// punchShort punches a range that reaches beyond what a file of this file system can have, where there is nothing.
+func (s *Server) punchShort(f *file, off, end int64, col layout.Column) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(f.fd, &st); err != nil {
+		return err
+	}
+	for end = min(end, st.Size); off < end; {
+		from, to := col.Next(off, end)
+		if from < to {
+			err := retry(func(fd int) error {
+				return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, to-from)
+			}, f.fd)
+			if err != nil {
+				return err
+			}
+		}
+		off = to
+	}
+	return nil
+}
+
+// seek looks for data or a hole in what the range has of the column. The file's position, which it moves, is of no use to
+// anybody.
+func (s *Server) seek(r *request, a *sparse.SeekArgs) results {
+	off, end, col, status := sparseRange(&a.RangeArgs)
+	if status != wire.OK {
+		return &sparse.SeekRes{Status: status}
+	}
+	var st unix.Stat_t
+	f, status := s.openData(r, a.FH, mayRead, &st)
+	if status != wire.OK {
+		return &sparse.SeekRes{Status: status}
+	}
+	defer s.closeData(f)
+	for began := time.Now(); off < end && time.Since(began) < sparseTime; {
+		from, to := col.Next(off, end)
+		if from == to {
+			off = end
+			break
+		}
+		at, err := seekFile(f.fd, from, st.Size, a.What)
+		if err != nil {
+			return &sparse.SeekRes{Status: sparseStatus(err)}
+		}
+		if at < to {
+			return &sparse.SeekRes{Found: true, Off: uint64(at)}
+		}
+		off = min(at, end)
+	}
+	return &sparse.SeekRes{Off: uint64(off)}
+}
+
+// sparseBlock is what the last data of a file is rounded up to, in bytes. The striped file that has it may be longer; in a
+// file of its own that long, the block would be data to its end.
+const sparseBlock = 4 << 10
+
+// seekFile is lseek(2) in a file of the given size, but that there is a hole behind the end; math.MaxInt64 for no data.
+func seekFile(fd int, off, size int64, what sparse.What) (int64, error) {
+	tail := size
+	if over := size % sparseBlock; over > 0 && size < math.MaxInt64-sparseBlock {
+		tail += sparseBlock - over
+	}
+	least := off
+	if off >= size && off < tail { // what the rest of the block is, the last byte tells
+		off = size - 1
+	}
+	whence := unix.SEEK_DATA
+	if what == sparse.Hole {
+		whence = unix.SEEK_HOLE
+	}
+	at, err := unix.Seek(fd, off, whence)
+	switch {
+	case err == unix.ENXIO && what == sparse.Hole:
+		return least, nil
+	case err == unix.ENXIO:
+		return math.MaxInt64, nil
+	case err == nil && what == sparse.Hole && at == size:
+		at = tail
+	}
+	return max(at, least), err
+}

@@ -1,0 +1,73 @@
+package meta
+
+import (
+	"context"
+	"math"
+	"syscall"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+)
+
+// reserve finds the place of an append. It is a report of the session that is ahead of the write; like those it is in
+// memory only, and its client reports it again after a restart, so executing the call a second time then does no harm.
+func (s *Service) reserve(ctx context.Context, c *call, a *metarpc.ReserveArgs) (*metarpc.ReserveResult, error) {
+	if _, _, err := s.regular(ctx, a.ID); err != nil {
+		return nil, err
+	}
+	p := pending{s: s, by: c.sess}
+	defer p.end()
+	if err := p.recall(ctx, []metarpc.LeaseItem{{ID: a.ID, Lease: metarpc.LeaseAttrs | metarpc.LeaseData}}); err != nil {
+		return nil, err
+	}
+	if err := s.askWriters(ctx, c.sess, a.ID); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.file(a.ID)
+	f.waiters++ // so that moves goes on counting
+	defer func() {
+		f.waiters--
+		s.changedFile(f)
+	}()
+	for {
+		if err := s.awaitAppend(ctx, f); err != nil {
+			return nil, err
+		}
+		moves := f.moves
+		s.mu.Unlock()
+		_, err := s.reports(ctx, a.ID)
+		row, _, gone := s.regular(ctx, a.ID)
+		s.mu.Lock()
+		if err == nil {
+			err = gone
+		}
+		if err != nil {
+			return nil, err
+		}
+		if moves != f.moves || f.cut != nil || f.unsure() || f.unfenced() {
+			continue // what was reported may be neither in the row that was read nor in memory now
+		}
+		off := max(row.Size, f.reported().end)
+		if a.Len > math.MaxInt64-off {
+			return nil, refuse(syscall.EFBIG)
+		}
+		cl := f.claim(c.sess)
+		cl.report = cl.report.and(report{off + a.Len, now()})
+		return &metarpc.ReserveResult{Off: off}, nil
+	}
+}
+
+// awaitAppend waits until nobody cuts f, or may still be writing to it unasked; s.mu is held. A client that would wait long
+// is told to ask again.
+func (s *Service) awaitAppend(ctx context.Context, f *file) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusGrace,
+		"inode %d is being truncated or fenced", f.id))
+	defer cancel()
+	for f.cut != nil || f.unfenced() {
+		if err := s.wait(ctx, f); err != nil {
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
