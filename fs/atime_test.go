@@ -89,7 +89,7 @@ func TestAtimeRules(t *testing.T) {
 				access func()
 			}{
 				{file, c.file, func() { r.read(file, 0, 4) }},
-				{dir, c.dir, func() { r.listDir(dir, 4096, false) }},
+				{dir, c.dir, func() { r.listDir(dir, 4096) }},
 				{link, c.file, func() {
 					h := header(link)
 					_, status := r.raw.Readlink(nil, &h)
@@ -111,7 +111,7 @@ func TestAtimeRules(t *testing.T) {
 
 // Reads cause no call; a report of all files follows, and then there is silence.
 func TestAtimeReport(t *testing.T) {
-	r := newRig(t, newService(1, 1<<20), withAtime(Atime{Rule: AtimeStrict}), func(c *Config) { c.Validity = time.Hour })
+	r := newRig(t, newService(1, 1<<20), withAtime(Atime{Rule: AtimeStrict}))
 	const files = 5
 	var ids []layout.FileID
 	for n := range files {

@@ -9,15 +9,16 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 )
 
-// Open directories have no state: entries are found by their cookies. Nor is anything of one kept between two requests:
+// Open directories have no state but who opened them: entries are found by their cookies. Nor is anything of one kept between two requests:
 // the kernel holds the directory's lock for each of them, so what one returns is true as far as this mount goes.
 
 func (r *raw) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	// ENOSYS would save this request, and make the kernel cache directories for good.
+	out.Fh = r.dirs.add(cred(&in.InHeader))
 	return fuse.OK
 }
 
-func (r *raw) ReleaseDir(in *fuse.ReleaseIn) {}
+func (r *raw) ReleaseDir(in *fuse.ReleaseIn) { r.dirs.remove(in.Fh) }
 
 // FsyncDir has nothing to do: what the service has answered is durable.
 func (r *raw) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status { return fuse.OK }
@@ -26,12 +27,6 @@ func (r *raw) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntr
 	ctx := r.begin(cancel, &in.InHeader)
 	defer ctx.end()
 	return r.status(r.readDir(ctx, in, &dirPage{list: out, left: int(in.Size)}))
-}
-
-func (r *raw) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	ctx := r.begin(cancel, &in.InHeader)
-	defer ctx.end()
-	return r.status(r.readDir(ctx, in, &dirPage{list: out, left: int(in.Size), plus: true}))
 }
 
 // Offsets of entries, as the kernel gives them back to say where to go on. Those of names are cookies.
@@ -53,8 +48,11 @@ func (r *raw) readDir(ctx context.Context, in *fuse.ReadIn, page *dirPage) error
 	if off < metarpc.FirstCookie {
 		off = 0
 	}
-	asked := r.fs.clock.Load()
-	got, err := r.fs.meta.ReadDir(ctx, cred(&in.InHeader), id, off, page.room())
+	who, ok := r.dirs.of(in.Fh)
+	if !ok {
+		who = cred(&in.InHeader)
+	}
+	got, err := r.fs.meta.ReadDir(ctx, who, id, off, page.room())
 	if err != nil {
 		return err
 	}
@@ -72,57 +70,36 @@ func (r *raw) readDir(ctx context.Context, in *fuse.ReadIn, page *dirPage) error
 			break
 		}
 		for _, e := range rest[:n] {
-			out := page.add(fuse.DirEntry{Name: e.Name, Ino: uint64(e.Attr.ID), Mode: e.Attr.Mode, Off: e.Cookie})
-			if out != nil {
-				a := r.fs.seen(e.Attr, asked)
-				r.fillEntry(out, &a)
-			}
+			page.add(fuse.DirEntry{Name: e.Name, Ino: uint64(e.Attr.ID), Mode: e.Attr.Mode, Off: e.Cookie})
 		}
 		rest = rest[n:]
 	}
 	return nil
 }
 
-// dirPage is the answer to one READDIR or READDIRPLUS.
+// dirPage is the answer to one READDIR. READDIRPLUS is not used: what it says of attributes and names the kernel may not
+// keep, see the package comment, and could as well have not asked for. It will ask for each name it wants; the answers
+// are here already.
 type dirPage struct {
 	list *fuse.DirEntryList
-	plus bool
 	left int // bytes
 	some bool
 }
 
-// Sizes of struct fuse_dirent without its name, and of struct fuse_entry_out.
-const (
-	direntSize = 24
-	entrySize  = 128
-)
+// direntSize is the size of struct fuse_dirent without its name.
+const direntSize = 24
 
-func (p *dirPage) size(name string) int {
-	n := direntSize + (len(name)+7)&^7
-	if p.plus {
-		n += entrySize
-	}
-	return n
-}
+func (p *dirPage) size(name string) int { return direntSize + (len(name)+7)&^7 }
 
 // room is how many entries with names of ordinary length fit.
 func (p *dirPage) room() int {
 	return min(max(p.left/p.size("ordinary-name.ext"), 1), metarpc.MaxPage)
 }
 
-// add adds an entry if there is room. With plus it returns the place for its attributes.
-func (p *dirPage) add(e fuse.DirEntry) *fuse.EntryOut {
-	if !p.plus {
-		if p.list.AddDirEntry(e) {
-			p.left -= p.size(e.Name)
-			p.some = true
-		}
-		return nil
-	}
-	out := p.list.AddDirLookupEntry(e)
-	if out != nil {
+// add adds an entry if there is room.
+func (p *dirPage) add(e fuse.DirEntry) {
+	if p.list.AddDirEntry(e) {
 		p.left -= p.size(e.Name)
 		p.some = true
 	}
-	return out
 }

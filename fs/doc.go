@@ -1,6 +1,6 @@
 // Package fs shows a weft volume to the kernel: it gives POSIX meaning to what the metadata service (package
 // metaclient) and the data servers (package dataplane) do. It knows no sockets and no wire formats, keeps no page cache
-// and no cache of names, and decides nothing about where data lies.
+// and no cache of names or attributes (the kernel and package metaclient do), and decides nothing about where data lies.
 //
 // # Inodes
 //
@@ -8,10 +8,41 @@
 // FORGET means nothing. The root of the mount is node 1, whichever directory of the volume it shows. State is kept only
 // of regular files that are open here or have data that is not stable (type inode); of directories there is none.
 //
-// The kernel checks permissions (default_permissions). Locks are kept by the service, see locks.go. The kernel may keep
-// attributes and names for Config.Validity, and never remembers that a name does not exist. Everything else is
-// asked of the service each time, also at each open(2): what another mount has written and closed is seen by whoever opens
-// the file afterwards.
+// The kernel checks permissions (default_permissions) and access control lists, which it asks for as extended attributes;
+// the service checks them again, for the user, group and groups that come with each call (cred.go). Locks are kept by the
+// service, see locks.go.
+//
+// # What the kernel may keep
+//
+// A change that was answered on one mount is seen by everything that begins afterwards on any other. Whatever is kept
+// anywhere is kept under a lease ([metaclient.Answer]), for no longer than that is sure to last, and forgotten when it is
+// recalled, before the recall is answered. The kernel is told by notifications (notify.go), which may overtake answers that
+// are on their way to it. So it is given something to keep only in answers that it drops itself if they have been
+// overtaken (Linux 6.18, fs/fuse):
+//
+//   - Attributes in answers to GETATTR and STATX. A request notes the connection's attribute version before it is sent,
+//     INVAL_INODE gives the inode a newer one, and an answer to an older request changes nothing (fuse_change_attributes).
+//     The inode exists as long as the request, so the notification cannot miss it.
+//   - Names, and that there is no such name, in answers to LOOKUP, CREATE and their like. A request notes the connection's
+//     epoch before it is sent, INC_EPOCH makes a new one, and an entry of an older epoch is looked up again
+//     (fuse_dentry_revalidate). Renaming keeps an entry's epoch and time, so each rename to another directory, whose lease is
+//     another, begins a new epoch before it is answered.
+//
+// Nothing else is so guarded. Answers to SETATTR and LINK are applied whatever has happened since. INVAL_INODE misses an
+// inode that a LOOKUP, CREATE or READDIRPLUS has been answered with and that the kernel has yet to make, in the context of a
+// process that may not be running; waiting for the answer to be written would not help. Entries from READDIRPLUS get the
+// epoch of the moment at which they are made. Such answers carry attributes that are not to be kept, and READDIRPLUS is
+// not used: the kernel asks again, package metaclient answers from its cache, and the service hears nothing of it. That is
+// one GETATTR for each inode that is new to the kernel.
+//
+// Whoever answers GETATTR adds what was written here and the service has not been told of; then it is not kept either, as
+// the time will be another one when it has.
+//
+// A kernel without INC_EPOCH (before 6.16) is given no names to keep. Nor is one with MountConfig.ForgetNames: to look an
+// entry of an older epoch up again the kernel first drops it, and with it what is mounted on it or below.
+//
+// INVAL_ENTRY is not used. It waits for the lock of the directory, which is held by each request that changes it, which the
+// service may answer only after the recall.
 //
 // # Reading and writing
 //
@@ -20,8 +51,14 @@
 // yet, a size that must be asked for, an append, a synchronous write, an error, a recall) moves the request to a
 // goroutine with plain blocking code. The handlers for go-fuse's server are a thin layer that starts and waits.
 //
-// Reads are clipped at the size that is known. One that reaches beyond it asks the service unless it has just been
-// asked; in a file that is only read the size is refreshed in the background, so that its shrinking is noticed.
+// A size is exact while there is a lease on the attributes: nobody else writes to the file then. Without one, what is known
+// is a lower bound, since a file that is cut is recalled from all who have it open. So a read below it needs no question as
+// long as the session lives for sure (Meta.Alive), and one that reaches beyond asks.
+//
+// An append under a lease goes to the end that is known here, and needs no call; lockSize keeps others out. Without
+// a lease each WRITE has its place reserved by the service, where it goes as a whole, several at once. Whoever recalls the
+// lease learns of the appends that have been made, and one that has not reached the data servers by then starts again
+// (terms.lease). If its caller dies between the reservation and the write, zeros are left.
 //
 // An error that means the data server does not take the layout (any more) makes the request try again with a new one,
 // a few times; while the service has no layout to give it is waited for. Other errors go to the application, see
@@ -57,17 +94,49 @@
 // fallocate(2) and lseek(2) for data and holes go to the data servers (see dataplane.File.Punch, Allocate and Seek). What
 // changes data files counts as a write under way. st_blocks is st_size in blocks, whatever is allocated: only the data
 // servers know, and to ask them all at each stat(2) would cost too much.
+// # Pages
+//
+// By default files are opened for direct I/O, and pages are there for mmap(2) only. The kernel drops them at each open, and
+// we do (INVAL_INODE with a range) when a recall says that contents change. What others have mapped meanwhile they see change
+// once they touch it again; what they write to their mapping reaches the data servers when their kernel likes, or at
+// msync(2): that, and not the order of the two, is what holds between mounts.
+//
+// With Config.CachePages a file opened for reading only, under a lease, is read through the page cache, and pages are kept
+// from one open to the next while the lease lasts and size and times are the same (keptPages). They are dropped when it is
+// recalled. Files opened for writing are always direct, so that writes go through and appends may go elsewhere than the
+// kernel thinks; it drops the pages they touch, before and after. Once the lease is gone, a file that is still open that way
+// is checked at each read: the kernel asks for the attributes, which nothing lets it keep, and drops the pages if size or
+// modification time have changed (AUTO_INVAL_DATA).
 //
 // # Who waits for whom
 //
 // Two mounts may truncate one file at the same time. Each waits for the service, which waits for the other to answer
-// its recall. So OnRecall waits for requests to data servers and for LayoutCommits only, which the service answers
-// whatever else it does; never for lockSize, which is held while the service is asked. A write counts as under way
-// only from admit to finish, while the data plane has it, and never waits for the service in between; a recall keeps new
-// ones out and then waits for the count to fall to zero.
+// its recall. So OnRecall, OnLeaseRecall and OnSizeQuery wait for requests to data servers and for LayoutCommits only, which
+// the service answers whatever else it does; never for lockSize, which is held while the service is asked. A write counts as
+// under way only from admit to finish, while the data plane has it, and never waits for the service in between; OnRecall
+// keeps new ones out and then waits for the count to fall to zero, OnLeaseRecall waits for those that had begun.
 //
-// Requests of the kernel are never waited for by anything here but by Mount's server, and no notifications are sent to
-// the kernel, so no request can wait for its own answer.
+// What notifications wait for in the kernel:
+//
+//   - INC_EPOCH for nothing.
+//   - INVAL_INODE without a range for nothing but an inode that is just being made or freed. That takes no request of ours,
+//     since dirty pages are written at the latest when the last file and mapping are closed. A WRITE handler may send it.
+//   - INVAL_INODE with a range for the locks of the file's pages, which are held by READs of them, and for dirty pages of
+//     mappings to be written by WRITEs. No handler sends it; a recall lets a goroutine do so, and waits for that. But a READ
+//     or WRITE may need something that the service gives only when the recall has been answered: a layout, its turn
+//     behind a truncation. inode.stuck counts those that wait for anything but data servers. If there have been any for
+//     stuckPatience, the recall stops waiting, and the pages are dropped when those requests are over. So a page that is being
+//     read or written back through such a jam may be seen for that long by those who map it, or read it by CachePages.
+//
+// A notification is a write(2) that may block; it blocks a thread, not the other goroutines, whatever GOMAXPROCS is. maxForgetting
+// bounds the threads. FORGET and RELEASE wait for nothing.
+//
+// # When the session is lost
+//
+// The service ends the session of a client it has not heard of for the time of the lease, and keeps what that had
+// written from reaching the data servers later. OnLost drops data that is not stable, since others may have written there
+// meanwhile, and counts a late error for each file that had some; each handle reports it once, as EIO. Until that is done
+// nothing of the file is committed (inode.losing). Writes that were not acknowledged go on with new layouts.
 //
 // # Access times
 //
@@ -84,12 +153,13 @@
 // # Goroutines
 //
 // Those that outlive a request run under FS.ctx and are counted in FS.work: the flusher and its batches, requests
-// that were taken over, calls that are carried through, refreshes of sizes. Close ends them all. Close makes everything
+// that were taken over, calls that are carried through, pages being dropped, losses. Close ends them all. Close makes everything
 // stable first, as far as it is given time.
 //
 // # Lock order
 //
-// inode.mu, then shard.mu, flusher.mu, accesses.mu, and the locks inside Meta's methods that do not block (CachedLayout, Forget,
-// Release) and inside dataplane.File.Dirty. handleTable.mu, transfer.mu and request.mu are taken alone. No mutex is held
+// keptPages.mu, then inode.mu, then shard.mu, flusher.mu, accesses.mu, and the locks inside Meta's methods that do not block
+// (CachedLayout, CachedAttr, Forget, Release) and inside dataplane.File.Dirty. handleTable.mu, transfer.mu and request.mu are
+// taken alone. No mutex is held
 // while anything blocks or while the data plane is given a request, since that may call Done at once.
 package fs

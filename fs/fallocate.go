@@ -106,7 +106,7 @@ func (i *inode) oneSegment(ctx context.Context, off, end int64, punch bool, do f
 			return end - off, nil
 		}
 	}
-	seg, phase, err := i.acquire(ctx, off, end-off, false)
+	seg, phase, err := i.acquire(ctx, off, end-off, &terms{})
 	if err != nil {
 		return 0, err
 	}

@@ -12,12 +12,37 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 )
 
-// opened fills the answer to open(2). Data does not go through the page cache, except for mmap(2), and writes of one
-// file need not wait for one another. FOPEN_NOFLUSH would be good for a file that is only read, but closing it has to
-// drop locks.
+// opened fills the answer to open(2). Data does not go through the page cache, except for mmap(2) and with
+// Config.CachePages, and writes of one file need not wait for one another. FOPEN_NOFLUSH would be good for a file that is
+// only read, but closing it has to drop locks.
 func (r *raw) opened(out *fuse.OpenOut, i *inode, flags uint32) {
 	out.Fh = i.newHandle(flags&unix.O_ACCMODE == unix.O_RDONLY)
 	out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES
+	if flags&unix.O_ACCMODE == unix.O_RDONLY {
+		if keep, cached := r.fs.pages.opened(i); cached && flags&unix.O_DIRECT == 0 {
+			out.OpenFlags = keep
+		}
+	}
+}
+
+// accessOf is what a file is opened for.
+func accessOf(flags uint32) (access metarpc.Access) {
+	const exec = 0x20 // __FMODE_EXEC, which execve(2) opens with
+	switch flags & unix.O_ACCMODE {
+	case unix.O_WRONLY:
+		access = metarpc.AccessWrite
+	case unix.O_RDWR:
+		access = metarpc.AccessRead | metarpc.AccessWrite
+	default:
+		access = metarpc.AccessRead
+	}
+	if flags&exec != 0 {
+		access = metarpc.AccessExec
+	}
+	if flags&unix.O_TRUNC != 0 {
+		access |= metarpc.AccessWrite
+	}
+	return access
 }
 
 func (r *raw) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
@@ -32,16 +57,15 @@ func (r *raw) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 	return fuse.OK
 }
 
-// openFor opens the file at the service, asking for its size each time: what another mount has written and closed
-// before this open is seen after it.
+// openFor opens the file at the service, which checks that the caller may, and keeps the file should it be removed.
 func (i *inode) openFor(ctx context.Context, in *fuse.OpenIn) error {
-	if err := i.open(ctx, cred(&in.InHeader)); err != nil {
+	if err := i.open(ctx, cred(&in.InHeader), accessOf(in.Flags)); err != nil {
 		return err
 	}
 	if in.Flags&unix.O_TRUNC == 0 {
 		return nil
 	}
-	args := &metarpc.SetAttrArgs{ID: i.id, Mask: metarpc.SetSize}
+	args := &metarpc.SetAttrArgs{ID: i.id, Mask: metarpc.SetSize, Open: true}
 	_, err := i.fs.setAttr(ctx, cred(&in.InHeader), args, in.Mode&fuse.OPEN_KILL_SUIDGID != 0)
 	if err != nil {
 		i.cancelOpen()
@@ -59,6 +83,7 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	asked := fs.clock.Load()
 	args := &metarpc.CreateArgs{
 		Parent: fs.id(in.NodeId), Name: name, Mode: in.Mode & 07777, Exclusive: in.Flags&unix.O_EXCL != 0,
+		Umask: in.Umask & 07777, Access: accessOf(in.Flags),
 	}
 	made, created, err := fs.meta.Create(ctx, cred(&in.InHeader), args)
 	if err != nil {
@@ -78,7 +103,7 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 		return fuse.Status(syscall.ESTALE)
 	}
 	r.opened(&out.OpenOut, i, in.Flags)
-	return r.entry(&out.EntryOut, made.Attr, asked, nil)
+	return r.entry(&out.EntryOut, made, asked, nil)
 }
 
 // readCall is one READ on its way. It is the ReadResult, too, and returns to the pool when go-fuse is done with it.

@@ -237,7 +237,9 @@ func (l *errorList) join() error {
 // commit makes the file's data stable and returns what may be told durably then: nothing if r.i is nil.
 // unhurried says that a file which could not be made stable is left alone for a while.
 func (i *inode) commit(ctx context.Context, unhurried bool) (r report, err error) {
-	i.mu.Lock()
+	if err := i.await(ctx, func() bool { return !i.losing }); err != nil {
+		return report{}, fmt.Errorf("file %d: commit: %w", i.id, err)
+	}
 	r = i.report()
 	told := i.durable == i.written
 	dead := i.removed && i.handles == 0 && i.opens == 0 || i.gone != nil
@@ -253,6 +255,12 @@ func (i *inode) commit(ctx context.Context, unhurried bool) (r report, err error
 	for err = i.data.Commit(ctx); err != nil && ctx.Err() == nil; err = i.data.Commit(ctx) {
 		if again.after(ctx, i, err) != nil {
 			break
+		}
+		i.mu.Lock()
+		losing := i.losing
+		i.mu.Unlock()
+		if losing { // what a new layout must not be used for
+			return report{}, fmt.Errorf("file %d: commit: %w", i.id, errSessionLost)
 		}
 		if e := i.renew(ctx); e != nil {
 			err = e
@@ -297,9 +305,12 @@ func (i *inode) abandon(ctx context.Context) error {
 // renew lets what was written under an older layout be committed under the present one: after a fence the data files
 // have other owners.
 func (i *inode) renew(ctx context.Context) error {
+	i.mu.Lock()
+	plain := i.plain
+	i.mu.Unlock()
 	// The data file at the start of a file may be known from a segment of its own.
 	for _, off := range []int64{0, max(0, i.size.Load()-1)} {
-		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRW, off, 1, false)
+		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRW, off, 1, !plain)
 		if err != nil {
 			return byID(i.id, err)
 		}
@@ -316,7 +327,7 @@ func (fs *FS) tell(ctx context.Context, reports []report, provisional bool) (out
 		i := r.i
 		i.mu.Lock()
 		switch {
-		case i.durable >= r.count || provisional && i.provisional >= r.count:
+		case i.losing, i.durable >= r.count || provisional && i.provisional >= r.count:
 		case i.epoch != r.epoch:
 			outdated = append(outdated, i)
 		default:
@@ -431,12 +442,12 @@ func (fs *FS) Sync(ctx context.Context) error {
 
 // open opens the file for the session, or again to learn its attributes. If it succeeds, newHandle or cancelOpen must
 // follow; until then nobody else lets the file go.
-func (i *inode) open(ctx context.Context, who metarpc.Cred) error {
+func (i *inode) open(ctx context.Context, who metarpc.Cred, access metarpc.Access) error {
 	i.mu.Lock()
 	i.opens++
 	i.mu.Unlock()
 	asked := i.fs.clock.Load()
-	a, err := i.fs.meta.Open(ctx, who, &metarpc.OpenArgs{ID: i.id})
+	a, err := i.fs.meta.Open(ctx, who, &metarpc.OpenArgs{ID: i.id, Access: access})
 	if err != nil {
 		i.cancelOpen()
 		return byID(i.id, err)
@@ -444,7 +455,7 @@ func (i *inode) open(ctx context.Context, who metarpc.Cred) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.opened()
-	i.mergeLocked(a.Attr, asked)
+	i.mergeLocked(a, asked)
 	return nil
 }
 

@@ -3,7 +3,6 @@ package fs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -24,6 +23,8 @@ import (
 // passed on.
 type Meta interface {
 	GetAttr(ctx context.Context, id layout.FileID) (metaclient.Answer, error)
+	// CachedAttr is GetAttr if that needs no question, because there is a lease on the attributes. It does not block.
+	CachedAttr(id layout.FileID) (metaclient.Answer, bool)
 	SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.SetAttrArgs) (metaclient.Answer, error)
 	GetXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string) ([]byte, error)
 	SetXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string, value []byte, flags uint32) error
@@ -31,6 +32,7 @@ type Meta interface {
 	RemoveXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string) error
 	ReadLink(ctx context.Context, cred metarpc.Cred, id layout.FileID) (string, error)
 
+	// Lookup's Answer tells with ENOENT, too, how long that may be kept.
 	Lookup(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string) (metaclient.Answer, error)
 	MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc.MakeNodeArgs) (metaclient.Answer, error)
 	Link(ctx context.Context, cred metarpc.Cred, id, parent layout.FileID, name string) (metaclient.Answer, error)
@@ -39,16 +41,21 @@ type Meta interface {
 	ReadDir(ctx context.Context, cred metarpc.Cred, id layout.FileID, cookie uint64, limit int) (*metaclient.DirPage, error)
 	StatFS(ctx context.Context) (metarpc.StatFSResult, error)
 
-	// Open and Create open a file for the whole session, however often they are called; one Release, which does not
+	// Open, Create and TmpFile open a file for the whole session, however often they are called; one Release, which does not
 	// wait, ends that.
 	Open(ctx context.Context, cred metarpc.Cred, args *metarpc.OpenArgs) (metaclient.Answer, error)
-	Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (a metaclient.Answer, created bool, err error)
+	Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (answer metaclient.Answer, created bool, err error)
+	TmpFile(ctx context.Context, cred metarpc.Cred, args *metarpc.TmpFileArgs) (metaclient.Answer, error)
 	Release(id layout.FileID)
 	LayoutCommit(ctx context.Context, reports []metarpc.SizeReport, provisional bool) ([]metarpc.Attr, error)
+	// Reserve makes the file n bytes longer and returns where they are.
+	Reserve(ctx context.Context, id layout.FileID, n int64) (off int64, err error)
 
 	// Layout returns a segment that holds the byte at off and may be used for mode, asking the service if none is
-	// cached; nil is a hole. CachedLayout returns one only if it is cached, and neither blocks nor does I/O. DropLayout
-	// makes the service be asked again from off on; Forget gives all layouts of a file back that is not being written.
+	// cached; nil is a hole. With appendOnly it is used only where Reserve has said, so that nobody has to ask us for the
+	// size; that ends with the first call for writing without it. CachedLayout returns a segment only if it is cached, and
+	// neither blocks nor does I/O. DropLayout makes the service be asked again from off on; Forget gives all layouts of a
+	// file back that is not being written.
 	Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, appendOnly bool) (*layout.Segment, error)
 	CachedLayout(id layout.FileID, mode layout.IOMode, off, n int64) *layout.Segment
 	DropLayout(id layout.FileID, off int64)
@@ -60,6 +67,9 @@ type Meta interface {
 	Lock(ctx context.Context, args *metarpc.LockArgs) error
 	TestLock(ctx context.Context, args *metarpc.LockArgs) (metarpc.LockResult, error)
 	DropLocks(id layout.FileID, flock bool, owner uint64) <-chan struct{}
+	// Alive reports whether the session cannot have ended yet by our own clock: whatever the service has to tell us before
+	// it lets others make changes has been told.
+	Alive() bool
 }
 
 // Config is what an FS is made of.
@@ -67,16 +77,12 @@ type Config struct {
 	Meta Meta
 	Data *dataplane.Plane
 	// Root is the directory to show as the root of the mount; 0 means the volume's.
-	Root layout.FileID
-	// Validity is how long the kernel may use attributes and names without asking again, and how old a size may be
-	// that a read beyond it takes for the truth. 0 means 1 s.
-	Validity time.Duration
-	Atime    Atime        // the zero value is relatime
-	Log      *slog.Logger // nil means slog.Default()
+	Root  layout.FileID
+	Atime Atime // the zero value is relatime
+	// CachePages lets the kernel keep pages of files that are opened for reading only, as long as leases allow.
+	CachePages bool
+	Log        *slog.Logger // nil means slog.Default()
 }
-
-// DefaultValidity is Config.Validity where it is not set.
-const DefaultValidity = time.Second
 
 // Validate checks the configuration and fills what is not set.
 func (c *Config) Validate() error {
@@ -85,14 +91,9 @@ func (c *Config) Validate() error {
 		return errors.New("fs: no metadata service")
 	case c.Data == nil:
 		return errors.New("fs: no data plane")
-	case c.Validity < 0 || c.Validity > time.Hour:
-		return fmt.Errorf("fs: validity %v: want 0 to 1h", c.Validity)
 	}
 	if c.Root == 0 {
 		c.Root = layout.RootID
-	}
-	if c.Validity == 0 {
-		c.Validity = DefaultValidity
 	}
 	if c.Log == nil {
 		c.Log = slog.Default()
@@ -102,11 +103,15 @@ func (c *Config) Validate() error {
 
 // FS is a volume as one mount shows it. StartRead and StartWrite serve data, RawFileSystem everything else.
 type FS struct {
-	meta     Meta
-	data     *dataplane.Plane
-	root     layout.FileID
-	validity time.Duration
-	log      *slog.Logger
+	meta Meta
+	data *dataplane.Plane
+	root layout.FileID
+	log  *slog.Logger
+
+	kernel atomic.Pointer[kernel] // nil while there is no mount
+	pages  *keptPages             // nil if the kernel is not to keep any
+	// forgetting has an element for each thread that is in the kernel to drop pages.
+	forgetting chan struct{}
 
 	// ctx is what work runs under that no request waits for. It ends when Close has done all it could.
 	ctx  context.Context
@@ -139,9 +144,13 @@ func New(cfg Config) (*FS, error) {
 		return nil, err
 	}
 	fs := &FS{
-		meta: cfg.Meta, data: cfg.Data, root: cfg.Root, validity: cfg.Validity, log: cfg.Log,
+		meta: cfg.Meta, data: cfg.Data, root: cfg.Root, log: cfg.Log,
+		forgetting:   make(chan struct{}, maxForgetting),
 		caller:       callerFate,
 		disconnected: func() bool { return false },
+	}
+	if cfg.CachePages {
+		fs.pages = &keptPages{stamps: map[layout.FileID]stamp{}}
 	}
 	fs.ctx, fs.stop = context.WithCancel(context.Background())
 	for i := range fs.shards {

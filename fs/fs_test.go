@@ -223,7 +223,7 @@ func TestReadWrite(t *testing.T) {
 
 // With a layout cached, reads and writes need neither the service nor a goroutine of their own.
 func TestFastPath(t *testing.T) {
-	r := newRig(t, newService(4, 64<<10), func(c *Config) { c.Validity = time.Hour })
+	r := newRig(t, newService(4, 64<<10))
 	id, fh := r.create("f")
 	data := pattern(1, 1<<20)
 	r.write(id, 0, data)
@@ -264,7 +264,7 @@ func TestFastPath(t *testing.T) {
 
 // A read at the end of the file touches everything of ours and nothing of the fakes.
 func TestReadAllocations(t *testing.T) {
-	r := newRig(t, newService(1, 1<<20), func(c *Config) { c.Validity = time.Hour })
+	r := newRig(t, newService(1, 1<<20))
 	id, fh := r.create("f")
 	defer r.release(fh)
 	r.write(id, 0, pattern(1, 4096))
@@ -326,7 +326,6 @@ func TestAppendAfterOther(t *testing.T) {
 		t.Fatalf("append: %d %v", n, status)
 	}
 	b.closeFile(id, fb)
-	time.Sleep(a.validity)
 	a.wantRead(id, 0, 100, []byte("onetwo"))
 	a.closeFile(id, fa)
 }
@@ -378,7 +377,7 @@ func TestTruncateOrder(t *testing.T) {
 // Random writes, appends and truncations of two mounts, one after the other, against a slice of bytes.
 func TestModel(t *testing.T) {
 	s := newService(3, 16<<10)
-	mounts := []*rig{newRig(t, s, func(c *Config) { c.Validity = time.Nanosecond }), newRig(t, s, func(c *Config) { c.Validity = time.Nanosecond })}
+	mounts := []*rig{newRig(t, s), newRig(t, s)}
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 9))
@@ -421,7 +420,6 @@ func TestModel(t *testing.T) {
 		case 6:
 			r.want(r.fsync(id, handles[k]), 0, "fsync")
 		}
-		r.want(r.flush(id, handles[k]), 0, "flush") // now the other sees it
 		off, n := rnd.IntN(most), rnd.IntN(50_000)
 		want := model[min(off, len(model)):min(off+n, len(model))]
 		if got := mounts[1-k].read(id, int64(off), n); !bytes.Equal(got, want) {
@@ -992,7 +990,7 @@ func TestReset(t *testing.T) {
 	delete(r.s.nodes, gone)
 	delete(r.s.nodes[layout.RootID].entries, "gone")
 	r.s.mu.Unlock()
-	r.OnReset(t.Context())
+	r.OnReset(t.Context(), false)
 	other := newRig(t, r.s)
 	other.wantSize(id, 100_000)
 	r.faults[0].SetRules()
@@ -1212,20 +1210,13 @@ func TestPrivileges(t *testing.T) {
 }
 
 // listDir reads a directory through buffers of the given size.
-func (r *rig) listDir(id layout.FileID, size int, plus bool) (names []string) {
+func (r *rig) listDir(id layout.FileID, size int) (names []string) {
 	r.t.Helper()
 	for off := uint64(0); ; {
 		in := &fuse.ReadIn{InHeader: header(id), Offset: off, Size: uint32(size)}
 		list := fuse.NewDirEntryList(make([]byte, size), off)
-		var entries []fuse.DirEntry
-		var err error
-		if plus {
-			r.want(r.raw.ReadDirPlus(nil, in, list), 0, "readdirplus")
-			entries, _, err = fuse.ParseDirLookupEntries(list.Bytes())
-		} else {
-			r.want(r.raw.ReadDir(nil, in, list), 0, "readdir")
-			entries, err = fuse.ParseDirEntries(list.Bytes())
-		}
+		r.want(r.raw.ReadDir(nil, in, list), 0, "readdir")
+		entries, err := fuse.ParseDirEntries(list.Bytes())
 		if err != nil {
 			r.t.Fatal(err)
 		}
@@ -1252,32 +1243,25 @@ func TestReadDir(t *testing.T) {
 	}
 	slices.Sort(want)
 	for _, size := range []int{4096, 5000, 32768, 1 << 20} {
-		for _, plus := range []bool{false, true} {
-			got := r.listDir(layout.RootID, size, plus)
-			if !slices.Equal(got[:2], []string{".", ".."}) {
-				t.Errorf("buffer of %d: begins with %q", size, got[:2])
-			}
-			slices.Sort(got)
-			if !slices.Equal(got, want) {
-				t.Errorf("buffer of %d, plus %v: %d names, want %d", size, plus, len(got), len(want))
-			}
+		got := r.listDir(layout.RootID, size)
+		if !slices.Equal(got[:2], []string{".", ".."}) {
+			t.Errorf("buffer of %d: begins with %q", size, got[:2])
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("buffer of %d: %d names, want %d", size, len(got), len(want))
 		}
 	}
-	// Sizes of files that are being written are those known here.
-	id, fh := r.create("written")
-	r.write(id, 0, make([]byte, 1234))
-	list := fuse.NewDirEntryList(make([]byte, 1<<20), 0)
-	r.want(r.raw.ReadDirPlus(nil, &fuse.ReadIn{InHeader: header(layout.RootID), Size: 1 << 20}, list), 0, "readdirplus")
-	entries, outs, err := fuse.ParseDirLookupEntries(list.Bytes())
-	if err != nil {
-		t.Fatal(err)
+	// What a listing has told is not asked again for each name.
+	asked := r.m.called("Lookup")
+	for _, name := range want[2:] {
+		var out fuse.EntryOut
+		h := header(layout.RootID)
+		r.want(r.raw.Lookup(nil, &h, name, &out), 0, "lookup of %s", name)
 	}
-	for n, e := range entries {
-		if e.Name == "written" && (outs[n].Size != 1234 || outs[n].NodeId != uint64(id) || outs[n].AttrTimeout() != r.validity) {
-			t.Errorf("entry of a written file: %+v", outs[n])
-		}
+	if n := r.m.called("Lookup") - asked; n > 0 {
+		t.Errorf("%d questions for names that were listed", n)
 	}
-	r.closeFile(id, fh)
 }
 
 // A mount may show any directory of the volume as its root.
@@ -1310,7 +1294,7 @@ func TestXattrs(t *testing.T) {
 	r.want(set("user.a", "value", 0), 0, "set")
 	r.want(set("user.a", "", metarpc.XattrCreate), syscall.EEXIST, "create")
 	r.want(set("user.b", "", metarpc.XattrReplace), syscall.ENODATA, "replace")
-	r.want(set("system.posix_acl_access", "acl", 0), syscall.EOPNOTSUPP, "set of an ACL")
+	r.want(set("system.nfs4_acl", "acl", 0), syscall.EOPNOTSUPP, "set of an ACL of another kind")
 	buf := make([]byte, 100)
 	for _, c := range []struct {
 		name string
@@ -1323,7 +1307,8 @@ func TestXattrs(t *testing.T) {
 		{"user.a", 4, 5, syscall.ERANGE},
 		{"user.none", 100, 0, syscall.ENODATA},
 		{"security.selinux", 100, 0, syscall.EOPNOTSUPP},
-		{"system.posix_acl_access", 100, 0, syscall.EOPNOTSUPP},
+		{"system.nfs4_acl", 100, 0, syscall.EOPNOTSUPP},
+		{"system.posix_acl_access", 100, 0, syscall.ENODATA},
 	} {
 		n, status := r.raw.GetXAttr(nil, &h, c.name, buf[:c.room])
 		if n != c.n || status != fuse.Status(c.want) {
@@ -1340,26 +1325,25 @@ func TestXattrs(t *testing.T) {
 	r.want(r.raw.RemoveXAttr(nil, &h, "user.a"), syscall.ENODATA, "remove")
 }
 
-// A reader sees a file grow, and shrink, within the validity.
+// A reader sees a file grow, and shrink, as soon as the writer has been answered.
 func TestReadOfChanging(t *testing.T) {
 	s := newService(1, 1<<20)
-	const validity = 50 * time.Millisecond
-	short := func(c *Config) { c.Validity = validity }
-	w, rd := newRig(t, s, short), newRig(t, s, short)
+	w, rd := newRig(t, s), newRig(t, s)
 	id, fw := w.create("f")
 	fr := rd.open(id, unix.O_RDONLY)
 	for n := range 3 {
 		w.write(id, int64(n), []byte{'x'})
-		w.want(w.flush(id, fw), 0, "flush")
-		time.Sleep(validity)
+		rd.wantSize(id, int64(n+1))
 		rd.wantRead(id, 0, 10, bytes.Repeat([]byte{'x'}, n+1))
 	}
-	// Read within the size that is known, from a cached layout: only the refresh in the background tells.
-	s.mu.Lock()
-	s.nodes[id].attr.Size = 1
-	w.m.provisional = map[layout.FileID]metarpc.SizeReport{}
-	s.mu.Unlock()
-	eventually(t, "the file is seen to be shorter", func() bool { return len(rd.read(id, 0, 2)) == 1 })
+	// Read within the size that is known, from a cached layout.
+	asked := rd.m.called("GetAttr")
+	rd.wantRead(id, 0, 2, []byte("xx"))
+	if n := rd.m.called("GetAttr") - asked; n > 0 {
+		t.Errorf("%d questions for a read within the size", n)
+	}
+	w.truncate(id, 1)
+	rd.wantRead(id, 0, 2, []byte("x"))
 	w.closeFile(id, fw)
 	rd.release(fr)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/metaclient"
 )
 
 // inode is what one mount knows of a regular file that is open here, or has been until a moment ago.
@@ -24,11 +25,11 @@ type inode struct {
 	data  *dataplane.File
 	holds int // guarded by the shard's mu; see hold
 
-	// size is where reads end: what the service said last, or the end of a later write of ours. asked is when the
-	// service said it, in nanoseconds of the monotonic clock (now); 0 if it must be asked again. Both are written
-	// under mu.
-	size, asked atomic.Int64
-	asking      atomic.Bool // a refresh is on its way
+	// size is what the service said last, or the end of a later write of ours. known says that the file has at least so
+	// many bytes: nobody can have cut it without us hearing of it first. It is all there is of the file while we have a
+	// lease, see exact. Both are written under mu.
+	size  atomic.Int64
+	known atomic.Bool
 
 	times accessTimes
 
@@ -56,6 +57,18 @@ type inode struct {
 	writes    [2]int // at the data plane, by phase
 	phase     int
 	reporting int // LayoutCommits under way
+	reserved  int // appends whose place is reserved or about to be
+	// reservedEnd is the end of the last place that was reserved; the service knows that the file has so many bytes.
+	reservedEnd int64
+	// plain says that we write elsewhere than at reserved places, so the service asks us for the size.
+	plain      bool
+	leaseAsked int64 // when an append last asked for a lease (now)
+	// recalledLeases counts the recalls of leases on the attributes.
+	recalledLeases uint64
+	// stuck counts READs and WRITEs that are waiting for the service or for one another, stuckSince is since when there
+	// have been any (now).
+	stuck      int
+	stuckSince int64
 
 	// Counts of acknowledged writes: all, those whose size and time the service knows, those that are durable there.
 	written, provisional, durable uint64
@@ -72,6 +85,8 @@ type inode struct {
 	lateErr error
 	late    uint64
 	failing bool
+	losing  bool   // the session was lost, and what was not stable is being dropped
+	lost    uint64 // what late was after the last time that happened
 
 	// For the flusher.
 	queued   bool // in its list; holds the inode
@@ -114,7 +129,7 @@ func (i *inode) notify() {
 	}
 }
 
-// admits reports whether a write may begin. mine says that the caller has set sizing. mu is held.
+// admits reports whether a write may begin. mine says that the caller has set sizing or counts in reserved. mu is held.
 func (i *inode) admits(mine bool) bool { return i.gone == nil && i.recalls == 0 && (!i.sizing || mine) }
 
 // admit counts a write in. mu is held.
@@ -148,48 +163,74 @@ func (i *inode) wrote(to int64) {
 	i.enqueue()
 }
 
+// terms are those on which a write is made; the zero value is for one that goes where it is told.
+type terms struct {
+	mine     bool // the caller has set sizing, or counts in reserved
+	reserved bool // the place was reserved
+	// leased says that the place is the end of the file by what was known when recalledLeases was lease.
+	leased bool
+	lease  uint64
+}
+
+// errUnleased says that the place of an append may not be the end of the file any more.
+var errUnleased = errors.New("somebody else may have written to the end of the file")
+
 // acquire admits a write of n bytes at off, once that is possible, and returns a segment that holds the first of them.
-func (i *inode) acquire(ctx context.Context, off, n int64, mine bool) (*layout.Segment, int, error) {
+func (i *inode) acquire(ctx context.Context, off, n int64, t *terms) (*layout.Segment, int, error) {
 	for {
-		if err := i.await(ctx, func() bool { return i.gone != nil || i.admits(mine) }); err != nil {
+		if err := i.await(ctx, func() bool { return i.gone != nil || i.admits(t.mine) }); err != nil {
 			return nil, 0, err
 		}
 		if err := i.gone; err != nil {
 			i.mu.Unlock()
 			return nil, 0, err
 		}
+		appendOnly := t.reserved && !i.plain
 		seg := i.fs.meta.CachedLayout(i.id, layout.IOModeRW, off, n)
 		recalled := i.recalled
-		if seg == nil || !seg.Contains(off, 1) {
+		if seg == nil || !seg.Contains(off, 1) || !appendOnly && !i.plain {
 			i.mu.Unlock()
 			var err error
-			if seg, err = i.fs.meta.Layout(ctx, i.id, layout.IOModeRW, off, n, false); err != nil {
+			if seg, err = i.fs.meta.Layout(ctx, i.id, layout.IOModeRW, off, n, appendOnly); err != nil {
 				return nil, 0, byID(i.id, err)
 			}
 			if seg == nil || !seg.Contains(off, 1) {
 				return nil, 0, errNoLayout
 			}
 			i.mu.Lock()
+			i.plain = i.plain || !appendOnly
 		}
 		// A recall while mu was not held has made the segment worthless.
-		if i.admits(mine) && i.recalled == recalled {
-			phase := i.admit()
+		if !i.admits(t.mine) || i.recalled != recalled {
 			i.mu.Unlock()
-			return seg, phase, nil
+			continue
 		}
+		if t.leased {
+			if i.recalledLeases != t.lease {
+				i.mu.Unlock()
+				return nil, 0, errUnleased
+			}
+			if n > seg.End()-off {
+				// The rest follows in another request, and its place must be ours until then.
+				i.wrote(off + n)
+				t.leased = false
+			}
+		}
+		phase := i.admit()
 		i.mu.Unlock()
+		return seg, phase, nil
 	}
 }
 
-// lockSize keeps other writes and other changes of size out until unlockSize, and waits for those under way and for
-// reports, so that nobody still tells the service of an older size.
+// lockSize keeps other writes and other changes of size out until unlockSize, and waits for those under way, for appends
+// that have a place already, and for reports, so that nobody still tells the service of an older size.
 func (i *inode) lockSize(ctx context.Context) error {
 	if err := i.await(ctx, func() bool { return !i.sizing }); err != nil {
 		return err
 	}
 	i.sizing = true
 	i.mu.Unlock()
-	err := i.await(ctx, func() bool { return i.writes[0]+i.writes[1]+i.reporting == 0 })
+	err := i.await(ctx, func() bool { return i.writes[0]+i.writes[1]+i.reporting+i.reserved == 0 })
 	if err != nil {
 		i.unlockSize()
 		return err
@@ -221,40 +262,58 @@ func (i *inode) drain(ctx context.Context) error {
 	return nil
 }
 
+// wait counts the caller as stuck until it calls resume.
+func (i *inode) wait() (resume func()) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.stuck++; i.stuck == 1 {
+		i.stuckSince = now()
+	}
+	return func() {
+		i.mu.Lock()
+		i.stuck--
+		i.mu.Unlock()
+	}
+}
+
 // attrs are attributes as the application is to see them.
 type attrs struct {
 	metarpc.Attr
-	keep bool // the kernel may use them again
+	fresh bool          // they were not overtaken by what happened here
+	keep  time.Duration // how long the kernel may use them
 }
 
 // merge brings an answer of the service and what is known here together. asked is the clock before the question.
-func (i *inode) merge(a metarpc.Attr, asked uint64) attrs {
+func (i *inode) merge(answer metaclient.Answer, asked uint64) attrs {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.mergeLocked(a, asked)
+	return i.mergeLocked(answer, asked)
 }
 
-func (i *inode) mergeLocked(a metarpc.Attr, asked uint64) attrs {
-	fresh := i.changed <= asked
-	if fresh {
-		i.take(&a)
+func (i *inode) mergeLocked(answer metaclient.Answer, asked uint64) attrs {
+	a := attrs{answer.Attr, i.changed <= asked, answer.Keep}
+	if a.fresh {
+		i.take(&a.Attr)
 	}
 	a.Size = i.size.Load()
 	if i.mtime > a.Mtime {
 		a.Mtime = i.mtime
 		a.Ctime = max(a.Ctime, i.mtime)
 	}
-	return attrs{a, fresh}
+	if !a.fresh || i.written > i.durable {
+		a.keep = 0 // the times will be others when the service knows of the writes
+	}
+	return a
 }
 
 // seen is merge for any inode, also one of which nothing is known here.
-func (fs *FS) seen(a metarpc.Attr, asked uint64) attrs {
-	if a.Mode&unix.S_IFMT == unix.S_IFREG {
-		if i := fs.peek(a.ID); i != nil {
-			return i.merge(a, asked)
+func (fs *FS) seen(answer metaclient.Answer, asked uint64) attrs {
+	if answer.Attr.Mode&unix.S_IFMT == unix.S_IFREG {
+		if i := fs.peek(answer.Attr.ID); i != nil {
+			return i.merge(answer, asked)
 		}
 	}
-	return attrs{a, true}
+	return attrs{answer.Attr, true, answer.Keep}
 }
 
 // take learns from an answer that is not out of date, and puts into it what was written here and is not reported. mu is
@@ -262,38 +321,46 @@ func (fs *FS) seen(a metarpc.Attr, asked uint64) attrs {
 func (i *inode) take(a *metarpc.Attr) {
 	a.Size = max(a.Size, i.end)
 	i.size.Store(a.Size)
-	i.asked.Store(now())
+	i.known.Store(true)
 	i.times.heard(a)
 	i.mode = a.Mode
 	i.removed = a.Nlink == 0
+	i.capsGone = a.Flags&metarpc.AttrCapability == 0
 }
 
 // outdate makes answers to questions that were asked before now worthless. mu is held.
 func (i *inode) outdate() { i.changed = i.fs.clock.Add(1) }
 
-// fresh reports whether the size is young enough to be relied on.
-func (i *inode) fresh() bool {
-	at := i.asked.Load()
-	return at != 0 && now()-at <= int64(i.fs.validity)
+// exact reports whether size is the file's size at this moment, which it is under a lease. It does not block.
+func (i *inode) exact() bool {
+	for range 3 {
+		asked := i.fs.clock.Load()
+		answer, ok := i.fs.meta.CachedAttr(i.id)
+		if !ok {
+			return false
+		}
+		if i.merge(answer, asked).fresh {
+			return true
+		}
+	}
+	return false
 }
 
-// refresh asks the service for the attributes.
+// refresh asks for the attributes, which is no call of the service under a lease.
 func (i *inode) refresh(ctx context.Context) error {
 	asked := i.fs.clock.Load()
-	a, err := i.fs.meta.GetAttr(ctx, i.id)
+	answer, err := i.fs.meta.GetAttr(ctx, i.id)
 	if err != nil {
 		return byID(i.id, err)
 	}
-	i.merge(a.Attr, asked)
+	i.merge(answer, asked)
 	return nil
 }
 
-// freshSize is the size, asked for anew unless that was done just now.
+// freshSize is the size as it is now.
 func (i *inode) freshSize(ctx context.Context) (int64, error) {
-	if !i.fresh() {
-		if err := i.refresh(ctx); err != nil {
-			return 0, err
-		}
+	if err := i.refresh(ctx); err != nil {
+		return 0, err
 	}
 	return i.size.Load(), nil
 }
@@ -323,11 +390,15 @@ func (i *inode) postpone() {
 	i.retryAt = now() + int64(i.backoff)
 }
 
-// lateError returns the error that h has not reported yet, if it still stands, and counts it as reported.
+// lateError returns the error that h has not reported yet, if it still stands or data was lost, and counts it as reported.
 func (h *handle) lateError() error {
 	h.i.mu.Lock()
 	defer h.i.mu.Unlock()
-	if h.late.Swap(h.i.late) == h.i.late || !h.i.failing {
+	reported := h.late.Swap(h.i.late)
+	switch {
+	case reported < h.i.lost:
+		return errSessionLost
+	case reported == h.i.late || !h.i.failing:
 		return nil
 	}
 	return h.i.lateErr
@@ -356,7 +427,7 @@ func (i *inode) letGo() {
 		return
 	}
 	if i.wanted {
-		i.wanted = false
+		i.wanted, i.plain = false, false
 		i.fs.meta.Forget(i.id)
 		i.fs.meta.Release(i.id)
 		i.drop()

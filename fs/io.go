@@ -2,6 +2,7 @@ package fs
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"syscall"
@@ -117,13 +118,10 @@ func (fs *FS) StartRead(r *Read) {
 	}
 	r.i = i
 	r.reset()
-	n := min(int64(len(r.Buf)), max(0, i.size.Load()-r.Off))
-	if !i.fresh() {
-		if n < int64(len(r.Buf)) || i.asked.Load() == 0 {
-			r.block(nil)
-			return
-		}
-		i.refreshSoon()
+	n, ok := i.readable(r.Off, len(r.Buf))
+	if !ok {
+		r.block(nil)
+		return
 	}
 	if n == 0 {
 		r.succeed(0)
@@ -139,6 +137,17 @@ func (fs *FS) StartRead(r *Read) {
 		r.io.Done = r.ended
 	}
 	i.data.StartRead(&r.io)
+}
+
+// readable is how many of n bytes at off there are, or not ok if the service must be asked.
+func (i *inode) readable(off int64, n int) (int64, bool) {
+	if i.known.Load() && off+int64(n) <= i.size.Load() {
+		return int64(n), i.fs.meta.Alive()
+	}
+	if !i.exact() {
+		return 0, false
+	}
+	return min(int64(n), max(0, i.size.Load()-off)), true
 }
 
 // ended is the data plane's Done.
@@ -200,10 +209,15 @@ func (i *inode) read(ctx context.Context, buf []byte, off int64, err error) (int
 }
 
 func (i *inode) readOnce(ctx context.Context, buf []byte, off int64) (int, error) {
-	if _, err := i.freshSize(ctx); err != nil {
-		return 0, err
+	resume := i.wait()
+	defer func() { resume() }()
+	n := len(buf)
+	if _, ok := i.readable(off, n); !ok {
+		if err := i.refresh(ctx); err != nil {
+			return 0, err
+		}
 	}
-	n := i.clip(len(buf), off)
+	n = i.clip(n, off)
 	for done := 0; done < n; {
 		at, rest := off+int64(done), buf[done:n]
 		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, at, int64(len(rest)), false)
@@ -215,7 +229,10 @@ func (i *inode) readOnce(ctx context.Context, buf []byte, off int64) (int, error
 			break
 		}
 		m := min(int64(len(rest)), seg.End()-at)
-		if err := i.readData(ctx, seg, rest[:m], at); err != nil {
+		resume()
+		err = i.readData(ctx, seg, rest[:m], at)
+		resume = i.wait()
+		if err != nil {
 			return 0, err
 		}
 		done += int(m)
@@ -238,21 +255,6 @@ func (i *inode) readData(ctx context.Context, seg *layout.Segment, buf []byte, o
 	}
 }
 
-// refreshSoon asks for the attributes in the background, so that a file which is only read, and from a cached layout,
-// is still seen to shrink.
-func (i *inode) refreshSoon() {
-	if !i.asking.CompareAndSwap(false, true) {
-		return
-	}
-	i.again()
-	i.fs.spawn(func() {
-		defer i.drop()
-		defer i.asking.Store(false)
-		// If it fails, whoever needs the size will ask again and get to know.
-		_ = i.refresh(i.fs.ctx)
-	})
-}
-
 // StartWrite starts a write and never blocks.
 func (fs *FS) StartWrite(w *Write) {
 	i := fs.peek(w.ID)
@@ -268,7 +270,7 @@ func (fs *FS) StartWrite(w *Write) {
 		return
 	}
 	i.mu.Lock()
-	if !i.admits(false) || !i.capsGone || w.ClearSetID && setIDBits(i.mode) != 0 {
+	if !i.admits(false) || !i.plain || !i.capsGone || w.ClearSetID && setIDBits(i.mode) != 0 {
 		i.mu.Unlock()
 		w.block(nil)
 		return
@@ -317,8 +319,11 @@ func (w *Write) block(err error) {
 // write writes like StartWrite, but waits for what it needs.
 func (w *Write) write(ctx context.Context, err error) (int, error) {
 	i := w.i
-	if err := i.clearPrivileges(ctx, w.ClearSetID); err != nil {
-		return 0, err
+	resume := i.wait()
+	cleared := i.clearPrivileges(ctx, w.ClearSetID)
+	resume()
+	if cleared != nil {
+		return 0, cleared
 	}
 	stable := layout.Unstable
 	switch {
@@ -331,7 +336,7 @@ func (w *Write) write(ctx context.Context, err error) (int, error) {
 	if w.Flags&unix.O_APPEND != 0 {
 		n, err = i.append(ctx, w.Data, stable)
 	} else {
-		n, err = i.write(ctx, w.Data, w.Off, stable, false, err)
+		n, err = i.write(ctx, w.Data, w.Off, stable, &terms{}, err)
 	}
 	if n > 0 && stable != layout.Unstable {
 		if err := i.makeDurable(ctx); err != nil {
@@ -344,22 +349,114 @@ func (w *Write) write(ctx context.Context, err error) (int, error) {
 	return n, err
 }
 
-// append writes at the end of the file, which no other write or truncation of this mount changes meanwhile.
+// append writes at the end of the file.
 func (i *inode) append(ctx context.Context, data []byte, stable layout.Stability) (int, error) {
-	if err := i.lockSize(ctx); err != nil {
-		return 0, err
+	n, err := i.appendLeased(ctx, data, stable)
+	if n == 0 && errors.Is(err, errUnleased) {
+		return i.appendReserved(ctx, data, stable)
 	}
-	defer i.unlockSize()
-	end, err := i.freshSize(ctx)
+	return n, err
+}
+
+// appendLeased finds the end of the file here: under a lease nobody else writes to it, and no other write or truncation
+// of this mount changes it meanwhile.
+func (i *inode) appendLeased(ctx context.Context, data []byte, stable layout.Stability) (int, error) {
+	resume := i.wait()
+	err := i.lockSize(ctx)
+	resume()
 	if err != nil {
 		return 0, err
 	}
-	return i.write(ctx, data, end, stable, true, nil)
+	defer i.unlockSize()
+	i.mu.Lock()
+	t := &terms{mine: true, leased: true, lease: i.recalledLeases}
+	i.mu.Unlock()
+	leased := i.exact()
+	if !leased && i.leaseDue() {
+		resume := i.wait()
+		err := i.refresh(ctx)
+		resume()
+		if err != nil {
+			return 0, err
+		}
+		leased = i.exact()
+	}
+	if !leased {
+		return 0, errUnleased
+	}
+	return i.write(ctx, data, i.size.Load(), stable, t, nil)
 }
 
-// write writes data at off and returns how much of it was acknowledged. mine says that the caller has set sizing. err
-// is what it led to if it has been tried.
-func (i *inode) write(ctx context.Context, data []byte, off int64, stable layout.Stability, mine bool, err error) (int, error) {
+// leaseInterval is how often an append asks for a lease first.
+const leaseInterval = time.Second
+
+// leaseDue reports whether it is worth asking for a lease: since the last time others may have gone.
+func (i *inode) leaseDue() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	at := now()
+	if i.leaseAsked != 0 && at-i.leaseAsked < int64(leaseInterval) {
+		return false
+	}
+	i.leaseAsked = at
+	return true
+}
+
+// appendReserved lets the service find the place: others append, too, or write. Several of one mount go on at once.
+func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.Stability) (int, error) {
+	resume := i.wait()
+	err := i.await(ctx, func() bool { return !i.sizing })
+	if err == nil {
+		i.reserved++
+		i.mu.Unlock()
+	}
+	resume()
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		i.mu.Lock()
+		i.reserved--
+		i.notify()
+		i.mu.Unlock()
+	}()
+	var again retries
+	for {
+		resume := i.wait()
+		off, err := i.reserve(ctx, int64(len(data)))
+		resume()
+		if err == nil {
+			return i.write(ctx, data, off, stable, &terms{mine: true, reserved: true}, nil)
+		}
+		if err = again.after(ctx, i, byID(i.id, err)); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// reserve asks for a place of n bytes at the end of the file, which the service must know before.
+func (i *inode) reserve(ctx context.Context, n int64) (int64, error) {
+	i.mu.Lock()
+	known := i.end <= i.reservedEnd
+	i.mu.Unlock()
+	if !known {
+		if err := i.fs.publish(ctx, []*inode{i}); err != nil {
+			return 0, err
+		}
+	}
+	off, err := i.fs.meta.Reserve(ctx, i.id, n)
+	if err != nil {
+		return 0, err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.reservedEnd = max(i.reservedEnd, off+n)
+	i.wrote(off + n) // a service that is restarted has to be told of the place, or would give it away again
+	return off, nil
+}
+
+// write writes data at off and returns how much of it was acknowledged. err is what it led to if it has been tried.
+func (i *inode) write(ctx context.Context, data []byte, off int64, stable layout.Stability, t *terms, err error) (int, error) {
 	var again retries
 	for done := 0; ; {
 		if err != nil {
@@ -371,14 +468,16 @@ func (i *inode) write(ctx context.Context, data []byte, off int64, stable layout
 			return done, nil
 		}
 		var n int
-		n, err = i.writeOnce(ctx, data[done:], off+int64(done), stable, mine)
+		n, err = i.writeOnce(ctx, data[done:], off+int64(done), stable, t)
 		done += n
 	}
 }
 
 // writeOnce writes as much of data as one segment takes.
-func (i *inode) writeOnce(ctx context.Context, data []byte, off int64, stable layout.Stability, mine bool) (int, error) {
-	seg, phase, err := i.acquire(ctx, off, int64(len(data)), mine)
+func (i *inode) writeOnce(ctx context.Context, data []byte, off int64, stable layout.Stability, t *terms) (int, error) {
+	resume := i.wait()
+	seg, phase, err := i.acquire(ctx, off, int64(len(data)), t)
+	resume()
 	if err != nil {
 		return 0, err
 	}
@@ -430,6 +529,7 @@ func (r *retries) after(ctx context.Context, i *inode, err error) error {
 		return err
 	}
 	i.fs.waiting.log(i.fs.log, slog.LevelWarn, "trying again with another layout", "file", i.id, "err", err)
+	defer i.wait()()
 	r.pause = min(max(2*r.pause, minPause), maxPause)
 	timer := time.NewTimer(r.pause)
 	defer timer.Stop()
@@ -444,58 +544,36 @@ func (r *retries) after(ctx context.Context, i *inode, err error) error {
 // capability is the extended attribute that gives a program capabilities.
 const capability = "security.capability"
 
-// clearPrivileges takes from a file about to be written what would let its new contents run with privileges. The
-// kernel leaves that to us (FUSE_HANDLE_KILLPRIV_V2); otherwise it would ask for an extended attribute before each write.
+// clearPrivileges takes from a file about to be written what would let its new contents run with privileges: file
+// capabilities, and with setID the set-ID bits, if it has any of those. The kernel leaves that to us
+// (FUSE_HANDLE_KILLPRIV_V2); otherwise it would ask for an extended attribute before each write.
 func (i *inode) clearPrivileges(ctx context.Context, setID bool) error {
-	if err := i.fs.clearCapabilities(ctx, i.id); err != nil {
-		return err
-	}
 	i.mu.Lock()
-	bits := setIDBits(i.mode)
+	caps, bits := !i.capsGone, setIDBits(i.mode) != 0
 	i.mu.Unlock()
-	if !setID || bits == 0 {
+	if !caps && !(setID && bits) {
 		return nil
 	}
-	// Other bits may have been changed by somebody else since.
-	if err := i.refresh(ctx); err != nil {
-		return err
-	}
-	i.mu.Lock()
-	mode := i.mode
-	i.mu.Unlock()
-	if bits = setIDBits(mode); bits == 0 {
-		return nil
+	if bits && !setID {
+		// Root keeps the bits, but not if the service takes it for nobody special.
+		err := i.fs.meta.RemoveXattr(ctx, nobody, i.id, capability)
+		if e, _ := errnoOf(err); err == nil || e == syscall.ENODATA {
+			i.mu.Lock()
+			i.capsGone = true
+			i.mu.Unlock()
+			return nil
+		}
 	}
 	asked := i.fs.clock.Load()
-	args := &metarpc.SetAttrArgs{ID: i.id, Mask: metarpc.SetMode, Mode: mode & 07777 &^ bits}
+	args := &metarpc.SetAttrArgs{ID: i.id, Mask: metarpc.ClearPrivileges, Open: true}
 	a, err := i.fs.meta.SetAttr(ctx, nobody, args)
 	if err != nil {
 		return byID(i.id, err)
 	}
-	i.merge(a.Attr, asked)
-	return nil
-}
-
-// clearCapabilities takes a file's capabilities away, unless it is known to have none.
-func (fs *FS) clearCapabilities(ctx context.Context, id layout.FileID) error {
-	i := fs.holdKnown(id)
-	if i != nil {
-		defer i.drop()
-		i.mu.Lock()
-		gone := i.capsGone
-		i.mu.Unlock()
-		if gone {
-			return nil
-		}
-	}
-	err := fs.meta.RemoveXattr(ctx, nobody, id, capability)
-	if e, _ := errnoOf(err); err != nil && e != syscall.ENODATA && e != syscall.EOPNOTSUPP {
-		return byID(id, err)
-	}
-	if i != nil {
-		i.mu.Lock()
-		i.capsGone = true
-		i.mu.Unlock()
-	}
+	i.merge(a, asked)
+	i.fs.notify(func(k kernel) { k.forgetAttrs(i.fs.node(i.id)) })
+	i.mu.Lock()
+	i.capsGone = true // also if the answer has been overtaken by writes
+	i.mu.Unlock()
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -26,6 +27,9 @@ import (
 //
 // A lock that is lost, because the service has given up our session or would not take the lock back, makes every further
 // use of the open files through which its owner had set it fail, until they are closed: the data is no longer protected.
+
+// releaseTime is enough for most RELEASEs to get from the kernel to the service.
+const releaseTime = 10 * time.Millisecond
 
 // lockOwner is who has locks on one file.
 type lockOwner struct {
@@ -218,5 +222,15 @@ func (r *raw) setLock(ctx context.Context, in *fuse.LkIn, wait bool) fuse.Status
 		}
 		h.locks(lockOwner{args.Owner, args.Flock})
 	}
-	return r.lockStatus(byID(h.i.id, r.fs.meta.Lock(ctx, args)))
+	status = r.lockStatus(byID(h.i.id, r.fs.meta.Lock(ctx, args)))
+	if status == fuse.EAGAIN && args.Flock {
+		// The kernel tells of the end of an open file only after close(2) or exit(2), and goes on meanwhile: who has waited
+		// for another process to end must not find its lock.
+		select {
+		case <-time.After(releaseTime):
+		case <-ctx.Done():
+		}
+		status = r.lockStatus(byID(h.i.id, r.fs.meta.Lock(ctx, args)))
+	}
+	return status
 }

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -34,6 +33,9 @@ type MountConfig struct {
 	// MaxWrite is the largest READ and WRITE, in bytes. 0 means the largest of MaxWrites that the kernel allows, or can be
 	// made to allow.
 	MaxWrite int
+	// ForgetNames makes the kernel ask for each name each time. Otherwise file systems that are mounted on directories of
+	// this mount vanish when directories are changed elsewhere; see the package comment.
+	ForgetNames bool
 }
 
 // MaxWrites are the request sizes that are tried. Large ones matter: the kernel sends the parts of a large read(2) or
@@ -58,8 +60,8 @@ type Server struct {
 	mountpoint string
 	minor      uint32
 	maxWrite   int
-	device     int // a descriptor of the FUSE device of our own
-	ended      atomic.Bool
+	device     *os.File      // the FUSE device, by a descriptor of our own
+	epochs     bool          // the kernel can be told to forget names
 	gone       chan struct{} // closed when no request is being served any more
 }
 
@@ -98,9 +100,11 @@ func (fs *FS) Mount(cfg MountConfig) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{fs: fs, mountpoint: mountpoint, maxWrite: maxWrite, gone: make(chan struct{})}
-	if s.device, err = unix.FcntlInt(uintptr(device), unix.F_DUPFD_CLOEXEC, 3); err != nil {
+	if own, dupErr := unix.FcntlInt(uintptr(device), unix.F_DUPFD_CLOEXEC, 3); dupErr != nil {
+		err = dupErr
 		unix.Close(device)
 	} else {
+		s.device = os.NewFile(uintptr(own), "/dev/fuse")
 		// go-fuse takes over the descriptor and answers the kernel's INIT.
 		s.fuse, err = fuse.NewServer(fs.RawFileSystem(), "/dev/fd/"+strconv.Itoa(device), &fuse.MountOptions{
 			Name:          subtype,
@@ -116,15 +120,25 @@ func (fs *FS) Mount(cfg MountConfig) (*Server, error) {
 			},
 			ExtraCapabilities:    wantedCapabilities(),
 			DisabledCapabilities: fuse.CAP_PASSTHROUGH,
+			DisableReadDirPlus:   true,
 		})
 		if err != nil {
-			unix.Close(s.device)
+			s.device.Close()
 		}
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("mount %s: %w", mountpoint, err), detach(mountpoint))
 	}
 	fs.disconnected = s.disconnected
+	if cfg.ForgetNames {
+		log.Info("the kernel asks for each name each time")
+	} else if err := s.send(notifyIncEpoch); err == nil {
+		s.epochs = true
+	} else {
+		log.Warn("this kernel cannot be told to forget names, so it asks for each one each time; Linux 6.16 can", "err", err)
+	}
+	told := kernel(s)
+	fs.kernel.Store(&told)
 	offered := s.fuse.KernelSettings().Flags64()
 	for _, c := range capabilities {
 		if offered&c.flag == 0 {
@@ -133,14 +147,14 @@ func (fs *FS) Mount(cfg MountConfig) (*Server, error) {
 	}
 	entry, err := findMount(mountpoint)
 	if err != nil {
-		s.closeDevice()
+		s.device.Close()
 		return nil, errors.Join(err, detach(mountpoint))
 	}
 	s.minor = entry.minor
 	// The goroutine answers the kernel and ends when the mount is gone.
 	go func() {
 		s.fuse.Serve()
-		s.closeDevice()
+		s.device.Close()
 		close(s.gone)
 	}()
 	return s, nil
@@ -155,8 +169,9 @@ var capabilities = []struct {
 	{fuse.CAP_ASYNC_DIO, "ASYNC_DIO", "asynchronous I/O of programs is carried out one request at a time"},
 	{fuse.CAP_DIRECT_IO_ALLOW_MMAP, "DIRECT_IO_ALLOW_MMAP", "shared mappings (mmap with MAP_SHARED) fail with ENODEV; Linux 6.6 has it"},
 	{fuse.CAP_HANDLE_KILLPRIV_V2, "HANDLE_KILLPRIV_V2", "each write asks for an extended attribute first; Linux 5.11 has it"},
+	{fuse.CAP_POSIX_ACL, "POSIX_ACL", "access control lists are checked by the service alone; Linux 4.9 has it"},
+	{fuse.CAP_DONT_MASK, "DONT_MASK", "files made where a default access control list is lose what the umask takes"},
 	{fuse.CAP_ATOMIC_O_TRUNC, "ATOMIC_O_TRUNC", "truncation by open takes two requests"},
-	{fuse.CAP_READDIRPLUS_AUTO, "READDIRPLUS_AUTO", "listing a directory fetches attributes that nobody asked for"},
 }
 
 func wantedCapabilities() (flags uint64) {
@@ -178,18 +193,17 @@ func (s *Server) ControlID() uint32 { return s.minor }
 
 // disconnected reports whether the kernel has given up the mount: it was unmounted, or the connection aborted.
 func (s *Server) disconnected() bool {
-	if s.ended.Load() {
+	conn, err := s.device.SyscallConn()
+	if err != nil {
 		return true
 	}
-	poll := []unix.PollFd{{Fd: int32(s.device)}}
-	n, err := unix.Poll(poll, 0)
-	return err == nil && n == 1 && poll[0].Revents&(unix.POLLERR|unix.POLLNVAL) != 0
-}
-
-func (s *Server) closeDevice() {
-	if !s.ended.Swap(true) {
-		unix.Close(s.device)
-	}
+	gone := false
+	err = conn.Control(func(fd uintptr) {
+		poll := []unix.PollFd{{Fd: int32(fd)}}
+		n, err := unix.Poll(poll, 0)
+		gone = err == nil && n == 1 && poll[0].Revents&(unix.POLLERR|unix.POLLNVAL) != 0
+	})
+	return gone || err != nil
 }
 
 // Unmount takes the mount away. One that programs use is EBUSY.

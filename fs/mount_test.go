@@ -44,11 +44,22 @@ func TestServe(t *testing.T) {
 	commands, answers := os.NewFile(3, "commands"), os.NewFile(4, "answers")
 	flags, _ := strconv.ParseUint(os.Getenv(serveEnv+"_FLAGS"), 0, 64)
 	maxWrite, _ := strconv.Atoi(os.Getenv(serveEnv + "_MAX_WRITE"))
-	r := newRig(t, newService(4, 1<<20))
+	cached := func(c *Config) { c.CachePages = os.Getenv(serveEnv+"_CACHE") != "" }
+	r := newRig(t, newService(4, 1<<20), cached)
 	server, err := r.Mount(MountConfig{Mountpoint: mountpoint, Source: "meta.example:7049:/", Flags: uintptr(flags), MaxWrite: maxWrite})
 	if err != nil {
 		fmt.Fprintf(answers, "%v\n", err)
 		return
+	}
+	rigs, servers := []*rig{r}, []*Server{server}
+	if dir := os.Getenv(serveEnv + "_SECOND"); dir != "" {
+		r := newRig(t, r.s, cached)
+		server, err := r.Mount(MountConfig{Mountpoint: dir, Source: "meta.example:7049:/", ForgetNames: os.Getenv(serveEnv+"_FORGET") != ""})
+		if err != nil {
+			fmt.Fprintf(answers, "%v\n", err)
+			return
+		}
+		rigs, servers = append(rigs, r), append(servers, server)
 	}
 	fmt.Fprintf(answers, "ready %d %d\n", server.ControlID(), server.MaxWrite())
 	var answering sync.Mutex
@@ -56,7 +67,15 @@ func TestServe(t *testing.T) {
 		for lines := bufio.NewScanner(commands); lines.Scan(); {
 			answering.Lock()
 			answer := "ok"
-			switch command := lines.Text(); command {
+			command, which, _ := strings.Cut(lines.Text(), " ")
+			k, _ := strconv.Atoi(which)
+			switch command {
+			case "calls":
+				answer = rigs[k].m.report(&rigs[k].m.calls)
+			case "held":
+				answer = strconv.Itoa(rigs[k].held())
+			case "asked":
+				answer = rigs[k].m.report(&rigs[k].m.asked)
 			case "pause":
 				for _, s := range r.s.servers {
 					s.Pause()
@@ -86,14 +105,18 @@ func TestServe(t *testing.T) {
 			answering.Unlock()
 		}
 		// The test is over; what it started may still be ending.
-		for range 100 {
-			if server.Unmount() == nil {
-				break
+		for _, server := range servers {
+			for range 100 {
+				if server.Unmount() == nil {
+					break
+				}
+				time.Sleep(50 * time.Millisecond)
 			}
-			time.Sleep(50 * time.Millisecond)
 		}
 	}()
-	server.Wait()
+	for _, server := range servers {
+		server.Wait()
+	}
 	answering.Lock() // until a command to unmount has been answered
 	answering.Unlock()
 }
@@ -530,8 +553,12 @@ func TestMountFiles(t *testing.T) {
 			if got := must[[]byte](t)(os.ReadFile(dir + "/g")); !bytes.Equal(got, data) {
 				t.Error("copy differs")
 			}
-			if _, err := os.OpenFile(dir, unix.O_TMPFILE|os.O_RDWR, 0600); !errors.Is(err, unix.EOPNOTSUPP) {
-				t.Errorf("O_TMPFILE: %v", err)
+			tmp := must[*os.File](t)(os.OpenFile(dir, unix.O_TMPFILE|os.O_RDWR, 0600))
+			must[int](t)(tmp.Write(data))
+			ok(t, unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", tmp.Fd()), unix.AT_FDCWD, dir+"/named", unix.AT_SYMLINK_FOLLOW))
+			ok(t, tmp.Close())
+			if got := must[[]byte](t)(os.ReadFile(dir + "/named")); !bytes.Equal(got, data) {
+				t.Error("a file that got a name late differs")
 			}
 		}},
 		{"locks", func(t *testing.T, dir string) {
@@ -1015,13 +1042,12 @@ func TestConfig(t *testing.T) {
 		{"complete", Config{Meta: r.m, Data: r.plane}, true},
 		{"no service", Config{Data: r.plane}, false},
 		{"no data plane", Config{Meta: r.m}, false},
-		{"validity", Config{Meta: r.m, Data: r.plane, Validity: -1}, false},
 	} {
 		err := c.cfg.Validate()
 		if (err == nil) != c.ok {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		if c.ok && (c.cfg.Root != layout.RootID || c.cfg.Validity != DefaultValidity || c.cfg.Log == nil) {
+		if c.ok && (c.cfg.Root != layout.RootID || c.cfg.Log == nil) {
 			t.Errorf("%s: defaults are not filled in: %+v", c.name, c.cfg)
 		}
 	}

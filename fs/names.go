@@ -20,7 +20,7 @@ func (r *raw) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out
 	}
 	asked := r.fs.clock.Load()
 	a, err := r.fs.meta.Lookup(ctx, cred(in), r.fs.id(in.NodeId), name)
-	return r.entry(out, a.Attr, asked, err)
+	return r.entry(out, a, asked, err)
 }
 
 // makeNode is all ways to make an inode but creat(2).
@@ -33,11 +33,11 @@ func (r *raw) makeNode(cancel <-chan struct{}, in *fuse.InHeader, args *metarpc.
 	args.Parent = r.fs.id(in.NodeId)
 	asked := r.fs.clock.Load()
 	a, err := r.fs.meta.MakeNode(ctx, cred(in), args)
-	return r.entry(out, a.Attr, asked, err)
+	return r.entry(out, a, asked, err)
 }
 
 func (r *raw) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
-	args := &metarpc.MakeNodeArgs{Name: name, Mode: in.Mode}
+	args := &metarpc.MakeNodeArgs{Name: name, Mode: in.Mode, Umask: in.Umask & 07777}
 	if t := in.Mode & unix.S_IFMT; t == unix.S_IFCHR || t == unix.S_IFBLK {
 		args.Rdev = in.Rdev
 	}
@@ -45,7 +45,7 @@ func (r *raw) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *
 }
 
 func (r *raw) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *fuse.EntryOut) fuse.Status {
-	args := &metarpc.MakeNodeArgs{Name: name, Mode: unix.S_IFDIR | in.Mode&07777}
+	args := &metarpc.MakeNodeArgs{Name: name, Mode: unix.S_IFDIR | in.Mode&07777, Umask: in.Umask & 07777}
 	return r.makeNode(cancel, &in.InHeader, args, out)
 }
 
@@ -65,7 +65,11 @@ func (r *raw) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	}
 	asked := r.fs.clock.Load()
 	a, err := r.fs.meta.Link(ctx, cred(&in.InHeader), r.fs.id(in.Oldnodeid), r.fs.id(in.NodeId), name)
-	return r.entry(out, a.Attr, asked, err)
+	status := r.entry(out, a, asked, err)
+	if err == nil {
+		r.fs.named(a.Attr.ID)
+	}
+	return status
 }
 
 func (r *raw) remove(cancel <-chan struct{}, in *fuse.InHeader, name string, dir bool) fuse.Status {
@@ -126,7 +130,12 @@ func (fs *FS) rename(ctx context.Context, who metarpc.Cred, args *metarpc.Rename
 			}
 		}
 	}
-	return fs.meta.Rename(ctx, who, args)
+	err := fs.meta.Rename(ctx, who, args)
+	if args.OldParent != args.NewParent {
+		// The kernel takes an entry along with the time for which it may be kept, which was that of the old directory.
+		fs.notify(kernel.forgetNames)
+	}
+	return err
 }
 
 // dirtyFile holds the file of that name if it may have data that is not stable, and returns nil otherwise.

@@ -3,25 +3,26 @@ package fs
 import (
 	"math"
 	"syscall"
-	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/metaclient"
 )
 
 // raw answers the kernel's requests through go-fuse. Its handlers run in goroutines of the transport and may block.
-// What is not here go-fuse answers with ENOSYS: the kernel then does without (copy_file_range, ioctl, O_TMPFILE, access
-// checks, which are its own because of default_permissions).
+// What is not here go-fuse answers with ENOSYS: the kernel then does without (copy_file_range, ioctl, access checks, which
+// are its own because of default_permissions).
 type raw struct {
 	fuse.RawFileSystem
-	fs *FS
+	fs   *FS
+	dirs dirCreds
 }
 
 // RawFileSystem is the FS as go-fuse serves it.
 func (fs *FS) RawFileSystem() fuse.RawFileSystem {
-	return &raw{fuse.NewDefaultRawFileSystem(), fs}
+	return &raw{RawFileSystem: fuse.NewDefaultRawFileSystem(), fs: fs, dirs: dirCreds{open: map[uint64]metarpc.Cred{}}}
 }
 
 func (r *raw) String() string { return "weft" }
@@ -33,8 +34,6 @@ func (r *raw) Forget(nodeid, nlookup uint64) {}
 func (r *raw) begin(cancel <-chan struct{}, h *fuse.InHeader) *request {
 	return &request{fs: r.fs, cancel: cancel, pid: h.Pid}
 }
-
-func cred(h *fuse.InHeader) metarpc.Cred { return metarpc.Cred{UID: h.Uid, GID: h.Gid} }
 
 func (r *raw) status(err error) fuse.Status { return fuse.Status(r.fs.errno(err)) }
 
@@ -82,40 +81,26 @@ func joinTime(sec uint64, nsec uint32) int64 {
 	return s*1e9 + int64(min(nsec, 1e9-1))
 }
 
-// keepFor is how long the kernel may use attributes.
-func (r *raw) keepFor(a *attrs) time.Duration {
-	if !a.keep {
-		return 0
+// entry answers with the inode that a name leads to, or that it leads nowhere. The kernel may not keep the attributes:
+// see the package comment.
+func (r *raw) entry(out *fuse.EntryOut, answer metaclient.Answer, asked uint64, err error) fuse.Status {
+	keep := answer.KeepName
+	if k := r.fs.kernel.Load(); k == nil || !(*k).forgetsNames() {
+		keep = 0
 	}
-	return r.fs.validity
-}
-
-// fillEntry answers with the inode that a name leads to.
-func (r *raw) fillEntry(out *fuse.EntryOut, a *attrs) {
-	out.NodeId = r.fs.node(a.ID)
-	r.fs.accesses.show(&a.Attr)
-	fillAttr(&out.Attr, &a.Attr)
-	out.SetEntryTimeout(r.fs.validity)
-	out.SetAttrTimeout(r.keepFor(a))
-}
-
-// entry is fillEntry for handlers. asked is as for seen.
-func (r *raw) entry(out *fuse.EntryOut, answer metarpc.Attr, asked uint64, err error) fuse.Status {
 	if err != nil {
+		if e, _ := errnoOf(err); e == syscall.ENOENT && keep > 0 {
+			*out = fuse.EntryOut{} // node 0: there is no such name
+			out.SetEntryTimeout(keep)
+			return fuse.OK
+		}
 		return r.status(err)
 	}
 	a := r.fs.seen(answer, asked)
-	r.fillEntry(out, &a)
-	return fuse.OK
-}
-
-func (r *raw) attr(out *fuse.AttrOut, a attrs, err error) fuse.Status {
-	if err != nil {
-		return r.status(err)
-	}
 	r.fs.accesses.show(&a.Attr)
+	out.NodeId = r.fs.node(a.ID)
 	fillAttr(&out.Attr, &a.Attr)
-	out.SetTimeout(r.keepFor(&a))
+	out.SetEntryTimeout(keep)
 	return fuse.OK
 }
 
@@ -123,7 +108,12 @@ func (r *raw) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.Attr
 	ctx := r.begin(cancel, &in.InHeader)
 	defer ctx.end()
 	a, err := r.fs.getAttr(ctx, r.fs.id(in.NodeId))
-	return r.attr(out, a, err)
+	if err != nil {
+		return r.status(err)
+	}
+	fillAttr(&out.Attr, &a.Attr)
+	out.SetTimeout(a.keep)
+	return fuse.OK
 }
 
 // Statx is asked instead of GetAttr when somebody wants the time of birth.
@@ -155,7 +145,7 @@ func (r *raw) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut
 		RdevMajor: unix.Major(uint64(basic.Rdev)),
 		RdevMinor: unix.Minor(uint64(basic.Rdev)),
 	}
-	out.SetTimeout(r.keepFor(&a))
+	out.SetTimeout(a.keep)
 	return fuse.OK
 }
 
@@ -184,9 +174,15 @@ func (r *raw) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 		return fuse.Status(syscall.EFBIG)
 	}
 	args.Mode, args.UID, args.GID, args.Size = in.Mode&07777, in.Uid, in.Gid, int64(in.Size)
+	// The kernel names the handle for what it has allowed when that was opened, so it is only right for a size.
+	args.Open = in.Valid&fuse.FATTR_FH != 0 && in.Valid&fuse.FATTR_SIZE != 0
 	args.Atime, args.Mtime = joinTime(in.Atime, in.Atimensec), joinTime(in.Mtime, in.Mtimensec)
 	a, err := r.fs.setAttr(ctx, cred(&in.InHeader), args, in.Valid&fuse.FATTR_KILL_SUIDGID != 0)
-	return r.attr(out, a, err)
+	if err != nil {
+		return r.status(err)
+	}
+	fillAttr(&out.Attr, &a.Attr) // not to be kept
+	return fuse.OK
 }
 
 func (r *raw) StatFs(cancel <-chan struct{}, in *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
@@ -210,7 +206,7 @@ func (r *raw) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte, fuse.
 	ctx := r.begin(cancel, in)
 	defer ctx.end()
 	id := r.fs.id(in.NodeId)
-	target, err := r.fs.meta.ReadLink(ctx, cred(in), id)
+	target, err := r.fs.meta.ReadLink(ctx, userOnly(in), id)
 	if err == nil {
 		r.fs.accesses.other(id, false)
 	}

@@ -50,23 +50,7 @@ func (fs *FS) OnRecall(ctx context.Context, id layout.FileID, off, n int64) erro
 	fs.meta.DropLayout(id, off)
 	// The size is probably about to change.
 	i.mu.Lock()
-	i.asked.Store(0)
+	i.known.Store(false)
 	i.mu.Unlock()
 	return nil
-}
-
-// OnReset tells a service that was restarted, or that has ended our session, how long the files are that were written
-// here. What is open has been opened again before. It is for metaclient.Config.
-func (fs *FS) OnReset(ctx context.Context) {
-	list := fs.all()
-	for _, i := range list {
-		i.mu.Lock()
-		i.provisional = i.durable
-		i.asked.Store(0)
-		i.mu.Unlock()
-		defer i.drop()
-	}
-	if err := fs.publish(ctx, list); err != nil && ctx.Err() == nil {
-		fs.log.Error("sizes of written files could not be reported again", "err", err)
-	}
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -28,7 +29,8 @@ import (
 type service struct {
 	servers []*targettest.Server
 	unit    int64
-	cookies uint64 // how many different ones there are; few make names share them
+	cookies uint64        // how many different ones there are; few make names share them
+	lease   time.Duration // 0: none are given
 
 	mu       sync.Mutex
 	nodes    map[layout.FileID]*node
@@ -39,6 +41,8 @@ type service struct {
 }
 
 type node struct {
+	leases     map[*session]metarpc.Lease
+	changing   int          // no leases are given
 	attr       metarpc.Attr // Size is the durable one
 	entries    map[string]layout.FileID
 	target     string
@@ -58,11 +62,29 @@ type session struct {
 	opens       map[layout.FileID]bool
 	provisional map[layout.FileID]metarpc.SizeReport
 	cache       map[layout.FileID][]layout.Segment
-	calls       map[string]int
+	writes      map[layout.FileID]writing
+	cached      map[cached]bool // what the lease of the node covers
+	calls       map[string]int  // that went to the service
+	asked       map[string]int  // of the FS
+	dead        bool            // its lease may have run out
+}
+
+// writing is how a session writes to a file.
+type writing uint8
+
+const (
+	appends writing = iota + 1
+	writes
+)
+
+// cached is something of a node that its session has asked for: a name of a directory, or its attributes.
+type cached struct {
+	id   layout.FileID
+	name string
 }
 
 func newService(servers int, unit int64) *service {
-	s := &service{unit: unit, cookies: math.MaxUint32, nodes: map[layout.FileID]*node{}, last: layout.RootID}
+	s := &service{unit: unit, cookies: math.MaxUint32, lease: time.Minute, nodes: map[layout.FileID]*node{}, last: layout.RootID}
 	s.cutting = sync.NewCond(&s.mu)
 	for n := range servers {
 		s.servers = append(s.servers, targettest.NewServer(uint64(n+1)))
@@ -70,7 +92,7 @@ func newService(servers int, unit int64) *service {
 	at := time.Now().UnixNano()
 	s.nodes[layout.RootID] = &node{
 		attr:    metarpc.Attr{ID: layout.RootID, Mode: unix.S_IFDIR | 0755, Nlink: 2, Atime: at, Mtime: at, Ctime: at, Btime: at},
-		entries: map[string]layout.FileID{}, xattrs: map[string][]byte{},
+		entries: map[string]layout.FileID{}, xattrs: map[string][]byte{}, leases: map[*session]metarpc.Lease{},
 	}
 	return s
 }
@@ -79,7 +101,8 @@ func (s *service) session() *session {
 	m := &session{
 		s: s, hook: func(context.Context, string) error { return nil },
 		opens: map[layout.FileID]bool{}, provisional: map[layout.FileID]metarpc.SizeReport{},
-		cache: map[layout.FileID][]layout.Segment{}, calls: map[string]int{},
+		cache: map[layout.FileID][]layout.Segment{}, calls: map[string]int{}, asked: map[string]int{},
+		writes: map[layout.FileID]writing{}, cached: map[cached]bool{},
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,6 +184,7 @@ func refusal(op metarpc.Op, e syscall.Errno) error {
 func (m *session) enter(ctx context.Context, call string) error {
 	m.s.mu.Lock()
 	m.calls[call]++
+	m.asked[call]++
 	hook := m.hook
 	m.s.mu.Unlock()
 	if err := hook(ctx, call); err != nil {
@@ -180,6 +204,18 @@ func (m *session) called(call string) int {
 	return m.calls[call]
 }
 
+// report tells how often each call was made since the last time it was told.
+func (m *session) report(counts *map[string]int) string {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	var list []string
+	for _, call := range slices.Sorted(maps.Keys(*counts)) {
+		list = append(list, fmt.Sprintf("%s=%d", strings.ReplaceAll(call, " ", "-"), (*counts)[call]))
+	}
+	clear(*counts)
+	return strings.Join(list, " ")
+}
+
 func (m *session) setHook(hook func(ctx context.Context, call string) error) {
 	m.s.mu.Lock()
 	defer m.s.mu.Unlock()
@@ -189,6 +225,9 @@ func (m *session) setHook(hook func(ctx context.Context, call string) error) {
 // attr is a node's as everybody sees it. mu is held.
 func (s *service) attr(n *node) metarpc.Attr {
 	a := n.attr
+	if n.xattrs[capability] != nil {
+		a.Flags |= metarpc.AttrXattrs | metarpc.AttrCapability
+	}
 	for _, m := range s.sessions {
 		if p, ok := m.provisional[a.ID]; ok {
 			a.Size = max(a.Size, p.End)
@@ -219,16 +258,146 @@ func (m *session) child(op metarpc.Op, parent layout.FileID, name string) (dir, 
 	return dir, m.s.nodes[dir.entries[name]], nil
 }
 
+// hit reports whether a question can be answered without the service. mu is held.
+func (m *session) hit(call string, id layout.FileID, name string, lease metarpc.Lease) bool {
+	n := m.s.nodes[id]
+	if n == nil || m.dead || !m.cached[cached{id, name}] || n.leases[m]&lease == 0 {
+		return false
+	}
+	m.asked[call]++
+	return true
+}
+
+// grant gives the session a lease if nothing is in the way. mu is held.
+func (m *session) grantLease(n *node, name string, lease metarpc.Lease) (keep time.Duration) {
+	for _, o := range m.s.sessions {
+		if o != m && o.writes[n.attr.ID] != 0 {
+			return 0
+		}
+	}
+	if n.changing > 0 || m.s.lease == 0 || m.dead {
+		return 0
+	}
+	n.leases[m] |= lease
+	m.cached[cached{n.attr.ID, name}] = true
+	return m.s.lease
+}
+
+// answer is what the session learns of a node. mu is held.
+func (m *session) answer(n *node) metaclient.Answer {
+	return metaclient.Answer{Keep: m.grantLease(n, "", metarpc.LeaseAttrs), Attr: m.s.attr(n)}
+}
+
+// change makes way for a change of what affects says, which may be called more than once: nobody else has leases there when
+// it returns. mu is held, but not all the time.
+func (m *session) change(affects func() []metarpc.LeaseItem) {
+	s := m.s
+	type opened struct {
+		o  *session
+		id layout.FileID
+	}
+	told := map[opened]bool{}
+	for {
+		items := map[*session][]metarpc.LeaseItem{}
+		var nodes []*node
+		for _, it := range affects() {
+			n := s.nodes[it.ID]
+			if n == nil {
+				continue
+			}
+			nodes = append(nodes, n)
+			for _, o := range s.sessions {
+				had := n.leases[o]&it.Lease != 0
+				if it.Lease&metarpc.LeaseData != 0 && o.opens[it.ID] && !told[opened{o, it.ID}] {
+					had = true
+					told[opened{o, it.ID}] = true
+				}
+				if o == m || !had {
+					continue
+				}
+				n.leases[o] &^= it.Lease
+				items[o] = append(items[o], it)
+			}
+		}
+		if len(items) == 0 {
+			return
+		}
+		for _, n := range nodes {
+			n.changing++
+		}
+		s.mu.Unlock()
+		var recalls sync.WaitGroup
+		for o, list := range items {
+			if o.fs != nil {
+				recalls.Go(func() { o.fs.OnLeaseRecall(context.Background(), list) })
+			}
+		}
+		recalls.Wait()
+		s.mu.Lock()
+		for _, n := range nodes {
+			n.changing--
+		}
+	}
+}
+
+// attrsOf is for changes of the attributes of one node.
+func attrsOf(id layout.FileID) func() []metarpc.LeaseItem {
+	return func() []metarpc.LeaseItem { return []metarpc.LeaseItem{{ID: id, Lease: metarpc.LeaseAttrs}} }
+}
+
+// names is for changes of names of one or more directories, and the nodes they lead to.
+func (s *service) names(at ...metarpc.NameArgs) func() []metarpc.LeaseItem {
+	return func() (items []metarpc.LeaseItem) {
+		for _, a := range at {
+			items = append(items, metarpc.LeaseItem{ID: a.Parent, Lease: metarpc.LeaseAttrs | metarpc.LeaseNames})
+			if dir := s.nodes[a.Parent]; dir != nil && dir.entries[a.Name] != 0 {
+				items = append(items, metarpc.LeaseItem{ID: dir.entries[a.Name], Lease: metarpc.LeaseAttrs})
+			}
+		}
+		return items
+	}
+}
+
 func (m *session) GetAttr(ctx context.Context, id layout.FileID) (metaclient.Answer, error) {
+	if a, ok := m.CachedAttr(id); ok {
+		return a, nil
+	}
 	if err := m.enter(ctx, "GetAttr"); err != nil {
 		return metaclient.Answer{}, err
 	}
 	defer m.s.mu.Unlock()
+	m.query(ctx, id)
 	n, err := m.node(metarpc.OpGetAttr, id)
 	if err != nil {
 		return metaclient.Answer{}, err
 	}
-	return metaclient.Answer{Attr: m.s.attr(n)}, nil
+	return m.answer(n), nil
+}
+
+// query asks those who write to the file for the size. mu is held, but not all the time.
+func (m *session) query(ctx context.Context, id layout.FileID) {
+	for _, o := range m.s.sessions {
+		if o != m && o.writes[id] == writes && o.fs != nil {
+			m.s.mu.Unlock()
+			o.fs.OnSizeQuery(ctx, []layout.FileID{id})
+			m.s.mu.Lock()
+		}
+	}
+}
+
+func (m *session) CachedAttr(id layout.FileID) (metaclient.Answer, bool) {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	if !m.hit("GetAttr", id, "", metarpc.LeaseAttrs) {
+		return metaclient.Answer{}, false
+	}
+	return m.answer(m.s.nodes[id]), true
+}
+
+func (m *session) Alive() bool {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	return !m.dead
 }
 
 func (m *session) SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.SetAttrArgs) (metaclient.Answer, error) {
@@ -237,19 +406,33 @@ func (m *session) SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.
 	}
 	s := m.s
 	defer s.mu.Unlock()
-	n, err := m.node(metarpc.OpSetAttr, args.ID)
-	if err != nil {
-		return metaclient.Answer{}, err
-	}
 	if args.Mask&metarpc.SetSize != 0 {
+		m.change(func() []metarpc.LeaseItem {
+			return []metarpc.LeaseItem{{ID: args.ID, Lease: metarpc.LeaseAttrs | metarpc.LeaseData}}
+		})
+		n, err := m.node(metarpc.OpSetAttr, args.ID)
+		if err != nil {
+			return metaclient.Answer{}, err
+		}
 		if err := m.truncate(ctx, n, args.Size); err != nil {
 			return metaclient.Answer{}, err
 		}
+	}
+	m.change(attrsOf(args.ID))
+	n, err := m.node(metarpc.OpSetAttr, args.ID)
+	if err != nil {
+		return metaclient.Answer{}, err
 	}
 	at := time.Now().UnixNano()
 	a := &n.attr
 	if args.Mask&(metarpc.SetUID|metarpc.SetGID) != 0 && n.entries == nil {
 		a.Mode &^= setIDBits(a.Mode)
+	}
+	if args.Mask&metarpc.ClearPrivileges != 0 {
+		a.Mode &^= setIDBits(a.Mode)
+	}
+	if args.Mask&(metarpc.ClearPrivileges|metarpc.SetSize) != 0 {
+		delete(n.xattrs, capability)
 	}
 	if args.Mask&metarpc.SetMode != 0 {
 		a.Mode = a.Mode&unix.S_IFMT | args.Mode
@@ -279,7 +462,7 @@ func (m *session) SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.
 		}
 	}
 	a.Ctime = at
-	return metaclient.Answer{Attr: s.attr(n)}, nil
+	return m.answer(n), nil
 }
 
 // truncate recalls the layouts of others, then cuts. mu is held, but not while it waits.
@@ -347,6 +530,7 @@ func (m *session) SetXattr(ctx context.Context, cred metarpc.Cred, id layout.Fil
 		return err
 	}
 	defer m.s.mu.Unlock()
+	m.change(attrsOf(id))
 	n, err := m.node(metarpc.OpSetXattr, id)
 	if err != nil {
 		return err
@@ -379,6 +563,7 @@ func (m *session) RemoveXattr(ctx context.Context, cred metarpc.Cred, id layout.
 		return err
 	}
 	defer m.s.mu.Unlock()
+	m.change(attrsOf(id))
 	n, err := m.node(metarpc.OpRemoveXattr, id)
 	if err != nil {
 		return err
@@ -403,18 +588,39 @@ func (m *session) ReadLink(ctx context.Context, cred metarpc.Cred, id layout.Fil
 }
 
 func (m *session) Lookup(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string) (metaclient.Answer, error) {
+	m.s.mu.Lock()
+	hit := m.hit("Lookup", parent, name, metarpc.LeaseNames)
+	if hit {
+		id := m.s.nodes[parent].entries[name]
+		hit = id == 0 || m.cached[cached{id, ""}] && m.s.nodes[id].leases[m]&metarpc.LeaseAttrs != 0
+	}
+	if hit {
+		defer m.s.mu.Unlock()
+		return m.lookup(parent, name)
+	}
+	m.s.mu.Unlock()
 	if err := m.enter(ctx, "Lookup"); err != nil {
 		return metaclient.Answer{}, err
 	}
 	defer m.s.mu.Unlock()
-	_, n, err := m.child(metarpc.OpLookup, parent, name)
-	if err == nil && n == nil {
-		err = refusal(metarpc.OpLookup, syscall.ENOENT)
+	if dir := m.s.nodes[parent]; dir != nil {
+		m.query(ctx, dir.entries[name])
 	}
+	return m.lookup(parent, name)
+}
+
+func (m *session) lookup(parent layout.FileID, name string) (a metaclient.Answer, err error) {
+	dir, n, err := m.child(metarpc.OpLookup, parent, name)
 	if err != nil {
-		return metaclient.Answer{}, err
+		return a, err
 	}
-	return metaclient.Answer{Attr: m.s.attr(n)}, nil
+	if n == nil {
+		a, err = metaclient.Answer{}, refusal(metarpc.OpLookup, syscall.ENOENT)
+	} else {
+		a = m.answer(n)
+	}
+	a.KeepName = m.grantLease(dir, name, metarpc.LeaseNames)
+	return a, err
 }
 
 // add makes a node with a name. mu is held.
@@ -431,7 +637,7 @@ func (m *session) add(op metarpc.Op, cred metarpc.Cred, parent layout.FileID, na
 	at := time.Now().UnixNano()
 	n = &node{
 		attr:   metarpc.Attr{ID: s.last, Mode: mode, Nlink: 1, UID: cred.UID, GID: cred.GID, Rdev: rdev, Atime: at, Mtime: at, Ctime: at, Btime: at},
-		target: target, xattrs: map[string][]byte{},
+		target: target, xattrs: map[string][]byte{}, leases: map[*session]metarpc.Lease{},
 	}
 	if mode&unix.S_IFMT == unix.S_IFDIR {
 		n.entries = map[string]layout.FileID{}
@@ -444,16 +650,28 @@ func (m *session) add(op metarpc.Op, cred metarpc.Cred, parent layout.FileID, na
 	return n, nil
 }
 
+// made is the answer to a call that has made a name.
+func (m *session) made(n *node, parent layout.FileID, name string) metaclient.Answer {
+	a := m.answer(n)
+	a.KeepName = m.grantLease(m.s.nodes[parent], name, metarpc.LeaseNames)
+	return a
+}
+
 func (m *session) MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc.MakeNodeArgs) (metaclient.Answer, error) {
 	if err := m.enter(ctx, "MakeNode"); err != nil {
 		return metaclient.Answer{}, err
 	}
 	defer m.s.mu.Unlock()
-	n, err := m.add(metarpc.OpMakeNode, cred, args.Parent, args.Name, args.Mode, args.Rdev, args.Target)
+	m.change(m.s.names(metarpc.NameArgs{Parent: args.Parent, Name: args.Name}))
+	mode := args.Mode
+	if args.Target == "" {
+		mode &^= args.Umask
+	}
+	n, err := m.add(metarpc.OpMakeNode, cred, args.Parent, args.Name, mode, args.Rdev, args.Target)
 	if err != nil {
 		return metaclient.Answer{}, err
 	}
-	return metaclient.Answer{Attr: m.s.attr(n)}, nil
+	return m.made(n, args.Parent, args.Name), nil
 }
 
 func (m *session) Link(ctx context.Context, cred metarpc.Cred, id, parent layout.FileID, name string) (metaclient.Answer, error) {
@@ -461,6 +679,9 @@ func (m *session) Link(ctx context.Context, cred metarpc.Cred, id, parent layout
 		return metaclient.Answer{}, err
 	}
 	defer m.s.mu.Unlock()
+	m.change(func() []metarpc.LeaseItem {
+		return append(attrsOf(id)(), m.s.names(metarpc.NameArgs{Parent: parent, Name: name})()...)
+	})
 	n, err := m.node(metarpc.OpLink, id)
 	if err != nil {
 		return metaclient.Answer{}, err
@@ -474,7 +695,7 @@ func (m *session) Link(ctx context.Context, cred metarpc.Cred, id, parent layout
 	}
 	dir.entries[name] = id
 	n.attr.Nlink++
-	return metaclient.Answer{Attr: m.s.attr(n)}, nil
+	return m.made(n, parent, name), nil
 }
 
 // unlink takes away one name. mu is held.
@@ -507,6 +728,7 @@ func (m *session) Remove(ctx context.Context, cred metarpc.Cred, parent layout.F
 		return err
 	}
 	defer m.s.mu.Unlock()
+	m.change(m.s.names(metarpc.NameArgs{Parent: parent, Name: name}))
 	d, n, err := m.child(metarpc.OpRemove, parent, name)
 	switch {
 	case err != nil:
@@ -529,6 +751,8 @@ func (m *session) Rename(ctx context.Context, cred metarpc.Cred, args *metarpc.R
 		return err
 	}
 	defer m.s.mu.Unlock()
+	m.change(m.s.names(metarpc.NameArgs{Parent: args.OldParent, Name: args.OldName},
+		metarpc.NameArgs{Parent: args.NewParent, Name: args.NewName}))
 	from, n, err := m.child(metarpc.OpRename, args.OldParent, args.OldName)
 	if err != nil {
 		return err
@@ -586,7 +810,7 @@ func (m *session) ReadDir(ctx context.Context, cred metarpc.Cred, id layout.File
 	var all []metaclient.DirEntry
 	for name, id := range n.entries {
 		if c := m.s.cookie(name); c > cookie {
-			all = append(all, metaclient.DirEntry{Name: name, Cookie: c, Answer: metaclient.Answer{Attr: m.s.attr(m.s.nodes[id])}})
+			all = append(all, metaclient.DirEntry{Name: name, Cookie: c, Answer: metaclient.Answer{Attr: metarpc.Attr{ID: id}}})
 		}
 	}
 	slices.SortFunc(all, func(a, b metaclient.DirEntry) int {
@@ -595,6 +819,11 @@ func (m *session) ReadDir(ctx context.Context, cred metarpc.Cred, id layout.File
 	page := min(limit, len(all))
 	for page > 0 && page < len(all) && all[page].Cookie == all[page-1].Cookie {
 		page++
+	}
+	for i := range all[:page] {
+		a := &all[i].Answer
+		*a = m.answer(m.s.nodes[a.Attr.ID])
+		a.KeepName = m.grantLease(n, all[i].Name, metarpc.LeaseNames)
 	}
 	return &metaclient.DirPage{Entries: all[:page], EOF: page == len(all)}, nil
 }
@@ -612,12 +841,13 @@ func (m *session) Open(ctx context.Context, cred metarpc.Cred, args *metarpc.Ope
 		return metaclient.Answer{}, err
 	}
 	defer m.s.mu.Unlock()
+	m.query(ctx, args.ID)
 	n, err := m.node(metarpc.OpOpen, args.ID)
 	if err != nil {
 		return metaclient.Answer{}, err
 	}
 	m.opens[args.ID] = true
-	return metaclient.Answer{Attr: m.s.attr(n)}, nil
+	return m.answer(n), nil
 }
 
 func (m *session) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (metaclient.Answer, bool, error) {
@@ -625,6 +855,7 @@ func (m *session) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.C
 		return metaclient.Answer{}, false, err
 	}
 	defer m.s.mu.Unlock()
+	m.change(m.s.names(metarpc.NameArgs{Parent: args.Parent, Name: args.Name}))
 	_, n, err := m.child(metarpc.OpCreate, args.Parent, args.Name)
 	if err == nil && n != nil && args.Exclusive {
 		err = refusal(metarpc.OpCreate, syscall.EEXIST)
@@ -634,12 +865,52 @@ func (m *session) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.C
 	}
 	created := n == nil
 	if created {
-		if n, err = m.add(metarpc.OpCreate, cred, args.Parent, args.Name, unix.S_IFREG|args.Mode, 0, ""); err != nil {
+		if n, err = m.add(metarpc.OpCreate, cred, args.Parent, args.Name, unix.S_IFREG|args.Mode&^args.Umask, 0, ""); err != nil {
 			return metaclient.Answer{}, false, err
 		}
 	}
 	m.opens[n.attr.ID] = true
-	return metaclient.Answer{Attr: m.s.attr(n)}, created, nil
+	return m.made(n, args.Parent, args.Name), created, nil
+}
+
+// claim takes the leases of others on a file that the session is going to write to. mu is held, but not all the time.
+func (m *session) claim(id layout.FileID, how writing) {
+	m.writes[id] = max(m.writes[id], how) // from now on others get no leases
+	m.change(func() []metarpc.LeaseItem {
+		return []metarpc.LeaseItem{{ID: id, Lease: metarpc.LeaseAttrs | metarpc.LeaseData}}
+	})
+}
+
+func (m *session) Reserve(ctx context.Context, id layout.FileID, n int64) (int64, error) {
+	if err := m.enter(ctx, "Reserve"); err != nil {
+		return 0, err
+	}
+	defer m.s.mu.Unlock()
+	m.claim(id, appends)
+	m.query(ctx, id)
+	f, err := m.node(metarpc.OpReserve, id)
+	if err != nil {
+		return 0, err
+	}
+	off := m.s.attr(f).Size
+	f.attr.Size = off + n
+	return off, nil
+}
+
+func (m *session) TmpFile(ctx context.Context, cred metarpc.Cred, args *metarpc.TmpFileArgs) (metaclient.Answer, error) {
+	if err := m.enter(ctx, "TmpFile"); err != nil {
+		return metaclient.Answer{}, err
+	}
+	defer m.s.mu.Unlock()
+	const name = "\x00" // which no other file has
+	n, err := m.add(metarpc.OpTmpFile, cred, args.Parent, name, unix.S_IFREG|args.Mode&^args.Umask, 0, "")
+	if err != nil {
+		return metaclient.Answer{}, err
+	}
+	delete(m.s.nodes[args.Parent].entries, name)
+	n.attr.Nlink = 0
+	m.opens[n.attr.ID] = true
+	return m.answer(n), nil
 }
 
 func (m *session) Release(id layout.FileID) {
@@ -681,12 +952,25 @@ func (m *session) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport
 }
 
 func (m *session) Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, appendOnly bool) (*layout.Segment, error) {
+	how := writing(0)
+	if mode == layout.IOModeRW {
+		how = writes
+		if appendOnly {
+			how = appends
+		}
+	}
 	for {
-		if seg := m.CachedLayout(id, mode, off, n); seg != nil {
+		m.s.mu.Lock()
+		claimed := m.writes[id] >= how
+		m.s.mu.Unlock()
+		if seg := m.CachedLayout(id, mode, off, n); seg != nil && claimed {
 			return seg, nil
 		}
 		if err := m.enter(ctx, "Layout"); err != nil {
 			return nil, err
+		}
+		if how != 0 {
+			m.claim(id, how)
 		}
 		granted, err := m.grant(id, mode, off, n)
 		m.s.mu.Unlock()
@@ -749,4 +1033,5 @@ func (m *session) Forget(id layout.FileID) {
 	m.s.mu.Lock()
 	defer m.s.mu.Unlock()
 	delete(m.cache, id)
+	delete(m.writes, id)
 }

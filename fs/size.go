@@ -6,6 +6,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/metaclient"
 )
 
 // getAttr asks for the attributes of any inode.
@@ -17,7 +18,7 @@ func (fs *FS) getAttr(ctx context.Context, id layout.FileID) (a attrs, err error
 		if err != nil {
 			return attrs{}, byID(id, err)
 		}
-		if a = fs.seen(answer.Attr, asked); a.keep {
+		if a = fs.seen(answer, asked); a.fresh {
 			break
 		}
 	}
@@ -31,21 +32,8 @@ const timeMask = metarpc.SetMtime | metarpc.SetMtimeNow
 // and capabilities: its owner changes, or an ordinary user its size.
 func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAttrArgs, clearSetID bool) (attrs, error) {
 	sized := args.Mask&metarpc.SetSize != 0
-	if sized || clearSetID {
-		if err := fs.clearCapabilities(ctx, args.ID); err != nil {
-			return attrs{}, err
-		}
-	}
-	// With a new owner the service clears the bits in the same step.
-	if clearSetID && args.Mask&(metarpc.SetMode|metarpc.SetUID|metarpc.SetGID) == 0 {
-		a, err := fs.getAttr(ctx, args.ID)
-		if err != nil {
-			return attrs{}, err
-		}
-		if bits := setIDBits(a.Mode); bits != 0 {
-			args.Mask |= metarpc.SetMode
-			args.Mode = a.Mode & 07777 &^ bits
-		}
+	if clearSetID {
+		args.Mask |= metarpc.ClearPrivileges // the service does it in the same step; capabilities go with any size
 	}
 	if sized && args.Mask&timeMask == 0 {
 		// By the clock that writes use.
@@ -57,9 +45,9 @@ func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAt
 			return attrs{}, err
 		}
 	}
-	set := func(ctx context.Context) (metarpc.Attr, error) {
+	set := func(ctx context.Context) (metaclient.Answer, error) {
 		a, err := fs.meta.SetAttr(ctx, who, args)
-		return a.Attr, byID(args.ID, err)
+		return a, byID(args.ID, err)
 	}
 	var i *inode
 	switch {
@@ -86,7 +74,7 @@ func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAt
 
 // change lets set change the size, or the time of the last change if size is -1, in an order that no write of this
 // mount, earlier or later, can upset.
-func (i *inode) change(ctx context.Context, size int64, set func(context.Context) (metarpc.Attr, error)) (attrs, error) {
+func (i *inode) change(ctx context.Context, size int64, set func(context.Context) (metaclient.Answer, error)) (attrs, error) {
 	if err := i.lockSize(ctx); err != nil {
 		return attrs{}, err
 	}
@@ -104,7 +92,7 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 	if size >= 0 {
 		i.end = min(i.end, size)
 	}
-	i.mtime = 0
+	i.mtime, i.reservedEnd = 0, 0
 	i.epoch++
 	i.mu.Unlock()
 	i.again()
@@ -122,10 +110,10 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 		if err != nil {
 			i.end, i.mtime = max(i.end, end), max(i.mtime, mtime)
 			i.epoch++
-			i.asked.Store(0)
+			i.known.Store(false)
 			return attrs{}, err
 		}
-		i.take(&a)
-		return attrs{a, true}, nil
+		i.take(&a.Attr)
+		return attrs{Attr: a.Attr, fresh: true}, nil
 	})
 }

@@ -9,10 +9,11 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 )
 
-// checkXattr refuses extended attributes that mean something to the kernel which it would not act upon: access control
-// lists and SELinux labels. Programs like ls(1) ask for those of each file, until told that there are none at all.
+// checkXattr refuses extended attributes that mean something to the kernel which it would not act upon: SELinux labels and
+// what is not an access control list. Programs like ls(1) ask for those of each file, until told that there are none at all.
 func checkXattr(name string) error {
-	if strings.HasPrefix(name, "system.") || name == "security.selinux" {
+	acl := name == "system.posix_acl_access" || name == "system.posix_acl_default"
+	if strings.HasPrefix(name, "system.") && !acl || name == "security.selinux" {
 		return syscall.EOPNOTSUPP
 	}
 	if len(name) > metarpc.MaxXattrKey {
@@ -65,15 +66,17 @@ func (r *raw) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name string,
 		return r.status(err)
 	}
 	id := r.fs.id(in.NodeId)
+	err := r.fs.meta.SetXattr(ctx, cred(&in.InHeader), id, name, value, in.Flags)
 	if name == capability {
 		if i := r.fs.holdKnown(id); i != nil {
 			defer i.drop()
 			i.mu.Lock()
+			i.outdate()
 			i.capsGone = false
 			i.mu.Unlock()
 		}
 	}
-	return r.status(byID(id, r.fs.meta.SetXattr(ctx, cred(&in.InHeader), id, name, value, in.Flags)))
+	return r.status(byID(id, err))
 }
 
 func (r *raw) RemoveXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {

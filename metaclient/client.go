@@ -36,6 +36,9 @@ type Config struct {
 	OnLeaseRecall func(ctx context.Context, items []metarpc.LeaseItem)
 	// OnSizeQuery reports, by a provisional LayoutCommit, what has been written to these files. It is called like OnRecall.
 	OnSizeQuery func(ctx context.Context, ids []layout.FileID)
+	// OnLost is called when the session has ended without us, before another one is begun: nothing may be done in that one
+	// on the strength of what was so in the old one. It must not block or make calls. nil = nobody wants to know.
+	OnLost func()
 	// OnReset is called, in a goroutine of its own, after a new session had to be begun (lost: what others were kept from
 	// changing until then may have been changed, locks are gone) or the service was restarted: provisional sizes must be
 	// reported again. Files that are open have been opened again before. Cached layouts are gone. Its calls must be made with
@@ -223,6 +226,9 @@ func (c *Client) manage(cn *conn) {
 		for cn = nil; cn == nil; {
 			if errors.Is(err, errSessionGone) {
 				c.log.Warn("metadata service: session lost, beginning a new one")
+				if c.cfg.OnLost != nil {
+					c.cfg.OnLost()
+				}
 				c.endSession(err)
 			}
 			if !retry.wait(c.ctx) {
@@ -271,10 +277,10 @@ func (c *Client) install(cn *conn) {
 		c.cache.clear()
 		items = c.leases.clear()
 	}
-	c.renewed(cn.began, time.Duration(w.Lease))
 	if reset && fresh {
 		c.loseAllLocks()
 	}
+	c.renewed(cn.began, time.Duration(w.Lease))
 	c.devices.expire()
 
 	c.mu.Lock()
@@ -396,7 +402,7 @@ func (c *Client) leaseJanitor() {
 		if !sleep(c.ctx, gather) {
 			return
 		}
-		c.returnLeases(c.ctx)
+		c.returnLeases(prior(c.ctx))
 	}
 }
 

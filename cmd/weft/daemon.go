@@ -104,9 +104,24 @@ func (d *daemon) start(ctx context.Context) error {
 			}
 			return nil
 		},
+		OnLeaseRecall: func(ctx context.Context, items []metarpc.LeaseItem) {
+			if f := front.Load(); f != nil {
+				f.OnLeaseRecall(ctx, items)
+			}
+		},
+		OnSizeQuery: func(ctx context.Context, ids []layout.FileID) {
+			if f := front.Load(); f != nil {
+				f.OnSizeQuery(ctx, ids)
+			}
+		},
+		OnLost: func() {
+			if f := front.Load(); f != nil {
+				f.OnLost()
+			}
+		},
 		OnReset: func(ctx context.Context, lost bool) {
 			if f := front.Load(); f != nil {
-				f.OnReset(ctx)
+				f.OnReset(ctx, lost)
 			}
 		},
 		OnLockLost: func(id layout.FileID, flock bool, owner uint64) {
@@ -126,7 +141,10 @@ func (d *daemon) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.fsys, err = fs.New(fs.Config{Meta: d.meta, Data: d.data, Root: root, Atime: fs.AtimeOf(d.cfg.options.flags)})
+	d.fsys, err = fs.New(fs.Config{
+		Meta: d.meta, Data: d.data, Root: root,
+		Atime: fs.AtimeOf(d.cfg.options.flags), CachePages: d.cfg.options.cache == cacheLease,
+	})
 	if err != nil {
 		return err
 	}
@@ -136,6 +154,8 @@ func (d *daemon) start(ctx context.Context) error {
 		Source:     d.cfg.source.String(),
 		Flags:      d.cfg.options.flags,
 		MaxWrite:   int(d.cfg.options.maxWrite),
+
+		ForgetNames: !d.cfg.options.names,
 	})
 	return err
 }
@@ -146,14 +166,14 @@ func (d *daemon) lookupRoot(ctx context.Context) (layout.FileID, error) {
 	at := "/"
 	for _, name := range strings.FieldsFunc(d.cfg.source.dir, func(r rune) bool { return r == '/' }) {
 		at = path.Join(at, name)
-		attr, err := d.meta.Lookup(ctx, metarpc.Cred{}, id, name)
+		found, err := d.meta.Lookup(ctx, metarpc.Cred{}, id, name)
 		if err != nil {
 			return 0, fmt.Errorf("directory %s of the volume: %w", at, err)
 		}
-		if attr.Attr.Mode&unix.S_IFMT != unix.S_IFDIR {
+		if found.Attr.Mode&unix.S_IFMT != unix.S_IFDIR {
 			return 0, fmt.Errorf("%s of the volume is not a directory", at)
 		}
-		id = attr.Attr.ID
+		id = found.Attr.ID
 	}
 	return id, nil
 }
@@ -252,7 +272,12 @@ func (d *daemon) status(ctx context.Context) mountStatus {
 		Devices:  []deviceStatus{},
 	}
 	state := d.meta.State()
-	st.Service = serviceStatus{Address: state.Addr, Connected: state.Connected}
+	st.Service = serviceStatus{
+		Address: state.Addr, Connected: state.Connected, Calls: map[string]uint64{}, Leases: state.Leases,
+	}
+	for op, n := range state.Calls {
+		st.Service.Calls[op.String()] = n
+	}
 	if state.Problem != nil {
 		st.Service.Problem = fmt.Sprintf("not connected since %s: %v", state.Since.Format(time.RFC3339), state.Problem)
 	}

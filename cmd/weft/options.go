@@ -17,8 +17,16 @@ type mountOptions struct {
 	wsize    int64 // bytes
 	maxWrite int64 // bytes, 0 = the largest the kernel allows
 	retain   int64 // bytes
+	cache    string
+	names    bool // the kernel may keep names
 	log      string
 }
+
+// Values of the option cache.
+const (
+	cacheNone  = "none"
+	cacheLease = "lease"
+)
 
 func defaultOptions() mountOptions {
 	return mountOptions{
@@ -26,6 +34,8 @@ func defaultOptions() mountOptions {
 		rsize:    1 << 20,
 		wsize:    1 << 20,
 		retain:   256 << 20,
+		cache:    cacheNone,
+		names:    true,
 	}
 }
 
@@ -67,6 +77,20 @@ var mountOptionTable = []option{
 	sizeOption("wsize", "largest WRITE sent to a data server (default 1MiB)", 4<<10, 4<<20, func(o *mountOptions) *int64 { return &o.wsize }),
 	sizeOption("max_write", "largest request the kernel sends (default: the largest of 8MiB, 4MiB, 1MiB it allows)", 64<<10, 8<<20, func(o *mountOptions) *int64 { return &o.maxWrite }),
 	sizeOption("retain", "memory for written data until data servers have made it stable (default 256MiB)", 1<<20, 1<<40, func(o *mountOptions) *int64 { return &o.retain }),
+	{"cache", "none|lease", "none: data does not stay in memory (default); lease: the kernel keeps data of files opened for reading, until somebody writes to them anywhere", func(o *mountOptions, v string) error {
+		if v != cacheNone && v != cacheLease {
+			return fmt.Errorf("want %s or %s", cacheNone, cacheLease)
+		}
+		o.cache = v
+		return nil
+	}},
+	{"lookupcache", "all|none", "all: the kernel keeps names (default); none: it asks for each one each time, which is needed if other file systems are mounted on directories of this one", func(o *mountOptions, v string) error {
+		if v != "all" && v != "none" {
+			return fmt.Errorf("want all or none")
+		}
+		o.names = v == "all"
+		return nil
+	}},
 	{"log", "FILE", "where the serving process logs (default /var/log/weft/MOUNTPOINT.log, for others than root in a directory log beside the control socket; with -f standard error)", func(o *mountOptions, v string) error {
 		if v == "" {
 			return fmt.Errorf("want a file")

@@ -90,8 +90,8 @@ func TestParseOptions(t *testing.T) {
 		{[]string{"nodiratime,strictatime,diratime,relatime"}, with(func(o *mountOptions) { o.flags = 0 })},
 		{[]string{"ro,nosuid", "rw"}, with(func(o *mountOptions) { o.flags = unix.MS_NOSUID })},
 		{[]string{"ro,defaults"}, defaultOptions()},
-		{[]string{"nconnect=16,rsize=4MiB,wsize=4096,max_write=1MiB,retain=1GiB,log=/a=b"}, mountOptions{
-			nconnect: 16, rsize: 4 << 20, wsize: 4 << 10, maxWrite: 1 << 20, retain: 1 << 30, log: "/a=b",
+		{[]string{"nconnect=16,rsize=4MiB,wsize=4096,max_write=1MiB,retain=1GiB,cache=lease,lookupcache=none,log=/a=b"}, mountOptions{
+			nconnect: 16, rsize: 4 << 20, wsize: 4 << 10, maxWrite: 1 << 20, retain: 1 << 30, cache: cacheLease, log: "/a=b",
 		}},
 	} {
 		if got, err := parseOptions(c.lists); err != nil || got != c.want {
@@ -108,6 +108,9 @@ func TestParseOptions(t *testing.T) {
 		"rsize=1KiB":  "4.0 KiB to 4.0 MiB",
 		"retain=-1":   "want a size",
 		"log=":        "want a file",
+		"cache=all":   "want none or lease",
+
+		"lookupcache=pos": "want all or none",
 	} {
 		if _, err := parseOptions([]string{"ro", in}); err == nil || !strings.Contains(err.Error(), word) || !strings.Contains(err.Error(), in) {
 			t.Errorf("%q: error %v does not say %q", in, err, word)
@@ -117,7 +120,7 @@ func TestParseOptions(t *testing.T) {
 
 // TestOptionDefaults holds the help to the defaults.
 func TestOptionDefaults(t *testing.T) {
-	o, err := parseOptions([]string{"defaults,nconnect=4,rsize=1MiB,wsize=1MiB,retain=256MiB"})
+	o, err := parseOptions([]string{"defaults,nconnect=4,rsize=1MiB,wsize=1MiB,retain=256MiB,cache=none,lookupcache=all"})
 	if err != nil || o != defaultOptions() {
 		t.Errorf("the defaults of the help are %+v, %v; those in effect %+v", o, err, defaultOptions())
 	}

@@ -36,7 +36,7 @@ var commands []*command
 
 func init() {
 	commands = []*command{
-		{"meta", "--dir DIR [--listen ADDR] [--data-server HOST:PORT:/EXPORT]...", "run the metadata service of a volume", runMeta},
+		{"meta", "--dir DIR [--listen ADDR] [--data-server HOST:PORT:/EXPORT]... [--export RULE]...", "run the metadata service of a volume", runMeta},
 		{"data", "--dir DIR[,DIR...] --listen ADDR[,ADDR...]", "run NFSv3 data servers, one for each directory and address", runData},
 		{"single", "--dir DIR [--data-servers N] [--listen ADDR]", "run a metadata service and data servers on one machine", runSingle},
 		{"fsck", "--dir DIR [--repair] [--json]", "check the volume that a stopped metadata service left", runFsck},

@@ -29,6 +29,7 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 	addr := fl.String("listen", ":"+defaultPort, "address HOST:PORT")
 	servers := fl.StringArray("data-server", nil, "data server to add to the volume, HOST:PORT:/EXPORT (may be repeated)")
 	lease := fl.Duration("lease", meta.DefaultLease, "how long a client that is silent keeps what it holds")
+	exports := exportFlag(fl)
 	verbose := fl.BoolP("verbose", "v", false, "log more")
 	if err := c.parse(fl, args, "dir"); err != nil {
 		return err
@@ -46,7 +47,7 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return err
 	}
-	m, err := openMeta(ctx, *dir, *lease, log)
+	m, err := openMeta(ctx, *dir, *lease, exports.rules, log)
 	if err != nil {
 		l.Close()
 		return err
@@ -90,7 +91,7 @@ func openEngine(dir string, mustExist bool, log *slog.Logger) (catalog.Engine, e
 	return engine, err
 }
 
-func openMeta(ctx context.Context, dir string, lease time.Duration, log *slog.Logger) (*metaService, error) {
+func openMeta(ctx context.Context, dir string, lease time.Duration, exports []meta.Export, log *slog.Logger) (*metaService, error) {
 	engine, err := openEngine(dir, false, log)
 	if err != nil {
 		return nil, err
@@ -102,7 +103,9 @@ func openMeta(ctx context.Context, dir string, lease time.Duration, log *slog.Lo
 		m.files, err = datafile.New(datafile.Config{Engine: engine, Volume: volume.ID, Log: log})
 	}
 	if err == nil {
-		m.service, err = meta.New(ctx, meta.Config{Engine: engine, Files: m.files, Log: log, Lease: lease, Program: "weftd " + version.String()})
+		m.service, err = meta.New(ctx, meta.Config{
+			Engine: engine, Files: m.files, Log: log, Lease: lease, Exports: exports, Program: "weftd " + version.String(),
+		})
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.close())

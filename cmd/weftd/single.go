@@ -32,6 +32,7 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	count := fl.Int("data-servers", 4, fmt.Sprintf("how many data servers, 1 to %d", maxDataServers))
 	addr := fl.String("listen", "127.0.0.1:"+defaultPort, "address HOST:PORT of the metadata service")
 	lease := fl.Duration("lease", meta.DefaultLease, "how long a client that is silent keeps what it holds")
+	exports := exportFlag(fl)
 	verbose := fl.BoolP("verbose", "v", false, "log more")
 	if err := c.parse(fl, args, "dir"); err != nil {
 		return err
@@ -59,7 +60,7 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 		l.Close()
 		return errors.Join(err, servers.stop())
 	}
-	m, err := openMeta(ctx, *dir, *lease, log)
+	m, err := openMeta(ctx, *dir, *lease, exports.rules, log)
 	if err != nil {
 		l.Close()
 		return errors.Join(err, servers.stop())

@@ -1,5 +1,7 @@
 // Package nfs3 is the client of one NFSv3 data server: READ, WRITE and COMMIT in the start/complete form that the data
 // plane wants, over several TCP connections, and the other procedures as blocking calls for whoever manages data files.
+// What NFSv3 has no words for, reserving space and holes, it asks of weft's own data servers (package sparse); a server that
+// lacks that program is asked once for each connection.
 //
 // It knows nothing of stripes, mirrors, layouts, retained writes or the metadata service. It never looks at the
 // verifiers it reports, except within one Op; what an Unstable write needs until its COMMIT is the caller's business.

@@ -96,8 +96,8 @@ func (s *Server) fallocateParts(f *file, off, end int64, col layout.Column, mode
 		if from == to {
 			return end, nil
 		}
-		if !punch {
-			to = min(to, from+sparseStep)
+		if !punch && to-from > sparseStep {
+			to = from + sparseStep
 		}
 		f.sync.dirty.Store(true)
 		err := retry(func(fd int) error { return unix.Fallocate(fd, mode, from, to-from) }, f.fd)

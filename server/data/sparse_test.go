@@ -230,6 +230,9 @@ func TestSparseProgress(t *testing.T) {
 	ts := start(t, ramDir(t))
 	c := ts.dial()
 	fh := c.create(ts.root, "f", 7, 8)
+	if res := c.allocate(super, fh, math.MaxInt64-4095, 4000, sparse.Column{}, true); res != (sparse.RangeRes{Off: math.MaxInt64 - 95}) {
+		t.Errorf("ALLOCATE in the last block: %+v", res)
+	}
 	col := sparse.Column{Unit: 4096, Count: 1000, Index: 3}
 	calls := 0
 	for off, end := uint64(0), uint64(1<<42); off < end; calls++ {

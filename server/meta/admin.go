@@ -38,6 +38,12 @@ func (s *Service) devices(ctx context.Context, _ *call, _ *metarpc.Empty) (*meta
 }
 
 func (s *Service) addDevice(ctx context.Context, c *call, a *metarpc.AddDeviceArgs) (*metarpc.AddDeviceResult, error) {
+	switch who := s.caller(c); {
+	case !who.privileged:
+		return nil, errPerm
+	case who.readOnly:
+		return nil, errReadOnly
+	}
 	info, err := s.cfg.Files.AddDevice(ctx, a.URL)
 	if err != nil {
 		if c.sess.ctx.Err() != nil {

@@ -6,8 +6,8 @@
 //
 // Whatever must outlive the service is in the catalog (package schema). In memory is only what clients can bring back
 // after a restart: which files their sessions have open, the sizes and times of files that they wrote but that are
-// not yet stable, and which leases they have. A namespace operation reads what it needs, builds one batch whose guards name everything it relied on,
-// and starts over with fresh reads when a guard did not hold. The reply of a call that may not be executed twice is a
+// not yet stable, and which leases they have. A namespace operation reads what it needs, builds one batch whose guards name
+// everything it relied on, and starts over with fresh reads when a guard did not hold. The reply of a call that may not be executed twice is a
 // row of that same batch.
 //
 // # A change, and the leases of others
@@ -42,6 +42,17 @@
 // may be held while calling back that these wait for, and they call back nobody themselves: a LayoutCommit recalls
 // leases only on files that the session has no layout for, which no recall makes a client report. They wait for one thing,
 // the commit of a truncation, which has made all its recalls before.
+//
+// # Permission
+//
+// The service decides who may do what, as the Linux VFS does and in its order (perm.go, xattr.go, package acl), by the
+// credential of each call after what the client's export rule makes of it (caller.go, export.go). A lookup and every
+// operation on a name needs the right to look into the directory, what is done to an inode by its number the right to do
+// that. What open(2) allowed holds as long as the session has the file open: layouts, and SetAttr with Open, ask for no more
+// than that. Getting attributes and reading links is free for all, as it is for whoever has got as far as to the inode.
+//
+// What an inode row says of the inode's attributes (Flags) changes with them in one batch, so most checks read
+// nothing but the row. Capabilities of root are one: there are callers who are root, and all others.
 //
 // # Start and grace
 //

@@ -12,6 +12,43 @@ import (
 	"github.com/weftfs/weft/layout"
 )
 
+// Where sessions keep taking leases from each other, as in a directory in which several create files, leases cost more than
+// they are worth: each change then waits for the others to answer. After a few recalls that follow one another closely none
+// is granted for a while.
+const (
+	contendedAfter = 8
+	contendedClose = 200 * time.Millisecond // between two recalls
+	contendedFor   = 100 * time.Millisecond // since the last one
+)
+
+// contention is how leases on an inode were recalled lately.
+type contention struct {
+	last    time.Time
+	recalls int // so many, each of them close to the one before
+}
+
+// noteRecall remembers that leases on an inode are recalled; s.mu is held.
+func (s *Service) noteRecall(id layout.FileID) {
+	c := s.contended[id]
+	if time.Since(c.last) > contendedClose {
+		c.recalls = 0
+	}
+	s.contended[id] = contention{time.Now(), c.recalls + 1}
+}
+
+// isContended reports whether no lease on an inode is to be granted because of what became of those before; s.mu is held.
+func (s *Service) isContended(id layout.FileID) bool {
+	c, ok := s.contended[id]
+	return ok && c.recalls >= contendedAfter && time.Since(c.last) < contendedFor
+}
+
+// forgetRecalls drops what is too long ago to matter.
+func (s *Service) forgetRecalls() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.contended, func(_ layout.FileID, c contention) bool { return time.Since(c.last) > contendedClose })
+}
+
 // leased is an inode on which sessions have leases, or that is being changed. All of it is guarded by Service.mu.
 type leased struct {
 	holders  []*session // who has leases on it; which ones is in session.leases
@@ -33,6 +70,9 @@ func (s *Service) leaseUpTo(limit int, sess *session, id layout.FileID, want met
 		return 0
 	}
 	have := sess.leases[id]
+	if have&want != want && s.isContended(id) {
+		return 0
+	}
 	if have == 0 {
 		if n := len(sess.leases); n >= limit {
 			s.shrink(sess)
@@ -176,10 +216,15 @@ func (p *pending) recall(ctx context.Context, items []metarpc.LeaseItem, also ..
 	recalls := map[*session][]metarpc.LeaseItem{}
 	s.mu.Lock()
 	for _, it := range items {
+		hit := false
 		for _, sess := range p.mark(it.ID).holders {
 			if have := sess.leases[it.ID] & it.Lease; have != 0 && sess != p.by && !slices.Contains(also, sess) {
 				recalls[sess] = append(recalls[sess], metarpc.LeaseItem{ID: it.ID, Lease: have | it.Lease&metarpc.LeaseData})
+				hit = true
 			}
+		}
+		if hit {
+			s.noteRecall(it.ID)
 		}
 		for _, sess := range also {
 			recalls[sess] = append(recalls[sess], it)

@@ -248,6 +248,9 @@ func TestRecallBeforeChange(t *testing.T) {
 				}
 			}
 		}
+		h.svc.mu.Lock()
+		clear(h.svc.contended) // the same few inodes are in all rows
+		h.svc.mu.Unlock()
 		keep(a)
 		keep(b)
 		before := b.held()
@@ -273,11 +276,7 @@ func TestRecallBeforeChange(t *testing.T) {
 			t.Fatalf("%s: answered before the recall: %x", row.name, body)
 		default:
 		}
-		after := dump(t, h.engine)
-		if row.op == metarpc.OpLayoutGet {
-			continue
-		}
-		if !maps.Equal(state, after) {
+		if after := dump(t, h.engine); !maps.Equal(state, after) {
 			t.Errorf("%s: committed before the recall was answered", row.name)
 		}
 		for id, lease := range row.want {
@@ -300,7 +299,7 @@ func TestRecallBeforeChange(t *testing.T) {
 			if want := lease &^ data; a.held()[id]&want != want {
 				t.Errorf("%s: who makes the change has %v on %d, want %v", row.name, a.held()[id], id, want)
 			}
-			if c.attrLease(id) != attrs || lease&names != 0 && c.namesLease(id) != names {
+			if after := c.attrLease(id); after != attrs && row.op != metarpc.OpLayoutGet || lease&names != 0 && c.namesLease(id) != names {
 				t.Errorf("%s: no lease on %d afterwards", row.name, id)
 			}
 			must[metarpc.Empty](c, metarpc.OpLeaseReturn, &metarpc.LeaseReturnArgs{IDs: []layout.FileID{id}})
@@ -737,4 +736,46 @@ func TestNoLeaseWhileCommitting(t *testing.T) {
 			t.Errorf("inode %d left as %+v", id, l)
 		}
 	}
+}
+
+// TestContended has two sessions take a lease from each other again and again: for a while none is granted.
+func TestContended(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		a, b := h.client(), h.client()
+		f := a.touch(layout.RootID, "f")
+		got, _ := b.listen(false)
+		granted := 0
+		for range 100 {
+			if b.attrLease(f) != 0 {
+				granted++
+			}
+			must[metarpc.AttrResult](a, metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: f, Mask: metarpc.SetMode})
+		}
+		if granted != contendedAfter || got.calls != contendedAfter {
+			t.Errorf("%d leases, %d recalls in no time, want %d", granted, got.calls, contendedAfter)
+		}
+		if l := b.attrLease(layout.RootID); l != attrs {
+			t.Errorf("another inode: %v", l)
+		}
+		time.Sleep(contendedFor)
+		if l := b.attrLease(f); l != attrs {
+			t.Errorf("later: %v", l)
+		}
+		must[metarpc.AttrResult](a, metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: f, Mask: metarpc.SetMode})
+		if l := b.attrLease(f); l != 0 {
+			t.Errorf("it goes on: %v", l)
+		}
+		time.Sleep(h.lease / 2)
+		h.svc.mu.Lock()
+		if len(h.svc.contended) != 0 {
+			t.Errorf("remembered: %v", h.svc.contended)
+		}
+		h.svc.mu.Unlock()
+		for range contendedAfter - 1 {
+			if l := b.attrLease(f); l != attrs {
+				t.Errorf("after a pause: %v", l)
+			}
+			must[metarpc.AttrResult](a, metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: f, Mask: metarpc.SetMode})
+		}
+	})
 }

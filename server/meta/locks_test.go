@@ -40,12 +40,6 @@ func (c *client) lock(a metarpc.LockArgs, want metarpc.Status) {
 	wantStatus(c.t, err, want)
 }
 
-// open opens a file.
-func (c *client) open(id layout.FileID) {
-	c.t.Helper()
-	must[metarpc.AttrResult](c, metarpc.OpOpen, &metarpc.OpenArgs{ID: id})
-}
-
 // awaitReady waits for a callback about a lock of owner.
 func (c *client) awaitReady(id layout.FileID, owner uint64, flock bool) {
 	c.t.Helper()

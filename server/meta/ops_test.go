@@ -129,10 +129,14 @@ func TestErrnos(t *testing.T) {
 		{metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: dir, IOMode: layout.IOModeRead, Len: 1}, syscall.EISDIR},
 		{metarpc.OpDescribeLayout, &metarpc.IDArgs{ID: dir}, syscall.EISDIR},
 		{metarpc.OpDescribeLayout, &metarpc.IDArgs{ID: file}, 0},
+		{metarpc.OpAddDevice, &metarpc.AddDeviceArgs{URL: "nfs://127.0.0.1:2049/a"}, syscall.EPERM},
 		{metarpc.OpAddDevice, &metarpc.AddDeviceArgs{URL: "nfs://nowhere:1/x"}, syscall.ECONNREFUSED},
 		{metarpc.OpAddDevice, &metarpc.AddDeviceArgs{URL: "nfs://127.0.0.1:2049/a"}, 0},
 	} {
 		result := row.op.NewResult()
+		if row.op == metarpc.OpAddDevice && row.want != syscall.EPERM {
+			c.cred = metarpc.Cred{}
+		}
 		hdr, ch := c.begin(row.op, row.args)
 		err := c.finish(hdr, ch, result)
 		want := metarpc.Status(row.want)

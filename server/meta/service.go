@@ -39,6 +39,7 @@ type Service struct {
 	sessions  map[metarpc.SessionID]*session // those that have not ended
 	files     map[layout.FileID]*file
 	leases    map[layout.FileID]*leased
+	contended map[layout.FileID]contention
 	grace     bool
 	graceOver chan struct{} // closed at the end of the grace period
 	graceEnd  time.Time
@@ -70,6 +71,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		sessions:  map[metarpc.SessionID]*session{},
 		files:     map[layout.FileID]*file{},
 		leases:    map[layout.FileID]*leased{},
+		contended: map[layout.FileID]contention{},
 		graceOver: make(chan struct{}),
 		conns:     map[*conn]struct{}{},
 		listeners: map[net.Listener]struct{}{},

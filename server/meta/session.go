@@ -512,6 +512,7 @@ func (s *Service) watchLeases() {
 				s.end(sess, fmt.Sprintf("no word from it for %v", sess.idle().Round(time.Millisecond)))
 			}
 		}
+		s.forgetRecalls()
 		s.mu.Lock()
 		over := s.grace && !late && now.After(s.graceEnd)
 		s.mu.Unlock()

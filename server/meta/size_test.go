@@ -484,6 +484,7 @@ func TestTruncateSurvivesRestart(t *testing.T) {
 	defer release()
 	c.connect()
 	h.files.awaitStalled(1) // the new service has gone on with it
+	must[metarpc.AttrResult](c, metarpc.OpOpen, &metarpc.OpenArgs{ID: id, Reclaim: true})
 	_, err := c.layout(id, 100, 10)
 	wantStatus(t, err, metarpc.StatusLayoutUnavailable)
 	if end, err := c.layout(id, 0, 1000); err != nil || end != 100 {

@@ -101,10 +101,13 @@ func (s *Service) getXattr(ctx context.Context, c *call, a *metarpc.XattrArgs) (
 	if err != nil {
 		return nil, err
 	}
-	if !isACL(a.Name) {
+	switch {
+	case !isACL(a.Name):
 		if err := s.mayXattr(ctx, s.caller(c), a.ID, &row, a.Name, false); err != nil {
 			return nil, err
 		}
+	case row.Mode&syscall.S_IFMT == syscall.S_IFLNK:
+		return nil, errNotSupported
 	}
 	if row.Flags&schema.XattrFlags(a.Name) != schema.XattrFlags(a.Name) {
 		return nil, errNoData
@@ -186,7 +189,11 @@ func (s *Service) removeXattr(ctx context.Context, c *call, a *metarpc.XattrArgs
 		return s.setACL(ctx, c, a.ID, a.Name, nil)
 	}
 	return s.changeXattr(ctx, c, a.ID, a.Name, func(t *tx, row *schema.Inode, old []byte) error {
-		if err := s.mayXattr(ctx, s.caller(c), a.ID, row, a.Name, true); err != nil {
+		err := s.mayXattr(ctx, s.caller(c), a.ID, row, a.Name, true)
+		if err == errPerm && a.Name == schema.XattrCapability {
+			err = s.mayDisarm(ctx, c, a.ID, row)
+		}
+		if err != nil {
 			return err
 		}
 		if old == nil {
@@ -195,6 +202,16 @@ func (s *Service) removeXattr(ctx context.Context, c *call, a *metarpc.XattrArgs
 		dropXattr(t, a.ID, row, a.Name)
 		return nil
 	})
+}
+
+// mayDisarm finds out whether the caller may take file capabilities away without being root: by that a client's kernel
+// begins what changes the owner or the contents, and whoever may do that takes them away anyhow.
+func (s *Service) mayDisarm(ctx context.Context, c *call, id layout.FileID, row *schema.Inode) error {
+	who := s.caller(c)
+	if who.owns(row) || s.openForWriting(c.sess, id) || s.permission(ctx, who, id, row, metarpc.AccessWrite) == nil {
+		return nil
+	}
+	return errPerm
 }
 
 // refuseList is the answer to a list that is none.

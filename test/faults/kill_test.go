@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -197,6 +196,10 @@ const loadEnv = "WEFT_TEST_LOAD"
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	if call, dir, ok := strings.Cut(os.Getenv(callEnv), " "); ok {
+		fmt.Println(callForever(call, dir))
+		return
+	}
 	dir, fsync := strings.CutPrefix(os.Getenv(loadEnv), "fsync:")
 	if dir == "" {
 		os.Exit(m.Run())
@@ -211,14 +214,11 @@ func TestMain(m *testing.M) {
 
 // begin runs a load in a process of its own; the function it returns ends it.
 func begin(t *testing.T, dir string, fsync bool) (end func() *load) {
-	cmd := exec.Command(os.Args[0], "-seed", fmt.Sprint(*seed))
 	how := dir
 	if fsync {
 		how = "fsync:" + dir
 	}
-	cmd.Env = append(os.Environ(), loadEnv+"="+how)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	cmd.Stderr = os.Stderr
+	cmd := harness.Self(loadEnv+"="+how, "-seed", fmt.Sprint(*seed))
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -67,7 +67,8 @@ func NeedMount(t testing.TB) {
 // Options of a volume.
 type Options struct {
 	DataServers int           // default 4
-	Lease       time.Duration // default weftd's
+	Lease       time.Duration // default that of weftd
+	Env         []string      // of weftd and of the mounts, beside that of the test, such as GOMAXPROCS=1
 }
 
 // Volume is a weftd single.
@@ -107,8 +108,8 @@ func openLog(t testing.TB, dir, name string) *os.File {
 		f.Close()
 		if t.Failed() {
 			b, _ := os.ReadFile(f.Name())
-			if len(b) > 16<<10 {
-				b = b[len(b)-16<<10:]
+			if len(b) > 64<<10 { // room for a dump of goroutines
+				b = b[len(b)-64<<10:]
 			}
 			t.Logf("%s:\n%s", filepath.Base(f.Name()), b)
 		}
@@ -122,10 +123,10 @@ func (v *Volume) Start() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	args := []string{"single", "--dir", v.Dir, "--data-servers", fmt.Sprint(v.opts.DataServers), "--listen", v.Addr}
-	if v.opts.Lease != 0 {
+	if v.opts.Lease > 0 {
 		args = append(args, "--lease", v.opts.Lease.String())
 	}
-	v.run = launch(v.t, v.log, "weftd", args...)
+	v.run = launch(v.t, v.log, v.opts.Env, "weftd", args...)
 	deadline := time.Now().Add(30 * time.Second)
 	for {
 		out, err := exec.Command(Bin(v.t, "weft"), "admin", "device", "ls", "--server", v.Addr).CombinedOutput()
@@ -173,11 +174,18 @@ func (v *Volume) Fsck(args ...string) {
 type Mount struct {
 	t   testing.TB
 	Dir string
+	log *os.File
 	run *child // nil when unmounted
 }
 
 // Mount mounts the volume with the given -o options on a directory of its own.
 func (v *Volume) Mount(options ...string) *Mount {
+	v.t.Helper()
+	return v.MountUnder(nil, options...)
+}
+
+// MountUnder does it with the serving process started by another program, such as unshare, which becomes that process.
+func (v *Volume) MountUnder(starter []string, options ...string) *Mount {
 	v.t.Helper()
 	dir, err := os.MkdirTemp(v.base, "mnt")
 	if err != nil {
@@ -188,7 +196,8 @@ func (v *Volume) Mount(options ...string) *Mount {
 	if len(options) > 0 {
 		args = append(args, "-o", strings.Join(options, ","))
 	}
-	m := &Mount{t: v.t, Dir: dir, run: launch(v.t, openLog(v.t, v.base, "mount"), "weft", append(args, v.Addr+":/", dir)...)}
+	m := &Mount{t: v.t, Dir: dir, log: openLog(v.t, v.base, "mount")}
+	m.run = launchUnder(v.t, starter, m.log, v.opts.Env, "weft", append(args, v.Addr+":/", dir)...)
 	v.t.Cleanup(m.Unmount)
 	deadline := time.Now().Add(30 * time.Second)
 	for !Mounted(dir) {
@@ -204,6 +213,23 @@ func (v *Volume) Mount(options ...string) *Mount {
 // Pid is the serving process's number.
 func (m *Mount) Pid() int { return m.run.cmd.Process.Pid }
 
+// Signal sends the serving process a signal, such as SIGSTOP and SIGCONT.
+func (m *Mount) Signal(sig syscall.Signal) {
+	m.t.Helper()
+	if err := m.run.cmd.Process.Signal(sig); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// Log is what the serving process has logged.
+func (m *Mount) Log() string {
+	b, err := os.ReadFile(m.log.Name())
+	if err != nil {
+		m.t.Error(err)
+	}
+	return string(b)
+}
+
 // Mounted reports whether a weft file system is mounted exactly on dir.
 func Mounted(dir string) bool {
 	b, err := os.ReadFile("/proc/self/mounts")
@@ -218,6 +244,7 @@ func (m *Mount) Unmount() {
 	out, err := exec.Command(Bin(m.t, "weft"), "umount", m.Dir).CombinedOutput()
 	if err != nil {
 		m.t.Errorf("weft umount: %v: %s", err, out)
+		m.run.dump()
 		m.Abort()
 		return
 	}

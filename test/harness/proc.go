@@ -18,9 +18,17 @@ type child struct {
 }
 
 // launch starts weft or weftd. A test that dies takes it along.
-func launch(t testing.TB, log *os.File, name string, args ...string) *child {
+func launch(t testing.TB, log *os.File, env []string, name string, args ...string) *child {
 	t.Helper()
-	c := &child{cmd: exec.Command(Bin(t, name), args...), ended: make(chan struct{})}
+	return launchUnder(t, nil, log, env, name, args...)
+}
+
+// launchUnder does it by another program and its arguments.
+func launchUnder(t testing.TB, starter []string, log *os.File, env []string, name string, args ...string) *child {
+	t.Helper()
+	argv := append(append(append([]string{}, starter...), Bin(t, name)), args...)
+	c := &child{cmd: exec.Command(argv[0], argv[1:]...), ended: make(chan struct{})}
+	c.cmd.Env = append(os.Environ(), env...)
 	c.cmd.Stdout, c.cmd.Stderr = log, log
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := c.cmd.Start(); err != nil {
@@ -48,15 +56,35 @@ func (c *child) end(t testing.TB, sig syscall.Signal) error {
 	select {
 	case <-c.ended:
 	case <-time.After(endTime):
-		t.Errorf("%v did not end within %v", c.cmd.Args, endTime)
+		t.Errorf("%v did not end within %v; the log shows where it stands", c.cmd.Args, endTime)
+		c.dump()
 		c.cmd.Process.Kill()
 		<-c.ended
 	}
 	return c.err
 }
 
+// dump makes a process that hangs print its goroutines to its log, and end.
+func (c *child) dump() {
+	c.cmd.Process.Signal(syscall.SIGQUIT)
+	select {
+	case <-c.ended:
+	case <-time.After(5 * time.Second):
+	}
+}
+
 // endTime is enough for what weft and weftd allow themselves when they are told to end.
 const endTime = time.Minute
+
+// Self is a command that runs this test binary again, with these flags and this in its environment, by which its TestMain
+// knows what to do. It dies with the test.
+func Self(env string, flags ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], flags...)
+	cmd.Env = append(os.Environ(), env)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
 
 // Proc is a server of the test.
 type Proc struct {
@@ -67,7 +95,7 @@ type Proc struct {
 // Spawn starts weft or weftd as a server; it ends with the test. Its log is printed if the test fails.
 func Spawn(t testing.TB, name string, args ...string) *Proc {
 	t.Helper()
-	p := &Proc{t: t, run: launch(t, openLog(t, t.TempDir(), name), name, args...)}
+	p := &Proc{t: t, run: launch(t, openLog(t, t.TempDir(), name), nil, name, args...)}
 	t.Cleanup(func() { p.End(syscall.SIGKILL) })
 	return p
 }

@@ -167,8 +167,8 @@ var cases = []struct {
 		f.Close()
 		b.Do("sh f", "EAGAIN")
 		d.Do("close shared0", "ok")
-		a.Do("ofd f w 0 0", "ok")
-		b.Do("ex f", "ok")
+		a.Do("ofdw f w 0 0", "ok") // these two wait, since FUSE tells of the end of an open file a moment later
+		b.Do("exw f", "ok")
 	}},
 }
 

@@ -16,12 +16,24 @@ import (
 var (
 	ops  = flag.Int("ops", 2000, "operations over all combinations of stripe unit and count")
 	seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "of the random operations")
+
+	mounts  = flag.Int("mounts", 2, "mounts of the volume: each operation uses one of them, and the next one the next")
+	options = flag.String("o", "", "mount options, such as cache=lease")
 )
 
-// TestModel does random operations on a mount and on a plain directory, for several ways of striping.
-func TestModel(t *testing.T) {
+// TestModel does random operations on one mount and on a plain directory, for several ways of striping.
+func TestModel(t *testing.T) { compare(t, 1) }
+
+// TestMounts does the same on several mounts in turn, and looks at the tree through the one that did not do the last
+// operation.
+func TestMounts(t *testing.T) { compare(t, *mounts) }
+
+func compare(t *testing.T, mounts int) {
 	v := harness.NewVolume(t, harness.Options{})
-	m := v.Mount()
+	var all []*harness.Mount
+	for range mounts {
+		all = append(all, v.Mount(strings.FieldsFunc(*options, func(c rune) bool { return c == ',' })...))
+	}
 	plain := t.TempDir()
 	t.Logf("-seed %d -ops %d", *seed, *ops)
 	units, counts := []int{4 << 10, 64 << 10, 1 << 20}, []int{1, 2, 3, 4}
@@ -29,29 +41,31 @@ func TestModel(t *testing.T) {
 		for _, count := range counts {
 			name := fmt.Sprintf("unit-%d-count-%d", unit, count)
 			t.Run(name, func(t *testing.T) {
-				a, b := newWorld(filepath.Join(m.Dir, name)), newWorld(filepath.Join(plain, name))
-				defer a.close()
-				defer b.close()
-				for _, w := range []*world{a, b} {
-					if err := os.Mkdir(w.root, 0o755); err != nil {
+				a, b := NewWorld(filepath.Join(all[0].Dir, name)), NewWorld(filepath.Join(plain, name))
+				defer a.Close()
+				defer b.Close()
+				for _, w := range []*World{a, b} {
+					if err := os.Mkdir(w.Root, 0o755); err != nil {
 						t.Fatal(err)
 					}
 				}
-				harness.Weft(t, "layout", "set", a.root, "--stripe-unit", fmt.Sprint(unit), "--stripe-count", fmt.Sprint(count))
-				s := &script{
-					rng:     rand.New(rand.NewPCG(*seed, uint64(unit+count))),
-					maxSize: min(8<<20, max(64<<10, int64(unit)*int64(count)*3)),
+				harness.Weft(t, "layout", "set", a.Root, "--stripe-unit", fmt.Sprint(unit), "--stripe-count", fmt.Sprint(count))
+				s := &Script{
+					Rng:     rand.New(rand.NewPCG(*seed, uint64(unit+count))),
+					MaxSize: min(8<<20, max(64<<10, int64(unit)*int64(count)*3)),
 				}
 				n := *ops / (len(units) * len(counts))
 				var done []string // the last operations
 				for i := range n {
-					o := s.next()
-					done = append(done[max(0, len(done)-40):], o.desc)
-					if err := step(o, a, b); err != nil {
+					o := s.Next()
+					a.Root = filepath.Join(all[i%mounts].Dir, name)
+					done = append(done[max(0, len(done)-40):], fmt.Sprintf("mount %d: %s", i%mounts, o.Desc))
+					if err := Step(o, a, b); err != nil {
 						t.Fatalf("operation %d of %d: %v\nbefore it:\n%s", i, n, err, strings.Join(done, "\n"))
 					}
 					if i%200 == 199 || i == n-1 {
-						if err := compareTrees(a, b); err != nil {
+						a.Root = filepath.Join(all[(i+1)%mounts].Dir, name)
+						if err := CompareTrees(a, b); err != nil {
 							t.Fatalf("after operation %d of %d: %v", i, n, err)
 						}
 					}
@@ -62,7 +76,9 @@ func TestModel(t *testing.T) {
 			}
 		}
 	}
-	m.Unmount()
+	for _, m := range all {
+		m.Unmount()
+	}
 	v.Stop()
 	v.Fsck()
 }

@@ -16,23 +16,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A world is a directory tree on which operations are done, and the files it has open.
-type world struct {
-	root string
-	fds  [maxOpen]int // -1 is closed
+// A World is a directory tree on which operations are done, and the files it has open. The same tree may be reached by
+// several mounts: then Root is that of the one to use next.
+type World struct {
+	Root string
+	fds  [maxOpen]int    // -1 is closed
+	name [maxOpen]string // what was opened, below Root
 }
 
 const maxOpen = 8
 
-func newWorld(root string) *world {
-	w := &world{root: root}
+func NewWorld(root string) *World {
+	w := &World{Root: root}
 	for i := range w.fds {
 		w.fds[i] = -1
 	}
 	return w
 }
 
-func (w *world) close() {
+func (w *World) Close() {
 	for i, fd := range w.fds {
 		if fd >= 0 {
 			unix.Close(fd)
@@ -41,88 +43,102 @@ func (w *world) close() {
 	}
 }
 
-func (w *world) path(p string) string { return filepath.Join(w.root, p) }
+func (w *World) path(p string) string { return filepath.Join(w.Root, p) }
 
-// op is one operation with all its parameters drawn, so that it can be done in several worlds. It returns what is to be compared.
-type op struct {
-	desc string
-	do   func(w *world) (any, error)
+// An Op is one operation with all its parameters drawn, so that it can be done in several worlds. Do returns what is to be
+// compared.
+type Op struct {
+	Desc  string
+	Do    func(w *World) (any, error)
+	paths []string
+	slot  int // of the open file it works on, or -1
 }
 
-// script draws operations.
-type script struct {
-	rng     *rand.Rand
-	maxSize int64
+// Paths are the files that the operation is about, below the root.
+func (o *Op) Paths(w *World) []string {
+	if o.slot >= 0 {
+		if w.fds[o.slot] < 0 {
+			return nil
+		}
+		return []string{w.name[o.slot]}
+	}
+	return o.paths
+}
+
+// Script draws operations.
+type Script struct {
+	Rng     *rand.Rand
+	MaxSize int64 // of a file
 }
 
 // path draws a path of a small tree, so that names meet often.
-func (s *script) path() string {
-	depth := 1 + s.rng.IntN(3)
+func (s *Script) path() string {
+	depth := 1 + s.Rng.IntN(3)
 	var parts []string
 	for i := range depth {
 		if i < depth-1 {
-			parts = append(parts, fmt.Sprintf("d%d", s.rng.IntN(3)))
+			parts = append(parts, fmt.Sprintf("d%d", s.Rng.IntN(3)))
 		} else {
-			parts = append(parts, string("abcdefgh"[s.rng.IntN(8)]))
+			parts = append(parts, string("abcdefgh"[s.Rng.IntN(8)]))
 		}
 	}
 	return strings.Join(parts, "/")
 }
 
 // dir draws the path of what is most likely a directory.
-func (s *script) dir() string {
-	p := fmt.Sprintf("d%d", s.rng.IntN(3))
-	if s.rng.IntN(2) == 0 {
-		p += fmt.Sprintf("/d%d", s.rng.IntN(3))
+func (s *Script) dir() string {
+	p := fmt.Sprintf("d%d", s.Rng.IntN(3))
+	if s.Rng.IntN(2) == 0 {
+		p += fmt.Sprintf("/d%d", s.Rng.IntN(3))
 	}
 	return p
 }
 
 // any draws either.
-func (s *script) any() string {
-	if s.rng.IntN(3) == 0 {
+func (s *Script) any() string {
+	if s.Rng.IntN(3) == 0 {
 		return s.dir()
 	}
 	return s.path()
 }
 
 // offset draws a place in a file: anywhere, or around a power of two, where boundaries of blocks and units are.
-func (s *script) offset() int64 {
-	if s.rng.IntN(2) == 0 {
-		return s.rng.Int64N(s.maxSize)
+func (s *Script) offset() int64 {
+	if s.Rng.IntN(2) == 0 {
+		return s.Rng.Int64N(s.MaxSize)
 	}
-	return max(0, min(s.maxSize-1, int64(1)<<(10+s.rng.IntN(14))+s.rng.Int64N(5)-2))
+	return max(0, min(s.MaxSize-1, int64(1)<<(10+s.Rng.IntN(14))+s.Rng.Int64N(5)-2))
 }
 
-func (s *script) length() int {
-	switch s.rng.IntN(4) {
+func (s *Script) length() int {
+	switch s.Rng.IntN(4) {
 	case 0:
-		return 1 + s.rng.IntN(100)
+		return 1 + s.Rng.IntN(100)
 	case 1:
 		return 4096
 	case 2:
-		return 1 + s.rng.IntN(64<<10)
+		return 1 + s.Rng.IntN(64<<10)
 	}
-	return int(1 + s.rng.Int64N(s.maxSize/2))
+	return int(1 + s.Rng.Int64N(s.MaxSize/2))
 }
 
-func (s *script) bytes(n int) []byte {
+func (s *Script) bytes(n int) []byte {
 	b := make([]byte, n)
 	var seed [32]byte
 	for i := range seed {
-		seed[i] = byte(s.rng.Uint32())
+		seed[i] = byte(s.Rng.Uint32())
 	}
 	rand.NewChaCha8(seed).Read(b)
 	return b
 }
 
-func (s *script) next() op {
-	slot := s.rng.IntN(maxOpen)
-	switch n := s.rng.IntN(100); {
+func (s *Script) Next() Op {
+	slot := s.Rng.IntN(maxOpen)
+	switch n := s.Rng.IntN(100); {
 	case n < 8:
 		p := s.path()
-		flags := unix.O_RDWR | []int{0, unix.O_CREAT, unix.O_CREAT, unix.O_CREAT | unix.O_TRUNC, unix.O_CREAT | unix.O_EXCL, unix.O_APPEND | unix.O_CREAT}[s.rng.IntN(6)]
-		return op{fmt.Sprintf("open %s %#o as %d", p, flags, slot), func(w *world) (any, error) {
+		flags := unix.O_RDWR | []int{0, unix.O_CREAT, unix.O_CREAT, unix.O_CREAT | unix.O_TRUNC, unix.O_CREAT | unix.O_EXCL, unix.O_APPEND | unix.O_CREAT}[s.Rng.IntN(6)]
+		return Op{fmt.Sprintf("open %s %#o as %d", p, flags, slot), func(w *World) (any, error) {
 			if w.fds[slot] >= 0 {
 				err := unix.Close(w.fds[slot])
 				w.fds[slot] = -1
@@ -132,10 +148,10 @@ func (s *script) next() op {
 			}
 			fd, err := unix.Open(w.path(p), flags|unix.O_CLOEXEC, 0o644)
 			if err == nil {
-				w.fds[slot] = fd
+				w.fds[slot], w.name[slot] = fd, p
 			}
 			return nil, err
-		}}
+		}, []string{p}, -1}
 	case n < 28:
 		off, data := s.offset(), s.bytes(s.length())
 		return onFD(slot, fmt.Sprintf("pwrite %d bytes at %d to", len(data), off), func(fd int) (any, error) {
@@ -153,6 +169,12 @@ func (s *script) next() op {
 			n, err := preadAll(fd, b, off)
 			return fmt.Sprintf("%d bytes, sha256 %x", n, sha256.Sum256(b[:n])), err
 		})
+	case n < 47:
+		off, length, mode := s.offset(), int64(s.length()), []uint32{0, unix.FALLOC_FL_ZERO_RANGE, unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE}[s.Rng.IntN(3)]
+		length = min(length, s.MaxSize-off)
+		return onFD(slot, fmt.Sprintf("fallocate mode %d, %d bytes at %d of", mode, length, off), func(fd int) (any, error) {
+			return nil, unix.Fallocate(fd, mode, off, length)
+		})
 	case n < 50:
 		size := s.offset()
 		return onFD(slot, fmt.Sprintf("ftruncate to %d", size), func(fd int) (any, error) {
@@ -168,34 +190,37 @@ func (s *script) next() op {
 		})
 	case n < 57:
 		p, size := s.path(), s.offset()
-		return op{fmt.Sprintf("truncate %s to %d", p, size), func(w *world) (any, error) { return nil, unix.Truncate(w.path(p), size) }}
+		return Op{fmt.Sprintf("truncate %s to %d", p, size), func(w *World) (any, error) { return nil, unix.Truncate(w.path(p), size) }, []string{p}, -1}
+	case n < 58:
+		p, kind := s.path(), []uint32{unix.S_IFREG, unix.S_IFSOCK}[s.Rng.IntN(2)]
+		return Op{fmt.Sprintf("mknod %s %#o", p, kind), func(w *World) (any, error) { return nil, unix.Mknod(w.path(p), kind|0o640, 0) }, []string{p}, -1}
 	case n < 64:
 		p := s.dir()
-		return op{"mkdir " + p, func(w *world) (any, error) { return nil, unix.Mkdir(w.path(p), 0o755) }}
+		return Op{"mkdir " + p, func(w *World) (any, error) { return nil, unix.Mkdir(w.path(p), 0o755) }, []string{p}, -1}
 	case n < 66:
 		p := s.any()
-		return op{"rmdir " + p, func(w *world) (any, error) { return nil, unix.Rmdir(w.path(p)) }}
+		return Op{"rmdir " + p, func(w *World) (any, error) { return nil, unix.Rmdir(w.path(p)) }, []string{p}, -1}
 	case n < 71:
 		p := s.any()
-		return op{"unlink " + p, func(w *world) (any, error) { return nil, unix.Unlink(w.path(p)) }}
+		return Op{"unlink " + p, func(w *World) (any, error) { return nil, unix.Unlink(w.path(p)) }, []string{p}, -1}
 	case n < 79:
 		from, to := s.any(), s.any()
-		flags := []uint{0, 0, 0, unix.RENAME_NOREPLACE, unix.RENAME_EXCHANGE}[s.rng.IntN(5)]
-		return op{fmt.Sprintf("rename %s to %s, flags %d", from, to, flags), func(w *world) (any, error) {
+		flags := []uint{0, 0, 0, unix.RENAME_NOREPLACE, unix.RENAME_EXCHANGE}[s.Rng.IntN(5)]
+		return Op{fmt.Sprintf("rename %s to %s, flags %d", from, to, flags), func(w *World) (any, error) {
 			return nil, unix.Renameat2(unix.AT_FDCWD, w.path(from), unix.AT_FDCWD, w.path(to), flags)
-		}}
+		}, []string{from, to}, -1}
 	case n < 82:
 		from, to := s.path(), s.path()
-		return op{fmt.Sprintf("link %s to %s", from, to), func(w *world) (any, error) { return nil, unix.Link(w.path(from), w.path(to)) }}
+		return Op{fmt.Sprintf("link %s to %s", from, to), func(w *World) (any, error) { return nil, unix.Link(w.path(from), w.path(to)) }, []string{from, to}, -1}
 	case n < 85:
 		target, p := s.any(), s.path()
-		return op{fmt.Sprintf("symlink %s to %s", p, target), func(w *world) (any, error) { return nil, unix.Symlink(target, w.path(p)) }}
+		return Op{fmt.Sprintf("symlink %s to %s", p, target), func(w *World) (any, error) { return nil, unix.Symlink(target, w.path(p)) }, []string{p}, -1}
 	case n < 87:
-		p, mode := s.any(), s.rng.Uint32()&0o7777|0o700
-		return op{fmt.Sprintf("chmod %s %#o", p, mode), func(w *world) (any, error) { return nil, unix.Chmod(w.path(p), mode) }}
+		p, mode := s.any(), s.Rng.Uint32()&0o7777|0o700
+		return Op{fmt.Sprintf("chmod %s %#o", p, mode), func(w *World) (any, error) { return nil, unix.Chmod(w.path(p), mode) }, []string{p}, -1}
 	case n < 89:
-		p, sec, nsec := s.any(), s.rng.Int64N(2e9), s.rng.Int64N(1e9)
-		return op{fmt.Sprintf("utimens %s %d.%09d", p, sec, nsec), func(w *world) (any, error) {
+		p, sec, nsec := s.any(), s.Rng.Int64N(2e9), s.Rng.Int64N(1e9)
+		return Op{fmt.Sprintf("utimens %s %d.%09d", p, sec, nsec), func(w *World) (any, error) {
 			ts := []unix.Timespec{{Sec: sec, Nsec: nsec}, {Sec: sec + 1, Nsec: nsec}}
 			if err := unix.UtimesNanoAt(unix.AT_FDCWD, w.path(p), ts, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 				return nil, err
@@ -203,35 +228,35 @@ func (s *script) next() op {
 			var st unix.Stat_t
 			err := unix.Lstat(w.path(p), &st)
 			return st.Mtim, err
-		}}
+		}, []string{p}, -1}
 	case n < 91:
-		p, uid := s.any(), s.rng.IntN(3)
-		return op{fmt.Sprintf("lchown %s %d", p, uid), func(w *world) (any, error) { return nil, unix.Lchown(w.path(p), uid, uid) }}
+		p, uid := s.any(), s.Rng.IntN(3)
+		return Op{fmt.Sprintf("lchown %s %d", p, uid), func(w *World) (any, error) { return nil, unix.Lchown(w.path(p), uid, uid) }, []string{p}, -1}
 	case n < 93:
-		p, name, val, flags := s.any(), fmt.Sprintf("user.%c", 'a'+s.rng.IntN(3)), s.bytes(s.rng.IntN(200)), s.rng.IntN(3)
-		return op{fmt.Sprintf("setxattr %s %s, %d bytes, flags %d", p, name, len(val), flags), func(w *world) (any, error) {
+		p, name, val, flags := s.any(), fmt.Sprintf("user.%c", 'a'+s.Rng.IntN(3)), s.bytes(s.Rng.IntN(200)), s.Rng.IntN(3)
+		return Op{fmt.Sprintf("setxattr %s %s, %d bytes, flags %d", p, name, len(val), flags), func(w *World) (any, error) {
 			return nil, unix.Lsetxattr(w.path(p), name, val, flags)
-		}}
+		}, []string{p}, -1}
 	case n < 95:
-		p, name := s.any(), fmt.Sprintf("user.%c", 'a'+s.rng.IntN(3))
-		return op{fmt.Sprintf("getxattr and remove %s %s", p, name), func(w *world) (any, error) {
+		p, name := s.any(), fmt.Sprintf("user.%c", 'a'+s.Rng.IntN(3))
+		return Op{fmt.Sprintf("getxattr and remove %s %s", p, name), func(w *World) (any, error) {
 			b := make([]byte, 300)
 			n, err := unix.Lgetxattr(w.path(p), name, b)
 			if err != nil {
 				return nil, err
 			}
 			return b[:n], unix.Lremovexattr(w.path(p), name)
-		}}
+		}, []string{p}, -1}
 	case n < 98:
 		p := s.any()
-		return op{"lstat " + p, func(w *world) (any, error) {
+		return Op{"lstat " + p, func(w *World) (any, error) {
 			var st unix.Stat_t
 			err := unix.Lstat(w.path(p), &st)
 			return statLine(&st), err
-		}}
+		}, []string{p}, -1}
 	default:
 		p := s.dir()
-		return op{"list " + p, func(w *world) (any, error) {
+		return Op{"list " + p, func(w *World) (any, error) {
 			entries, err := os.ReadDir(w.path(p))
 			var names []string
 			for _, e := range entries {
@@ -239,17 +264,17 @@ func (s *script) next() op {
 			}
 			sort.Strings(names)
 			return names, errnoOf(err)
-		}}
+		}, []string{p}, -1}
 	}
 }
 
-func onFD(slot int, desc string, do func(fd int) (any, error)) op {
-	return op{fmt.Sprintf("%s %d", desc, slot), func(w *world) (any, error) {
+func onFD(slot int, desc string, do func(fd int) (any, error)) Op {
+	return Op{fmt.Sprintf("%s %d", desc, slot), func(w *World) (any, error) {
 		if w.fds[slot] < 0 {
 			return nil, nil
 		}
 		return do(w.fds[slot])
-	}}
+	}, nil, slot}
 }
 
 func pwriteAll(fd int, b []byte, off int64) (int, error) {
@@ -293,23 +318,23 @@ func errnoOf(err error) error {
 	return err
 }
 
-// step does o in both worlds and says how they disagree, if they do.
-func step(o op, a, b *world) error {
-	ra, ea := o.do(a)
-	rb, eb := o.do(b)
+// Step does o in both worlds and says how they disagree, if they do.
+func Step(o Op, a, b *World) error {
+	ra, ea := o.Do(a)
+	rb, eb := o.Do(b)
 	if fmt.Sprint(ea) != fmt.Sprint(eb) || fmt.Sprintf("%v", ra) != fmt.Sprintf("%v", rb) {
-		return fmt.Errorf("%s:\n  weft:  %v, %v\n  plain: %v, %v", o.desc, ra, ea, rb, eb)
+		return fmt.Errorf("%s:\n  weft:  %v, %v\n  plain: %v, %v", o.Desc, ra, ea, rb, eb)
 	}
 	return nil
 }
 
-// compareTrees walks both worlds and compares everything.
-func compareTrees(a, b *world) error {
-	la, err := listing(a.root)
+// CompareTrees walks both worlds and compares everything.
+func CompareTrees(a, b *World) error {
+	la, err := listing(a.Root)
 	if err != nil {
 		return err
 	}
-	lb, err := listing(b.root)
+	lb, err := listing(b.Root)
 	if err != nil {
 		return err
 	}

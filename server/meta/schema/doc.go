@@ -12,7 +12,7 @@
 //	"m"                                counters   field 0: how often a directory changed its parent; always guarded,
 //	                                              which puts such moves into one order
 //	"n"                                counters   field 0: the next free inode number
-//	"o" id[8]                          empty      an inode without names that some session may have open
+//	"o" id[8]                          empty      an inode without names, any more or yet, that some session may have open
 //	"r" session[16] slot[2]            Reply      the last answer of a slot that changed the catalog
 //	"s" session[16]                    Session    a client's session
 //	"t" id[8]                          Truncate   data files are to be cut to this size

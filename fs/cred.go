@@ -1,0 +1,105 @@
+package fs
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"strconv"
+	"sync"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+)
+
+// cred is on whose behalf the kernel asks. A request has the caller's user and group, but of his supplementary groups
+// at most one, so they are read from /proc each time: some 15 us, and setgroups(2) has effect at once. Where that
+// does not work the service knows the groups of the user. Those of root decide nothing.
+func cred(h *fuse.InHeader) metarpc.Cred {
+	who := metarpc.Cred{UID: h.Uid, GID: h.Gid}
+	if who.UID != 0 {
+		var visible bool
+		who.Groups, visible = groupsOf(h.Pid, h.Uid)
+		who.ByUID = !visible
+	}
+	return who
+}
+
+// userOnly is cred for what the service allows everybody.
+func userOnly(h *fuse.InHeader) metarpc.Cred { return metarpc.Cred{UID: h.Uid, GID: h.Gid} }
+
+var statusBuffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+// groupsOf reads the supplementary groups of the thread pid (proc(5), status). It fails if the thread cannot be seen from
+// here, because of its process namespace or of hidepid, or if it is not one of uid: then it acts for somebody else.
+func groupsOf(pid, uid uint32) (groups []uint32, visible bool) {
+	if pid == 0 {
+		return nil, false
+	}
+	f, err := os.Open("/proc/" + strconv.FormatUint(uint64(pid), 10) + "/status")
+	if err != nil {
+		return nil, false
+	}
+	defer f.Close()
+	b := statusBuffers.Get().(*bytes.Buffer)
+	defer statusBuffers.Put(b)
+	b.Reset()
+	if _, err := b.ReadFrom(io.LimitReader(f, maxStatus)); err != nil {
+		return nil, false
+	}
+	return parseGroups(b.Bytes(), uid)
+}
+
+// maxStatus is more than a status with all groups that there can be.
+const maxStatus = 1 << 20
+
+// parseGroups finds the groups in the text of a status whose file system user is uid.
+func parseGroups(status []byte, uid uint32) (groups []uint32, ok bool) {
+	mine := false
+	for line := range bytes.Lines(status) {
+		name, value, _ := bytes.Cut(line, []byte(":"))
+		switch string(name) {
+		case "Uid": // real, effective, saved, of file systems
+			fields := bytes.Fields(value)
+			mine = len(fields) == 4 && string(fields[3]) == strconv.FormatUint(uint64(uid), 10)
+		case "Groups":
+			for field := range bytes.FieldsSeq(value) {
+				gid, err := strconv.ParseUint(string(field), 10, 32)
+				if err != nil {
+					return nil, false
+				}
+				groups = append(groups, uint32(gid))
+			}
+			return groups, mine
+		}
+	}
+	return nil, false
+}
+
+// dirCreds remembers who opened each directory that is open: what open(2) allowed, readdir(3) may do, whoever does it.
+type dirCreds struct {
+	mu   sync.Mutex
+	last uint64
+	open map[uint64]metarpc.Cred
+}
+
+func (d *dirCreds) add(who metarpc.Cred) uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.last++
+	d.open[d.last] = who
+	return d.last
+}
+
+func (d *dirCreds) of(fh uint64) (metarpc.Cred, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	who, ok := d.open[fh]
+	return who, ok
+}
+
+func (d *dirCreds) remove(fh uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.open, fh)
+}

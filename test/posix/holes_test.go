@@ -1,0 +1,199 @@
+package posix
+
+import (
+	"bytes"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/test/harness"
+)
+
+// onDiskAndMemory runs a test on a volume on the disk and on one in memory, with a directory of the same file system.
+func onDiskAndMemory(t *testing.T, run func(t *testing.T, v *harness.Volume, m *harness.Mount, local string)) {
+	for _, where := range []string{"disk", "memory"} {
+		t.Run(where, func(t *testing.T) {
+			if where == "memory" {
+				var st unix.Statfs_t
+				if err := unix.Statfs("/dev/shm", &st); err != nil || st.Type != unix.TMPFS_MAGIC {
+					t.Skip("missing: a tmpfs at /dev/shm")
+				}
+				t.Setenv("TMPDIR", "/dev/shm")
+			}
+			v := harness.NewVolume(t, harness.Options{})
+			m := v.Mount()
+			run(t, v, m, t.TempDir())
+			m.Unmount()
+			v.Stop()
+			v.Fsck()
+		})
+	}
+}
+
+// used is how much space the files below a directory take up.
+func used(t *testing.T, dir string) (n int64) {
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		st, err := d.Info()
+		if err == nil {
+			n += st.Sys().(*syscall.Stat_t).Blocks * 512
+		}
+		return nil // data files come and go
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// Space is really reserved, and really given back.
+func TestFallocateSpace(t *testing.T) {
+	onDiskAndMemory(t, func(t *testing.T, v *harness.Volume, m *harness.Mount, local string) {
+		const size, slack = 64 << 20, 4 << 20 // the catalog grows, too
+		f := create(t, m.Dir+"/f")
+		defer f.Close()
+		before := used(t, v.Dir)
+		want := func(what string, more int64) {
+			t.Helper()
+			if n := used(t, v.Dir) - before; n < more-slack || n > more+slack {
+				t.Errorf("%s: %d bytes more are taken, want %d", what, n, more)
+			}
+		}
+		fallocate := func(mode uint32, off, n int64) {
+			t.Helper()
+			if err := unix.Fallocate(int(f.Fd()), mode, off, n); err != nil {
+				t.Fatalf("fallocate %#x: %v", mode, err)
+			}
+		}
+		fallocate(unix.FALLOC_FL_KEEP_SIZE, 0, size)
+		want("reserved behind the end", size)
+		if st := stat(m.Dir + "/f"); st.Size != 0 {
+			t.Errorf("the size is %d", st.Size)
+		}
+		fallocate(0, 0, size)
+		want("allocated", size)
+		if st := stat(m.Dir + "/f"); st.Size != size {
+			t.Errorf("the size is %d", st.Size)
+		}
+		fallocate(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, size/4, size/2)
+		want("punched", size/2)
+		fallocate(unix.FALLOC_FL_ZERO_RANGE, size/2, size)
+		want("zeroed beyond the end", size+size/4)
+		if st := stat(m.Dir + "/f"); st.Size != size+size/2 {
+			t.Errorf("the size is %d", st.Size)
+		}
+		if err := f.Truncate(0); err != nil {
+			t.Fatal(err)
+		}
+		want("truncated", 0)
+	})
+}
+
+// stat is lstat(2) of what exists.
+func stat(path string) unix.Stat_t {
+	var st unix.Stat_t
+	try(unix.Lstat(path, &st))
+	return st
+}
+
+func create(t *testing.T, path string) *os.File {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// Data and holes are where a local file of the same file system has them, when everything is on the disk.
+func TestSeekLikeLocal(t *testing.T) {
+	onDiskAndMemory(t, func(t *testing.T, v *harness.Volume, m *harness.Mount, local string) {
+		seed := rand.Uint64()
+		t.Logf("seed %d", seed)
+		rnd := rand.New(rand.NewPCG(seed, 8))
+		files := []*os.File{create(t, m.Dir+"/f"), create(t, local+"/f")}
+		for _, f := range files {
+			defer f.Close()
+		}
+		const most = 16 << 20
+		for step := range 60 {
+			off, n := rnd.Int64N(most), 1+rnd.Int64N(1<<(1+rnd.IntN(21)))
+			data := bytes.Repeat([]byte{byte(step + 1)}, int(n))
+			punch := rnd.IntN(3) == 0
+			for _, f := range files {
+				var err error
+				if punch {
+					err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
+				} else {
+					_, err = f.WriteAt(data, off)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for _, f := range files {
+			if err := f.Sync(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		size := stat(local + "/f").Size
+		for range 300 {
+			off, whence := rnd.Int64N(size+100), []int{unix.SEEK_DATA, unix.SEEK_HOLE}[rnd.IntN(2)]
+			got, err1 := unix.Seek(int(files[0].Fd()), off, whence)
+			want, err2 := unix.Seek(int(files[1].Fd()), off, whence)
+			if got != want || err1 != err2 {
+				t.Errorf("lseek(%d, %d): %d, %v; a local file: %d, %v", off, whence, got, err1, want, err2)
+			}
+		}
+		if !bytes.Equal([]byte(read(m.Dir+"/f")), []byte(read(local+"/f"))) {
+			t.Error("the contents differ")
+		}
+	})
+}
+
+// What the data servers' file system can hold works far out; the rest is EFBIG, as it is there.
+func TestFarOffsets(t *testing.T) {
+	onDiskAndMemory(t, func(t *testing.T, v *harness.Volume, m *harness.Mount, local string) {
+		files := []*os.File{create(t, m.Dir+"/f"), create(t, local+"/f")}
+		for _, f := range files {
+			defer f.Close()
+		}
+		for _, off := range []int64{1 << 40, 1<<44 - 8192, 1<<44 - 4096, 1 << 44, 20 << 40, 1 << 60, 1<<63 - 8192, 1<<63 - 4096} {
+			for _, op := range []struct {
+				name string
+				do   func(f *os.File) error
+			}{
+				{"write", func(f *os.File) error { _, err := unix.Pwrite(int(f.Fd()), []byte("far"), off); return err }},
+				{"truncate", func(f *os.File) error { return unix.Ftruncate(int(f.Fd()), off+5) }},
+				{"fallocate", func(f *os.File) error { return unix.Fallocate(int(f.Fd()), 0, off, 4000) }},
+				{"reservation", func(f *os.File) error { return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, off, 4000) }},
+				{"punch", func(f *os.File) error {
+					return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, 4000)
+				}},
+			} {
+				got, want := op.do(files[0]), op.do(files[1])
+				if got != want {
+					// A striped file is longer than its data files, and holes beyond these cost nothing.
+					level := t.Errorf
+					if got == nil && (op.name == "truncate" || op.name == "punch") {
+						level = t.Logf
+					}
+					level("%s at %d: %v; on a local file: %v", op.name, off, got, want)
+				}
+			}
+			if st := stat(m.Dir + "/f"); st.Size > off {
+				buf := make([]byte, 3)
+				if n, err := unix.Pread(int(files[0].Fd()), buf, off); err != nil || n != 3 || string(buf) != "\x00\x00\x00" {
+					t.Errorf("read at %d after the punch: %q, %v", off, buf[:n], err)
+				}
+			}
+		}
+	})
+}
