@@ -156,16 +156,11 @@ func (c *Client) ReadLink(ctx context.Context, cred metarpc.Cred, id layout.File
 
 // GetXattr's value must not be changed.
 func (c *Client) GetXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string) ([]byte, error) {
-	args := &metarpc.XattrArgs{ID: id, Name: name}
-	var r metarpc.BytesResult
-	if isComputed(name) {
-		err := c.do(ctx, metarpc.OpGetXattr, cred, args, &r, nil)
-		return r.Value, err
-	}
 	if isTrusted(name) && cred.UID != 0 {
 		return nil, errNoXattr
 	}
-	if c.Alive() {
+	computed := isComputed(name)
+	if !computed && c.Alive() {
 		value, ok := c.leases.xattr(id, name)
 		switch {
 		case ok && value == nil:
@@ -175,9 +170,11 @@ func (c *Client) GetXattr(ctx context.Context, cred metarpc.Cred, id layout.File
 		}
 	}
 	asked := c.leases.ask()
-	err := c.do(ctx, metarpc.OpGetXattr, cred, args, &r, nil)
+	var r metarpc.BytesResult
+	err := c.do(ctx, metarpc.OpGetXattr, cred, &metarpc.XattrArgs{ID: id, Name: name}, &r, nil)
 	var status *metarpc.Error
 	switch {
+	case computed:
 	case err == nil:
 		if r.Value == nil {
 			r.Value = []byte{} // there is one, and it is empty

@@ -402,7 +402,7 @@ func (c *Client) leaseJanitor() {
 		if !sleep(c.ctx, gather) {
 			return
 		}
-		c.returnLeases(c.ctx)
+		c.returnLeases(prior(c.ctx))
 	}
 }
 

@@ -28,8 +28,8 @@ type conn struct {
 	closed  chan struct{} // closed when the connection is given up
 	useful  bool          // the manager's: something was answered
 
-	out            []byte // guarded by Client.mu: frames to be written
-	sent, received bool   // guarded by Client.mu: something was, since the last tick
+	out      []byte // guarded by Client.mu: frames to be written
+	received bool   // guarded by Client.mu: something was, since the last tick
 }
 
 // connect tries every address once, the one that worked last first, and says hello for the session, or for a new one
@@ -156,7 +156,6 @@ func (cn *conn) queue(sl *slot) {
 // append adds a frame to what is to be written; Client.mu is held.
 func (cn *conn) append(frame []byte) {
 	cn.out = append(cn.out, frame...)
-	cn.sent = true
 	select {
 	case cn.wake <- struct{}{}:
 	default:
@@ -197,14 +196,16 @@ func (c *Client) write(cn *conn) error {
 	}
 }
 
-// tick is called every third of the lease. It sends Renew if nothing else was sent, and also if nothing came, since it
-// is answered at once: when the next tick finds neither that answer nor anything else the connection is dead.
+// tick is called every third of the lease. It sends Renew if no call was answered that was sent lately, and also if
+// nothing came, since it is answered at once: when the next tick finds neither that answer nor anything else the connection is
+// dead.
 func (c *Client) tick(cn *conn) error {
 	c.mu.Lock()
 	s := c.session // there is one as long as there is a connection
-	idle, silent := !cn.sent, !cn.received
-	cn.sent, cn.received = false, false
+	silent := !cn.received
+	cn.received = false
 	c.mu.Unlock()
+	idle := c.valid.rest() < fullLease(s.lease)-s.lease/6
 	var sl *slot // nil if the last Renew is not answered
 	select {
 	case sl = <-s.renew:

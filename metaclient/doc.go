@@ -1,6 +1,6 @@
 // Package metaclient speaks to weft's metadata service: one session with calls, callbacks, leases, and what a client
-// keeps of layouts and devices. The protocol is described in package internal/wire/metarpc. Attributes and names are
-// not cached here, and nothing here knows of data servers beyond their addresses.
+// keeps of layouts, devices, attributes and names. The protocol is described in package internal/wire/metarpc. Nothing here
+// knows of data servers beyond their addresses.
 //
 // # Calls
 //
@@ -25,6 +25,23 @@
 // Layouts granted by replies and taken by recalls are applied to the cache by the goroutine that reads the connection,
 // hence in the order in which the service sent them.
 //
+// # What is kept under leases
+//
+// Attributes, extended attributes, targets of symbolic links, and names that are there or are not, are kept while the
+// session has a lease on the inode, and answered without a call. Leases hold by our own clock: for nine tenths of their
+// time after the sending of the last call that was answered. Once that is over, as after the end of the session or a
+// restart of the service, all is forgotten, and the user of the client is told (OnLeaseRecall) what was leased. What is
+// used longest ago is given back when there is too much, after the user has been told.
+//
+// An answer is kept only if its question was asked after everything that may have made it wrong: a recall that arrived, a
+// change by this session that was answered, a lease that was given back. A clock of the client counts these events; the
+// marks of leaseTable say for each inode, its names, and each name that was changed here, when the last one was. While a
+// change of this session is not answered, however long that takes after its caller has left, what it affects is neither known
+// nor kept. What comes without a lease (extended attributes, sizes after LayoutCommit, the names that a change has made) is
+// kept under one that there was already when it was asked for. Remove and Rename change inodes that the service does not
+// name in its answer: the names are looked up before if that is needed, and if they may mean something else by the time of
+// the change everything that is known of inodes is forgotten.
+//
 // # Locks
 //
 // The client knows which locks the service holds for it, so that it can set them again in a restarted service, right
@@ -35,11 +52,11 @@
 //
 // # Goroutines
 //
-// A client has a manager, which connects and then reads the connection; a writer for each connection; and a janitor,
-// which gives back. A recall runs in its own goroutine, of which there are at most maxRecalls, and so does the work
+// A client has a manager, which connects and then reads the connection; a writer for each connection; and two
+// janitors, one of which gives leases back and the other everything else. A recall runs in its own goroutine, of which there are at most maxRecalls, and so does the work
 // after a lost session or a restarted service. All end with Close.
 //
 // # Lock order
 //
-// Client.mu, cache.mu, lockBook.mu, ledger.mu and deviceTable.mu are never held together, and none of them while blocking.
+// Client.mu, cache.mu, leaseTable.mu, lockBook.mu, ledger.mu and deviceTable.mu are never held together, and none of them while blocking.
 package metaclient

@@ -20,10 +20,13 @@ func (v *validity) rest() time.Duration {
 
 // extend says that a call that was sent at a time has been answered. There is one caller at a time.
 func (v *validity) extend(sent time.Time, lease time.Duration) {
-	d := lease / 10 * 9 // clocks may run at different speeds
+	d := fullLease(lease)
 	v.mono.Store(max(v.mono.Load(), int64(sent.Sub(v.start)+d)))
 	v.wall.Store(max(v.wall.Load(), sent.UnixNano()+int64(d)))
 }
+
+// fullLease is how long leases hold after the sending of a call: clocks may run at different speeds.
+func fullLease(lease time.Duration) time.Duration { return lease / 10 * 9 }
 
 // end says that leases no longer hold.
 func (v *validity) end() {

@@ -272,7 +272,12 @@ func (d *daemon) status(ctx context.Context) mountStatus {
 		Devices:  []deviceStatus{},
 	}
 	state := d.meta.State()
-	st.Service = serviceStatus{Address: state.Addr, Connected: state.Connected}
+	st.Service = serviceStatus{
+		Address: state.Addr, Connected: state.Connected, Calls: map[string]uint64{}, Leases: state.Leases,
+	}
+	for op, n := range state.Calls {
+		st.Service.Calls[op.String()] = n
+	}
 	if state.Problem != nil {
 		st.Service.Problem = fmt.Sprintf("not connected since %s: %v", state.Since.Format(time.RFC3339), state.Problem)
 	}

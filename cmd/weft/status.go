@@ -34,6 +34,9 @@ type serviceStatus struct {
 	Sessions  int    `json:"sessions"`
 	Grace     bool   `json:"grace"`   // restarted and still waiting for clients of before
 	Garbage   int64  `json:"garbage"` // data files that wait for removal
+
+	Calls  map[string]uint64 `json:"calls"`  // that the mount has sent, for each kind
+	Leases int               `json:"leases"` // inodes of which attributes or names need not be asked for
 }
 
 type deviceStatus struct {
