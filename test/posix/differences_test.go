@@ -32,6 +32,7 @@ var differences = []difference{
 	{"weft", "blocks do not count a hole", "only the data servers know what is allocated, and asking them all at each stat(2) would cost too much: st_blocks is st_size"},
 	{"weft", "blocks of a punched file", "only the data servers know what is allocated, and asking them all at each stat(2) would cost too much: st_blocks is st_size"},
 	{"weft", "d_ino of ..", "the entry `..` has the number FUSE keeps for unknown ones, since an open directory may have another parent by now; stat(2) of it is right"},
+	{"weft", "times after mmap and read (file), file", "FUSE is not told of mmap(2); the time of access changes when a page is read"},
 	{"weft", "epoll of a file", "the kernel lets every FUSE file be waited for; it is always ready"},
 	{"ext4", "times after setxattr to the same (file), file", "ext4 sees that the value is the same and changes nothing"},
 	{"tmpfs", "fallocate ZERO_RANGE*", "tmpfs does not have it"},
