@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -136,6 +137,7 @@ type FS struct {
 	// given up the whole mount.
 	caller       func(pid uint32) fate
 	disconnected func() bool
+	yield        bool // there is a single thread for Go code; see request.end
 }
 
 // New returns an FS. Close ends it.
@@ -148,6 +150,7 @@ func New(cfg Config) (*FS, error) {
 		forgetting:   make(chan struct{}, maxForgetting),
 		caller:       callerFate,
 		disconnected: func() bool { return false },
+		yield:        runtime.GOMAXPROCS(0) == 1,
 	}
 	if cfg.CachePages {
 		fs.pages = &keptPages{stamps: map[layout.FileID]stamp{}}
