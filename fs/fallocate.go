@@ -13,11 +13,12 @@ import (
 	"github.com/weftfs/weft/layout"
 )
 
-// fallocate is fallocate(2). The kernel has refused lengths of 0 and files that are none.
+// fallocate is fallocate(2). The kernel has refused lengths of 0 and files that are none. setID says that the caller may not
+// keep the set-user-ID and set-group-ID bits.
 //
 // Data servers that cannot reserve space or punch holes are sent zeros (see dataplane.File.Punch and Allocate); to reserve
 // space behind the end of the file is refused with them. If there is not enough space, part of the range may be reserved.
-func (i *inode) fallocate(ctx context.Context, mode uint32, off, n int64) error {
+func (i *inode) fallocate(ctx context.Context, mode uint32, off, n int64, setID bool) error {
 	if n > math.MaxInt64-off {
 		return syscall.EFBIG
 	}
@@ -28,7 +29,7 @@ func (i *inode) fallocate(ctx context.Context, mode uint32, off, n int64) error 
 	default:
 		return syscall.EOPNOTSUPP
 	}
-	if err := i.clearPrivileges(ctx, false); err != nil {
+	if err := i.clearPrivileges(ctx, setID); err != nil {
 		return err
 	}
 	size, err := i.freshSize(ctx)

@@ -279,5 +279,5 @@ func (r *raw) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Statu
 	if in.Offset > math.MaxInt64 || in.Length > math.MaxInt64-in.Offset {
 		return fuse.Status(syscall.EFBIG)
 	}
-	return h.i.status(h.i.fallocate(ctx, in.Mode, int64(in.Offset), int64(in.Length)))
+	return h.i.status(h.i.fallocate(ctx, in.Mode, int64(in.Offset), int64(in.Length), in.Uid != 0))
 }

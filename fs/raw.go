@@ -111,6 +111,7 @@ func (r *raw) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.Attr
 	if err != nil {
 		return r.status(err)
 	}
+	r.fs.accesses.show(&a.Attr)
 	fillAttr(&out.Attr, &a.Attr)
 	out.SetTimeout(a.keep)
 	return fuse.OK
@@ -181,6 +182,7 @@ func (r *raw) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 	if err != nil {
 		return r.status(err)
 	}
+	r.fs.accesses.show(&a.Attr)
 	fillAttr(&out.Attr, &a.Attr) // not to be kept
 	return fuse.OK
 }

@@ -9,12 +9,25 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 )
 
-// checkXattr refuses extended attributes that mean something to the kernel which it would not act upon: SELinux labels and
-// what is not an access control list. Programs like ls(1) ask for those of each file, until told that there are none at all.
+// checkXattr refuses names outside the namespaces of xattr(7), which the kernel leaves to a FUSE file system, and attributes
+// that mean something to the kernel which it would not act upon: SELinux labels and what is not an access control list.
+// Programs like ls(1) ask for those of each file, until told that there are none at all.
 func checkXattr(name string) error {
-	acl := name == "system.posix_acl_access" || name == "system.posix_acl_default"
-	if strings.HasPrefix(name, "system.") && !acl || name == "security.selinux" {
+	space, rest, _ := strings.Cut(name, ".")
+	switch space {
+	case "user", "trusted", "security", "weft":
+	case "system":
+		if rest != "posix_acl_access" && rest != "posix_acl_default" {
+			return syscall.EOPNOTSUPP
+		}
+	default:
 		return syscall.EOPNOTSUPP
+	}
+	switch {
+	case name == "security.selinux":
+		return syscall.EOPNOTSUPP
+	case rest == "":
+		return syscall.EINVAL
 	}
 	if len(name) > metarpc.MaxXattrKey {
 		return syscall.ERANGE
