@@ -881,6 +881,50 @@ func TestUnknownOutcome(t *testing.T) {
 	})
 }
 
+// In a new session a file that is open may be used before it has been opened again.
+func TestNotYetOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(t)
+		var open atomic.Bool
+		next := layouts(t, nil)
+		s.handle = func(op metarpc.Op, args any) (metarpc.Status, any) {
+			switch op {
+			case metarpc.OpOpen:
+				if args.(*metarpc.OpenArgs).Reclaim {
+					time.Sleep(time.Second)
+				}
+				open.Store(true)
+			case metarpc.OpLayoutGet, metarpc.OpReserve:
+				if !open.Load() {
+					return metarpc.Status(syscall.EBADF), nil
+				}
+			}
+			if op == metarpc.OpReserve {
+				return metarpc.StatusOK, &metarpc.ReserveResult{Off: 5}
+			}
+			return next(op, args)
+		}
+		c := connected(t, s, Config{})
+		use := func() (int64, error) {
+			_, err := c.Layout(t.Context(), 5, layout.IOModeRW, 0, 1, false)
+			off, err2 := c.Reserve(t.Context(), 5, 1)
+			return off, errors.Join(err, err2)
+		}
+		if _, err := use(); !isStatus(err, syscall.EBADF) || s.executed(metarpc.OpLayoutGet) != 1 {
+			t.Errorf("not open at all: %v", err)
+		}
+		if _, err := c.Open(t.Context(), metarpc.Cred{}, &metarpc.OpenArgs{ID: 5}); err != nil {
+			t.Fatal(err)
+		}
+		s.forget()
+		open.Store(false)
+		s.hangUp()
+		if off, err := use(); err != nil || off != 5 {
+			t.Errorf("%d, %v", off, err)
+		}
+	})
+}
+
 // Layouts for appends are not used for writing anywhere, until that was asked for.
 func TestAppendLayouts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
