@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -266,13 +267,33 @@ func (c *Client) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport,
 
 // Reserve makes a file n bytes longer, for an append, and returns where they are.
 func (c *Client) Reserve(ctx context.Context, id layout.FileID, n int64) (off int64, err error) {
-	r := new(metarpc.ReserveResult)
-	ch := c.leases.begin([]layout.FileID{id}, false)
-	err = c.change(ctx, metarpc.OpReserve, metarpc.Cred{}, &metarpc.ReserveArgs{ID: id, Len: n}, r, ch, nil, nil)
-	if err != nil {
-		return 0, err
+	err = c.untilOpen(ctx, id, func() error {
+		r := new(metarpc.ReserveResult)
+		ch := c.leases.begin([]layout.FileID{id}, false)
+		err := c.change(ctx, metarpc.OpReserve, metarpc.Cred{}, &metarpc.ReserveArgs{ID: id, Len: n}, r, ch, nil, nil)
+		if err == nil {
+			off = r.Off
+		}
+		return err
+	})
+	return off, err
+}
+
+// openTries is how often a call is made for a file that the service does not know to be open: 3 s.
+const openTries = 6
+
+// untilOpen makes a call on a file that is open here. In a new session that may be said to it before the file has been
+// opened again.
+func (c *Client) untilOpen(ctx context.Context, id layout.FileID, call func() error) error {
+	var retry backoff
+	for try := 1; ; try++ {
+		err := call()
+		var status *metarpc.Error
+		unopened := errors.As(err, &status) && status.Status == metarpc.Status(syscall.EBADF)
+		if !unopened || try == openTries || !c.opens.holds(id) || !retry.wait(ctx) {
+			return err
+		}
 	}
-	return r.Off, nil
 }
 
 func (c *Client) DescribeLayout(ctx context.Context, id layout.FileID) (*metarpc.Described, error) {

@@ -52,11 +52,12 @@
 //
 // # Goroutines
 //
-// A client has a manager, which connects and then reads the connection; a writer for each connection; and two
-// janitors, one of which gives leases back and the other everything else. A recall runs in its own goroutine, of which there are at most maxRecalls, and so does the work
-// after a lost session or a restarted service. All end with Close.
+// A client has a manager, which connects and then reads the connection; a writer for each connection; and two janitors,
+// one of which gives leases back and the other everything else. A recall runs in its own goroutine, of which there are at
+// most maxRecalls, and so does the work after a lost session or a restarted service. All end with Close.
 //
 // # Lock order
 //
-// Client.mu, cache.mu, leaseTable.mu, lockBook.mu, ledger.mu and deviceTable.mu are never held together, and none of them while blocking.
+// Client.mu, cache.mu, leaseTable.mu, lockBook.mu, ledger.mu and deviceTable.mu are never held together, and none of
+// them while blocking.
 package metaclient

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -614,10 +615,10 @@ func TestMalformed(t *testing.T) {
 		args any
 	}{
 		"size of inode 0":       {BackSizeQuery, &SizeQueryArgs{IDs: []layout.FileID{0}}},
-		"too many sizes":        {BackSizeQuery, &SizeQueryArgs{IDs: make([]layout.FileID, MaxBatch+1)}},
+		"too many sizes":        {BackSizeQuery, &SizeQueryArgs{IDs: slices.Repeat([]layout.FileID{1}, MaxBatch+1)}},
 		"lease on inode 0":      {BackLeaseRecall, &LeaseRecallArgs{Items: []LeaseItem{{Lease: LeaseAttrs}}}},
 		"lease of another kind": {BackLeaseRecall, &LeaseRecallArgs{Items: []LeaseItem{{ID: 1, Lease: leaseAll + 1}}}},
-		"too many leases":       {BackLeaseRecall, &LeaseRecallArgs{Items: make([]LeaseItem, MaxBatch+1)}},
+		"too many leases":       {BackLeaseRecall, &LeaseRecallArgs{Items: slices.Repeat([]LeaseItem{{ID: 1}}, MaxBatch+1)}},
 		"lock of inode 0":       {BackLockReady, &LockReadyArgs{}},
 		"fewer than none":       {BackLeaseShrink, &LeaseShrinkArgs{Keep: -1}},
 	} {
