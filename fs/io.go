@@ -292,7 +292,7 @@ func (fs *FS) StartWrite(w *Write) {
 
 // ended is the data plane's Done.
 func (w *Write) ended(err error) {
-	w.i.finish(w.phase, w.Off+int64(len(w.Data)), err)
+	w.i.finish(w.phase, w.Off+int64(len(w.Data)), 0, err)
 	if err != nil {
 		w.block(err)
 		return
@@ -423,10 +423,10 @@ func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.S
 	var again retries
 	for {
 		resume := i.wait()
-		off, err := i.reserve(ctx, int64(len(data)))
+		off, at, err := i.reserve(ctx, int64(len(data)))
 		resume()
 		if err == nil {
-			return i.write(ctx, data, off, stable, &terms{mine: true, reserved: true}, nil)
+			return i.write(ctx, data, off, stable, &terms{mine: true, reserved: true, at: at}, nil)
 		}
 		if err = again.after(ctx, i, byID(i.id, err)); err != nil {
 			return 0, err
@@ -434,25 +434,26 @@ func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.S
 	}
 }
 
-// reserve asks for a place of n bytes at the end of the file, which the service must know before.
-func (i *inode) reserve(ctx context.Context, n int64) (int64, error) {
+// reserve asks for a place of n bytes at the end of the file, which the service must know before. at is the time of the
+// append.
+func (i *inode) reserve(ctx context.Context, n int64) (off, at int64, err error) {
 	i.mu.Lock()
 	known := i.end <= i.reservedEnd
 	i.mu.Unlock()
 	if !known {
 		if err := i.fs.publish(ctx, []*inode{i}); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 	}
-	off, err := i.fs.meta.Reserve(ctx, i.id, n)
+	off, at, err = i.fs.meta.Reserve(ctx, i.id, n)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.reservedEnd = max(i.reservedEnd, off+n)
-	i.wrote(off + n) // a service that is restarted has to be told of the place, or would give it away again
-	return off, nil
+	i.wrote(off+n, at) // a service that is restarted has to be told of the place, or would give it away again
+	return off, at, nil
 }
 
 // write writes data at off and returns how much of it was acknowledged. err is what it led to if it has been tried.
@@ -485,7 +486,7 @@ func (i *inode) writeOnce(ctx context.Context, data []byte, off int64, stable la
 	ended := make(chan error, 1)
 	io := &dataplane.Write{Segment: seg, Data: data[:n], Off: off, Stable: stable}
 	io.Done = func(err error) {
-		i.finish(phase, off+n, err)
+		i.finish(phase, off+n, t.at, err)
 		ended <- err
 	}
 	i.data.StartWrite(io)

@@ -264,15 +264,15 @@ func (c *Client) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport,
 	return attrs, nil
 }
 
-// Reserve makes a file n bytes longer, for an append, and returns where they are.
-func (c *Client) Reserve(ctx context.Context, id layout.FileID, n int64) (off int64, err error) {
+// Reserve makes a file n bytes longer, for an append, and returns where they are, and the time of the append.
+func (c *Client) Reserve(ctx context.Context, id layout.FileID, n int64) (off, mtime int64, err error) {
 	r := new(metarpc.ReserveResult)
 	ch := c.leases.begin([]layout.FileID{id}, false)
 	err = c.change(ctx, metarpc.OpReserve, metarpc.Cred{}, &metarpc.ReserveArgs{ID: id, Len: n}, r, ch, nil, nil)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	return r.Off, nil
+	return r.Off, r.Mtime, nil
 }
 
 func (c *Client) DescribeLayout(ctx context.Context, id layout.FileID) (*metarpc.Described, error) {
