@@ -73,15 +73,17 @@ func (c *Client) create(ctx context.Context, op metarpc.Op, cred metarpc.Cred, a
 			name = c.leases.keepName(ch.asked, k.dir, k.name, r.Attr.ID, 0)
 		}
 	}, func(o *outcome, ok bool) {
-		if ok && o.abandoned {
+		switch {
+		case ok && o.abandoned:
 			c.opens.stray(r.Attr.ID)
+		case ok && r.Created:
+			// Before the session may be found lost, in which it is open. Nobody else can have known it, so no Close of it is
+			// outstanding.
+			c.opens.hold(r.Attr.ID)
 		}
 	})
 	if err != nil {
 		return Answer{}, false, err
-	}
-	if r.Created {
-		c.opens.hold(r.Attr.ID) // nobody else can have known it, so no Close of it is outstanding
 	}
 	return c.answerWith(r.Attr, attrs, name), r.Created, nil
 }

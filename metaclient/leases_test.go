@@ -757,6 +757,7 @@ func TestResetDuringReset(t *testing.T) {
 		restart(true)  // 2: the session is lost
 		restart(false) // 3
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if !slices.Equal(lost, []bool{true, true}) || !slices.Equal(instances, []byte{3}) {
 			t.Errorf("lost %v, complete in instances %v", lost, instances)
 		}
@@ -768,10 +769,12 @@ func TestResetDuringReset(t *testing.T) {
 		restart(false) // 5
 		close(block)
 		time.Sleep(30 * time.Second)
+		synctest.Wait()
 		if slices.Contains(instances, 5) {
 			t.Errorf("complete before the end of the reset: instances %v", instances)
 		}
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if !slices.Equal(lost, []bool{true, true, false, false}) || instances[len(instances)-1] != 5 || !c.State().Connected {
 			t.Errorf("lost %v, complete in instances %v", lost, instances)
 		}
