@@ -138,11 +138,12 @@ func (i *inode) admit() (phase int) {
 	return i.phase
 }
 
-// finish counts a write out and, if it was acknowledged, records what it changed: the data now ends at to or later.
-func (i *inode) finish(phase int, to int64, err error) {
+// finish counts a write out and, if it was acknowledged, records what it changed: the data now ends at to or later. at is
+// when it was made if the service has said that, else 0.
+func (i *inode) finish(phase int, to, at int64, err error) {
 	i.mu.Lock()
 	if err == nil {
-		i.wrote(to)
+		i.wrote(to, at)
 	}
 	if i.writes[phase]--; i.writes[phase] == 0 {
 		i.notify()
@@ -151,11 +152,14 @@ func (i *inode) finish(phase int, to int64, err error) {
 	i.mu.Unlock()
 }
 
-// wrote records an acknowledged write. mu is held.
-func (i *inode) wrote(to int64) {
+// wrote records an acknowledged write, made now if at is 0. mu is held.
+func (i *inode) wrote(to, at int64) {
+	if at == 0 {
+		at = time.Now().UnixNano()
+	}
 	i.written++
 	i.end = max(i.end, to)
-	i.mtime = max(i.mtime, time.Now().UnixNano())
+	i.mtime = max(i.mtime, at)
 	i.times.changed.Store(i.mtime)
 	if to > i.size.Load() {
 		i.size.Store(to)
@@ -165,8 +169,10 @@ func (i *inode) wrote(to int64) {
 
 // terms are those on which a write is made; the zero value is for one that goes where it is told.
 type terms struct {
-	mine     bool // the caller has set sizing, or counts in reserved
-	reserved bool // the place was reserved
+	fh       uint64 // Write.Fh
+	mine     bool   // the caller has set sizing, or counts in reserved
+	reserved bool   // the place was reserved
+	at       int64  // then: when, by the clock of the service, which shows others that time already
 	// leased says that the place is the end of the file by what was known when recalledLeases was lease.
 	leased bool
 	lease  uint64
@@ -212,7 +218,7 @@ func (i *inode) acquire(ctx context.Context, off, n int64, t *terms) (*layout.Se
 			}
 			if n > seg.End()-off {
 				// The rest follows in another request, and its place must be ours until then.
-				i.wrote(off + n)
+				i.wrote(off+n, 0)
 				t.leased = false
 			}
 		}

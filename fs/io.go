@@ -294,7 +294,7 @@ func (fs *FS) StartWrite(w *Write) {
 
 // ended is the data plane's Done.
 func (w *Write) ended(err error) {
-	w.i.finish(w.phase, w.Off+int64(len(w.Data)), err)
+	w.i.finish(w.phase, w.Off+int64(len(w.Data)), 0, err)
 	if err != nil {
 		w.block(err)
 		return
@@ -312,7 +312,7 @@ func (w *Write) block(err error) {
 	}
 	// The goroutine owns the request; it ends with Done, at the latest when a Detach cancels ctx.
 	fs.spawn(func() {
-		n, err := w.write(context.WithValue(ctx, writerKey{}, w.Fh), err)
+		n, err := w.write(ctx, err)
 		w.release()
 		w.Done(n, fs.dataErrno(w.ID, err))
 	})
@@ -336,9 +336,9 @@ func (w *Write) write(ctx context.Context, err error) (int, error) {
 	}
 	var n int
 	if w.Flags&unix.O_APPEND != 0 {
-		n, err = i.append(ctx, w.Data, stable)
+		n, err = i.append(ctx, w.Fh, w.Data, stable)
 	} else {
-		n, err = i.write(ctx, w.Data, w.Off, stable, &terms{}, err)
+		n, err = i.write(ctx, w.Data, w.Off, stable, &terms{fh: w.Fh}, err)
 	}
 	if n > 0 && stable != layout.Unstable {
 		if err := i.makeDurable(ctx); err != nil {
@@ -352,17 +352,17 @@ func (w *Write) write(ctx context.Context, err error) (int, error) {
 }
 
 // append writes at the end of the file.
-func (i *inode) append(ctx context.Context, data []byte, stable layout.Stability) (int, error) {
-	n, err := i.appendLeased(ctx, data, stable)
+func (i *inode) append(ctx context.Context, fh uint64, data []byte, stable layout.Stability) (int, error) {
+	n, err := i.appendLeased(ctx, fh, data, stable)
 	if n == 0 && errors.Is(err, errUnleased) {
-		return i.appendReserved(ctx, data, stable)
+		return i.appendReserved(ctx, fh, data, stable)
 	}
 	return n, err
 }
 
 // appendLeased finds the end of the file here: under a lease nobody else writes to it, and no other write or truncation
 // of this mount changes it meanwhile.
-func (i *inode) appendLeased(ctx context.Context, data []byte, stable layout.Stability) (int, error) {
+func (i *inode) appendLeased(ctx context.Context, fh uint64, data []byte, stable layout.Stability) (int, error) {
 	resume := i.wait()
 	err := i.lockSize(ctx)
 	resume()
@@ -371,7 +371,7 @@ func (i *inode) appendLeased(ctx context.Context, data []byte, stable layout.Sta
 	}
 	defer i.unlockSize()
 	i.mu.Lock()
-	t := &terms{mine: true, leased: true, lease: i.recalledLeases}
+	t := &terms{fh: fh, mine: true, leased: true, lease: i.recalledLeases}
 	i.mu.Unlock()
 	leased := i.exact()
 	if !leased && i.leaseDue() {
@@ -405,7 +405,7 @@ func (i *inode) leaseDue() bool {
 }
 
 // appendReserved lets the service find the place: others append, too, or write. Several of one mount go on at once.
-func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.Stability) (int, error) {
+func (i *inode) appendReserved(ctx context.Context, fh uint64, data []byte, stable layout.Stability) (int, error) {
 	resume := i.wait()
 	err := i.await(ctx, func() bool { return !i.sizing })
 	if err == nil {
@@ -425,10 +425,10 @@ func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.S
 	var again retries
 	for {
 		resume := i.wait()
-		off, err := i.reserve(ctx, int64(len(data)))
+		off, at, err := i.reserve(ctx, int64(len(data)))
 		resume()
 		if err == nil {
-			return i.write(ctx, data, off, stable, &terms{mine: true, reserved: true}, nil)
+			return i.write(ctx, data, off, stable, &terms{fh: fh, mine: true, reserved: true, at: at}, nil)
 		}
 		if err = again.after(ctx, i, byID(i.id, err)); err != nil {
 			return 0, err
@@ -436,25 +436,26 @@ func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.S
 	}
 }
 
-// reserve asks for a place of n bytes at the end of the file, which the service must know before.
-func (i *inode) reserve(ctx context.Context, n int64) (int64, error) {
+// reserve asks for a place of n bytes at the end of the file, which the service must know before. at is the time of the
+// append.
+func (i *inode) reserve(ctx context.Context, n int64) (off, at int64, err error) {
 	i.mu.Lock()
 	known := i.end <= i.reservedEnd
 	i.mu.Unlock()
 	if !known {
 		if err := i.fs.publish(ctx, []*inode{i}); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 	}
-	off, err := i.fs.meta.Reserve(ctx, i.id, n)
+	off, at, err = i.fs.meta.Reserve(ctx, i.id, n)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.reservedEnd = max(i.reservedEnd, off+n)
-	i.wrote(off + n) // a service that is restarted has to be told of the place, or would give it away again
-	return off, nil
+	i.wrote(off+n, at) // a service that is restarted has to be told of the place, or would give it away again
+	return off, at, nil
 }
 
 // write writes data at off and returns how much of it was acknowledged. err is what it led to if it has been tried.
@@ -475,9 +476,6 @@ func (i *inode) write(ctx context.Context, data []byte, off int64, stable layout
 	}
 }
 
-// writerKey is the key of a context's value Write.Fh.
-type writerKey struct{}
-
 // writeOnce writes as much of data as one segment takes.
 func (i *inode) writeOnce(ctx context.Context, data []byte, off int64, stable layout.Stability, t *terms) (int, error) {
 	resume := i.wait()
@@ -487,15 +485,15 @@ func (i *inode) writeOnce(ctx context.Context, data []byte, off int64, stable la
 		return 0, err
 	}
 	// A layout of a new session lets a write through that began in the one whose locks are lost.
-	if fh, _ := ctx.Value(writerKey{}).(uint64); i.fs.unprotected(fh) {
-		i.finish(phase, off, errLockLost)
+	if i.fs.unprotected(t.fh) {
+		i.finish(phase, off, 0, errLockLost)
 		return 0, errLockLost
 	}
 	n := min(int64(len(data)), seg.End()-off)
 	ended := make(chan error, 1)
 	io := &dataplane.Write{Segment: seg, Data: data[:n], Off: off, Stable: stable}
 	io.Done = func(err error) {
-		i.finish(phase, off+n, err)
+		i.finish(phase, off+n, t.at, err)
 		ended <- err
 	}
 	i.data.StartWrite(io)

@@ -900,14 +900,14 @@ func TestNotYetOpen(t *testing.T) {
 				}
 			}
 			if op == metarpc.OpReserve {
-				return metarpc.StatusOK, &metarpc.ReserveResult{Off: 5}
+				return metarpc.StatusOK, &metarpc.ReserveResult{Off: 5, Mtime: 1}
 			}
 			return next(op, args)
 		}
 		c := connected(t, s, Config{})
 		use := func() (int64, error) {
 			_, err := c.Layout(t.Context(), 5, layout.IOModeRW, 0, 1, false)
-			off, err2 := c.Reserve(t.Context(), 5, 1)
+			off, _, err2 := c.Reserve(t.Context(), 5, 1)
 			return off, errors.Join(err, err2)
 		}
 		if _, err := use(); !isStatus(err, syscall.EBADF) || s.executed(metarpc.OpLayoutGet) != 1 {
