@@ -38,15 +38,16 @@ type Write struct {
 	ID    layout.FileID
 	Off   int64
 	Data  []byte
+	Fh    uint64 // the open file, or 0
 	Flags uint32 // of open(2): with O_APPEND Off is ignored; O_DSYNC and O_SYNC make the write stable before Done
 	// ClearSetID says that the writer may not keep the set-user-ID and set-group-ID bits.
 	ClearSetID bool
 	Done       func(n int, errno syscall.Errno)
 
 	transfer
-	i     *inode
-	io    dataplane.Write
-	phase int
+	i        *inode
+	io       dataplane.Write
+	admitted admission
 }
 
 // transfer is what Reads and Writes have in common. The data plane has the request, until a goroutine takes it over
@@ -281,7 +282,7 @@ func (fs *FS) StartWrite(w *Write) {
 		w.block(nil)
 		return
 	}
-	w.phase = i.admit()
+	w.admitted = i.admit()
 	i.mu.Unlock()
 	w.io.Segment, w.io.Data, w.io.Off = seg, w.Data, w.Off
 	if w.io.Done == nil {
@@ -292,8 +293,7 @@ func (fs *FS) StartWrite(w *Write) {
 
 // ended is the data plane's Done.
 func (w *Write) ended(err error) {
-	w.i.finish(w.phase, w.Off+int64(len(w.Data)), err)
-	if err != nil {
+	if err = w.i.finish(w.admitted, w.Off+int64(len(w.Data)), err); err != nil {
 		w.block(err)
 		return
 	}
@@ -333,10 +333,11 @@ func (w *Write) write(ctx context.Context, err error) (int, error) {
 		stable = layout.DataSync
 	}
 	var n int
+	t := terms{through: i.fs.handles.get(w.Fh)}
 	if w.Flags&unix.O_APPEND != 0 {
-		n, err = i.append(ctx, w.Data, stable)
+		n, err = i.append(ctx, w.Data, stable, t)
 	} else {
-		n, err = i.write(ctx, w.Data, w.Off, stable, &terms{}, err)
+		n, err = i.write(ctx, w.Data, w.Off, stable, &t, err)
 	}
 	if n > 0 && stable != layout.Unstable {
 		if err := i.makeDurable(ctx); err != nil {
@@ -350,17 +351,17 @@ func (w *Write) write(ctx context.Context, err error) (int, error) {
 }
 
 // append writes at the end of the file.
-func (i *inode) append(ctx context.Context, data []byte, stable layout.Stability) (int, error) {
-	n, err := i.appendLeased(ctx, data, stable)
+func (i *inode) append(ctx context.Context, data []byte, stable layout.Stability, t terms) (int, error) {
+	n, err := i.appendLeased(ctx, data, stable, t)
 	if n == 0 && errors.Is(err, errUnleased) {
-		return i.appendReserved(ctx, data, stable)
+		return i.appendReserved(ctx, data, stable, t)
 	}
 	return n, err
 }
 
 // appendLeased finds the end of the file here: under a lease nobody else writes to it, and no other write or truncation
 // of this mount changes it meanwhile.
-func (i *inode) appendLeased(ctx context.Context, data []byte, stable layout.Stability) (int, error) {
+func (i *inode) appendLeased(ctx context.Context, data []byte, stable layout.Stability, t terms) (int, error) {
 	resume := i.wait()
 	err := i.lockSize(ctx)
 	resume()
@@ -369,7 +370,7 @@ func (i *inode) appendLeased(ctx context.Context, data []byte, stable layout.Sta
 	}
 	defer i.unlockSize()
 	i.mu.Lock()
-	t := &terms{mine: true, leased: true, lease: i.recalledLeases}
+	t.mine, t.leased, t.lease = true, true, i.recalledLeases
 	i.mu.Unlock()
 	leased := i.exact()
 	if !leased && i.leaseDue() {
@@ -384,7 +385,7 @@ func (i *inode) appendLeased(ctx context.Context, data []byte, stable layout.Sta
 	if !leased {
 		return 0, errUnleased
 	}
-	return i.write(ctx, data, i.size.Load(), stable, t, nil)
+	return i.write(ctx, data, i.size.Load(), stable, &t, nil)
 }
 
 // leaseInterval is how often an append asks for a lease first.
@@ -403,7 +404,8 @@ func (i *inode) leaseDue() bool {
 }
 
 // appendReserved lets the service find the place: others append, too, or write. Several of one mount go on at once.
-func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.Stability) (int, error) {
+func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.Stability, t terms) (int, error) {
+	t.mine = true
 	resume := i.wait()
 	err := i.await(ctx, func() bool { return !i.sizing })
 	if err == nil {
@@ -423,10 +425,15 @@ func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.S
 	var again retries
 	for {
 		resume := i.wait()
-		off, err := i.reserve(ctx, int64(len(data)))
+		t.reserved = i.fs.session.Load()
+		off, err := i.reserve(ctx, int64(len(data)), t.reserved)
 		resume()
 		if err == nil {
-			return i.write(ctx, data, off, stable, &terms{mine: true, reserved: true}, nil)
+			n, err := i.write(ctx, data, off, stable, &t, nil)
+			if n == 0 && errors.Is(err, errUnleased) {
+				continue // with the session the place was lost
+			}
+			return n, err
 		}
 		if err = again.after(ctx, i, byID(i.id, err)); err != nil {
 			return 0, err
@@ -435,7 +442,7 @@ func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.S
 }
 
 // reserve asks for a place of n bytes at the end of the file, which the service must know before.
-func (i *inode) reserve(ctx context.Context, n int64) (int64, error) {
+func (i *inode) reserve(ctx context.Context, n int64, s *sessionLife) (int64, error) {
 	i.mu.Lock()
 	known := i.end <= i.reservedEnd
 	i.mu.Unlock()
@@ -450,6 +457,9 @@ func (i *inode) reserve(ctx context.Context, n int64) (int64, error) {
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	if s != i.fs.session.Load() {
+		return 0, errOtherSession
+	}
 	i.reservedEnd = max(i.reservedEnd, off+n)
 	i.wrote(off + n) // a service that is restarted has to be told of the place, or would give it away again
 	return off, nil
@@ -476,7 +486,7 @@ func (i *inode) write(ctx context.Context, data []byte, off int64, stable layout
 // writeOnce writes as much of data as one segment takes.
 func (i *inode) writeOnce(ctx context.Context, data []byte, off int64, stable layout.Stability, t *terms) (int, error) {
 	resume := i.wait()
-	seg, phase, err := i.acquire(ctx, off, int64(len(data)), t)
+	seg, admitted, err := i.acquire(ctx, off, int64(len(data)), t)
 	resume()
 	if err != nil {
 		return 0, err
@@ -485,8 +495,7 @@ func (i *inode) writeOnce(ctx context.Context, data []byte, off int64, stable la
 	ended := make(chan error, 1)
 	io := &dataplane.Write{Segment: seg, Data: data[:n], Off: off, Stable: stable}
 	io.Done = func(err error) {
-		i.finish(phase, off+n, err)
-		ended <- err
+		ended <- i.finish(admitted, off+n, err)
 	}
 	i.data.StartWrite(io)
 	i.fs.data.Flush()

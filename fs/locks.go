@@ -110,6 +110,9 @@ func (fs *FS) OnLockLost(id layout.FileID, flock bool, owner uint64) {
 	}
 }
 
+// errLockLost fails what was begun under a lock that has been lost meanwhile.
+var errLockLost = errors.New("a lock that was set through the open file has been lost")
+
 // unprotected reports whether a lock has been lost that was set through an open file. It costs next to nothing as long
 // as there is no such file.
 func (fs *FS) unprotected(fh uint64) bool {
