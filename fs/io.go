@@ -38,11 +38,12 @@ type Write struct {
 	ID    layout.FileID
 	Off   int64
 	Data  []byte
-	Fh    uint64 // the open file, or 0
 	Flags uint32 // of open(2): with O_APPEND Off is ignored; O_DSYNC and O_SYNC make the write stable before Done
 	// ClearSetID says that the writer may not keep the set-user-ID and set-group-ID bits.
 	ClearSetID bool
-	Done       func(n int, errno syscall.Errno)
+	// Fh is the open file, should the writer rely on a lock; 0 = there is none.
+	Fh   uint64
+	Done func(n int, errno syscall.Errno)
 
 	transfer
 	i        *inode
