@@ -5,6 +5,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -31,7 +33,7 @@ func launchUnder(t testing.TB, starter []string, log *os.File, env []string, nam
 	c.cmd.Env = append(os.Environ(), env...)
 	c.cmd.Stdout, c.cmd.Stderr = log, log
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := c.cmd.Start(); err != nil {
+	if err := startHere(c.cmd); err != nil {
 		t.Fatal(err)
 	}
 	go func() { // ends with the process
@@ -40,6 +42,25 @@ func launchUnder(t testing.TB, starter []string, log *os.File, env []string, nam
 	}()
 	return c
 }
+
+// startHere starts a process from a thread that lasts as long as the test process. The kernel sends the signal at the death
+// of the parent (Pdeathsig) when the thread ends that made the child, and tests have threads that end: mounts died that way.
+func startHere(cmd *exec.Cmd) error {
+	started := make(chan error, 1)
+	starter() <- func() { started <- cmd.Start() }
+	return <-started
+}
+
+var starter = sync.OnceValue(func() chan<- func() {
+	work := make(chan func())
+	go func() { // has a thread to itself, and never ends
+		runtime.LockOSThread()
+		for f := range work {
+			f()
+		}
+	}()
+	return work
+})
 
 func (c *child) gone() bool {
 	select {
