@@ -116,7 +116,7 @@ func (i *inode) oneSegment(ctx context.Context, off, end int64, punch bool, do f
 		if err == nil && !punch {
 			err = errNoChange
 		}
-		i.finish(admitted, 0, err)
+		i.finish(admitted, 0, 0, err)
 	})
 	if i.data.Dirty() { // zeros that were written
 		i.mu.Lock()
@@ -139,7 +139,7 @@ func (i *inode) extend(ctx context.Context, end int64) error {
 		return err
 	}
 	if end > i.size.Load() {
-		i.wrote(end)
+		i.wrote(end, 0)
 	}
 	i.mu.Unlock()
 	return i.makeDurable(ctx)

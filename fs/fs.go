@@ -49,8 +49,8 @@ type Meta interface {
 	TmpFile(ctx context.Context, cred metarpc.Cred, args *metarpc.TmpFileArgs) (metaclient.Answer, error)
 	Release(id layout.FileID)
 	LayoutCommit(ctx context.Context, reports []metarpc.SizeReport, provisional bool) ([]metarpc.Attr, error)
-	// Reserve makes the file n bytes longer and returns where they are.
-	Reserve(ctx context.Context, id layout.FileID, n int64) (off int64, err error)
+	// Reserve makes the file n bytes longer and returns where they are, and when that was: the time of the append.
+	Reserve(ctx context.Context, id layout.FileID, n int64) (off, mtime int64, err error)
 
 	// Layout returns a segment that holds the byte at off and may be used for mode, asking the service if none is
 	// cached; nil is a hole. With appendOnly it is used only where Reserve has said, so that nobody has to ask us for the

@@ -145,15 +145,16 @@ func (i *inode) admit() admission {
 }
 
 // finish counts a write out that ended with err and, if it was acknowledged, records what it changed: the data now ends at
-// to or later. An acknowledgement that comes after the end of the session is not one: others may have cut the file since.
-func (i *inode) finish(a admission, to int64, err error) error {
+// to or later. at is when it was made if the service has said that, else 0. An acknowledgement that comes after the end of
+// the session is not one: others may have cut the file since.
+func (i *inode) finish(a admission, to, at int64, err error) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if err == nil && a.session != i.fs.session.Load() {
 		err = errOtherSession
 	}
 	if err == nil {
-		i.wrote(to)
+		i.wrote(to, at)
 	}
 	if i.writes[a.phase]--; i.writes[a.phase] == 0 {
 		i.notify()
@@ -162,11 +163,14 @@ func (i *inode) finish(a admission, to int64, err error) error {
 	return err
 }
 
-// wrote records an acknowledged write. mu is held.
-func (i *inode) wrote(to int64) {
+// wrote records an acknowledged write, made now if at is 0. mu is held.
+func (i *inode) wrote(to, at int64) {
+	if at == 0 {
+		at = time.Now().UnixNano()
+	}
 	i.written++
 	i.end = max(i.end, to)
-	i.mtime = max(i.mtime, time.Now().UnixNano())
+	i.mtime = max(i.mtime, at)
 	i.times.changed.Store(i.mtime)
 	if to > i.size.Load() {
 		i.size.Store(to)
@@ -177,8 +181,10 @@ func (i *inode) wrote(to int64) {
 // terms are those on which a write is made; the zero value is for one that goes where it is told.
 type terms struct {
 	mine bool // the caller has set sizing, or counts in reserved
-	// reserved is the session in which the place was reserved, or nil.
+	// reserved is the session in which the place was reserved, or nil; at is when, by the clock of the service, which shows
+	// others that time already.
 	reserved *sessionLife
+	at       int64
 	// through is the open file, if it is known: a lock that has been lost makes the write fail.
 	through *handle
 	// leased says that the place is the end of the file by what was known when recalledLeases was lease.
@@ -236,7 +242,7 @@ func (i *inode) acquire(ctx context.Context, off, n int64, t *terms) (*layout.Se
 			}
 			if n > seg.End()-off {
 				// The rest follows in another request, and its place must be ours until then.
-				i.wrote(off + n)
+				i.wrote(off+n, 0)
 				t.leased = false
 			}
 		}

@@ -294,7 +294,7 @@ func (fs *FS) StartWrite(w *Write) {
 
 // ended is the data plane's Done.
 func (w *Write) ended(err error) {
-	if err = w.i.finish(w.admitted, w.Off+int64(len(w.Data)), err); err != nil {
+	if err = w.i.finish(w.admitted, w.Off+int64(len(w.Data)), 0, err); err != nil {
 		w.block(err)
 		return
 	}
@@ -427,9 +427,10 @@ func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.S
 	for {
 		resume := i.wait()
 		t.reserved = i.fs.session.Load()
-		off, err := i.reserve(ctx, int64(len(data)), t.reserved)
+		off, at, err := i.reserve(ctx, int64(len(data)), t.reserved)
 		resume()
 		if err == nil {
+			t.at = at
 			n, err := i.write(ctx, data, off, stable, &t, nil)
 			if n == 0 && errors.Is(err, errUnleased) {
 				continue // with the session the place was lost
@@ -442,28 +443,29 @@ func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.S
 	}
 }
 
-// reserve asks for a place of n bytes at the end of the file, which the service must know before.
-func (i *inode) reserve(ctx context.Context, n int64, s *sessionLife) (int64, error) {
+// reserve asks for a place of n bytes at the end of the file, which the service must know before. at is the time of the
+// append.
+func (i *inode) reserve(ctx context.Context, n int64, s *sessionLife) (off, at int64, err error) {
 	i.mu.Lock()
 	known := i.end <= i.reservedEnd
 	i.mu.Unlock()
 	if !known {
 		if err := i.fs.publish(ctx, []*inode{i}); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 	}
-	off, err := i.fs.meta.Reserve(ctx, i.id, n)
+	off, at, err = i.fs.meta.Reserve(ctx, i.id, n)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if s != i.fs.session.Load() {
-		return 0, errOtherSession
+		return 0, 0, errOtherSession
 	}
 	i.reservedEnd = max(i.reservedEnd, off+n)
-	i.wrote(off + n) // a service that is restarted has to be told of the place, or would give it away again
-	return off, nil
+	i.wrote(off+n, at) // a service that is restarted has to be told of the place, or would give it away again
+	return off, at, nil
 }
 
 // write writes data at off and returns how much of it was acknowledged. err is what it led to if it has been tried.
@@ -496,7 +498,7 @@ func (i *inode) writeOnce(ctx context.Context, data []byte, off int64, stable la
 	ended := make(chan error, 1)
 	io := &dataplane.Write{Segment: seg, Data: data[:n], Off: off, Stable: stable}
 	io.Done = func(err error) {
-		ended <- i.finish(admitted, off+n, err)
+		ended <- i.finish(admitted, off+n, t.at, err)
 	}
 	i.data.StartWrite(io)
 	i.fs.data.Flush()

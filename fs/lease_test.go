@@ -144,6 +144,40 @@ func TestValidity(t *testing.T) {
 	r.want(r.raw.Lookup(nil, &h, "none", &entry), syscall.ENOENT, "lookup of nothing, unkept")
 }
 
+// The time of an append for which the service finds the place is the same for all, before and after it is durable.
+func TestAppendTime(t *testing.T) {
+	s := newService(1, 16<<10)
+	a, b := newRig(t, s), newRig(t, s)
+	id, fh := a.create("f")
+	other := b.open(id, unix.O_WRONLY|unix.O_APPEND)
+	b.write(id, 0, []byte("b")) // so neither of them has the file for itself
+	if got := b.fsync(id, other); got != fuse.OK {
+		t.Fatal(got)
+	}
+	for range 20 {
+		if n, status := a.tryWrite(id, 0, []byte("a"), unix.O_APPEND); n != 1 || status != fuse.OK {
+			t.Fatalf("append: %d, %v", n, status)
+		}
+		seen := b.stat(id)
+		if mine := a.stat(id); mine.Mtime != seen.Mtime || mine.Mtimensec != seen.Mtimensec {
+			t.Fatalf("made at %d.%09d, the other mount says %d.%09d", mine.Mtime, mine.Mtimensec, seen.Mtime, seen.Mtimensec)
+		}
+		if got := a.fsync(id, fh); got != fuse.OK {
+			t.Fatal(got)
+		}
+		for _, r := range []*rig{a, b} {
+			if now := r.stat(id); now.Mtime != seen.Mtime || now.Mtimensec != seen.Mtimensec {
+				t.Fatalf("durable with %d.%09d, was %d.%09d", now.Mtime, now.Mtimensec, seen.Mtime, seen.Mtimensec)
+			}
+		}
+	}
+	if n := a.m.called("Reserve"); n != 20 {
+		t.Errorf("%d reservations for 20 appends", n)
+	}
+	a.closeFile(id, fh)
+	b.closeFile(id, other)
+}
+
 // Records that several mounts append at once are whole, none is lost, and a lone writer needs no call for each.
 func TestAppendOfMany(t *testing.T) {
 	s := newService(3, 16<<10)

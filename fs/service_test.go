@@ -881,20 +881,21 @@ func (m *session) claim(id layout.FileID, how writing) {
 	})
 }
 
-func (m *session) Reserve(ctx context.Context, id layout.FileID, n int64) (int64, error) {
+func (m *session) Reserve(ctx context.Context, id layout.FileID, n int64) (off, mtime int64, err error) {
 	if err := m.enter(ctx, "Reserve"); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer m.s.mu.Unlock()
 	m.claim(id, appends)
 	m.query(ctx, id)
 	f, err := m.node(metarpc.OpReserve, id)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	off := m.s.attr(f).Size
+	off = m.s.attr(f).Size
 	f.attr.Size = off + n
-	return off, nil
+	f.attr.Mtime = max(f.attr.Mtime, time.Now().UnixNano())
+	return off, f.attr.Mtime, nil
 }
 
 func (m *session) TmpFile(ctx context.Context, cred metarpc.Cred, args *metarpc.TmpFileArgs) (metaclient.Answer, error) {

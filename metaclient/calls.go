@@ -265,18 +265,18 @@ func (c *Client) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport,
 	return attrs, nil
 }
 
-// Reserve makes a file n bytes longer, for an append, and returns where they are.
-func (c *Client) Reserve(ctx context.Context, id layout.FileID, n int64) (off int64, err error) {
+// Reserve makes a file n bytes longer, for an append, and returns where they are, and the time of the append.
+func (c *Client) Reserve(ctx context.Context, id layout.FileID, n int64) (off, mtime int64, err error) {
 	err = c.untilOpen(ctx, id, func() error {
 		r := new(metarpc.ReserveResult)
 		ch := c.leases.begin([]layout.FileID{id}, false)
 		err := c.change(ctx, metarpc.OpReserve, metarpc.Cred{}, &metarpc.ReserveArgs{ID: id, Len: n}, r, ch, nil, nil)
 		if err == nil {
-			off = r.Off
+			off, mtime = r.Off, r.Mtime
 		}
 		return err
 	})
-	return off, err
+	return off, mtime, err
 }
 
 // openTries is how often a call is made for a file that the service does not know to be open: 3 s.

@@ -907,7 +907,7 @@ func TestNotYetOpen(t *testing.T) {
 		c := connected(t, s, Config{})
 		use := func() (int64, error) {
 			_, err := c.Layout(t.Context(), 5, layout.IOModeRW, 0, 1, false)
-			off, err2 := c.Reserve(t.Context(), 5, 1)
+			off, _, err2 := c.Reserve(t.Context(), 5, 1)
 			return off, errors.Join(err, err2)
 		}
 		if _, err := use(); !isStatus(err, syscall.EBADF) || s.executed(metarpc.OpLayoutGet) != 1 {

@@ -505,19 +505,21 @@ func TestReserve(t *testing.T) {
 			var wg sync.WaitGroup
 			for i := range 8 {
 				c := h.client()
+				c.open(f)
 				wg.Go(func() {
 					must[metarpc.LayoutResult](c, metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: f, IOMode: layout.IOModeRW, Len: 1, Append: i%4 != 0})
 					for k := range int64(40) {
 						n := 1 + (k*7+int64(i))%13
-						off := must[metarpc.ReserveResult](c, metarpc.OpReserve, &metarpc.ReserveArgs{ID: f, Len: n}).Off
+						r := must[metarpc.ReserveResult](c, metarpc.OpReserve, &metarpc.ReserveArgs{ID: f, Len: n})
+						off := r.Off
 						mu.Lock()
 						places = append(places, place{off, n})
 						mu.Unlock()
 						if k%3 == 0 { // so that reports leave memory all the time
 							c.report(false, metarpc.SizeReport{ID: f, End: off + n, Mtime: k})
 						}
-						if at := c.attr(f); at.Size < off+n {
-							t.Errorf("size %d after an append to %d", at.Size, off+n)
+						if at := c.attr(f); at.Size < off+n || at.Mtime < r.Mtime || at.Size == off+n && at.Mtime != r.Mtime {
+							t.Errorf("size %d and time %d after an append to %d at %d", at.Size, at.Mtime, off+n, r.Mtime)
 						}
 					}
 				})

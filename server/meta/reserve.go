@@ -53,8 +53,9 @@ func (s *Service) reserve(ctx context.Context, c *call, a *metarpc.ReserveArgs) 
 			return nil, refuse(syscall.EFBIG)
 		}
 		cl := f.claim(c.sess)
-		cl.report = cl.report.and(report{off + a.Len, now()})
-		return &metarpc.ReserveResult{Off: off}, nil
+		at := now()
+		cl.report = cl.report.and(report{off + a.Len, at})
+		return &metarpc.ReserveResult{Off: off, Mtime: at}, nil
 	}
 }
 

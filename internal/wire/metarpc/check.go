@@ -309,8 +309,8 @@ func (r *LookupResult) check(op Op) error {
 }
 
 func (r *ReserveResult) check(Op) error {
-	if r.Off < 0 {
-		return fmt.Errorf("append at %d", r.Off)
+	if r.Off < 0 || r.Mtime <= 0 {
+		return fmt.Errorf("append at %d, made at %d", r.Off, r.Mtime)
 	}
 	return nil
 }

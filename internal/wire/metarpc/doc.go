@@ -100,7 +100,7 @@
 // grants a layout is sent before a recall of it.
 //
 // Reserve finds the place of an append and makes the file longer in the same step, so that each append of any client has a
-// place of its own.
+// place of its own. The time of that step is the time of the append; its client reports no other.
 //
 // # Directories
 //

@@ -121,7 +121,7 @@ func FuzzParseReply(f *testing.F) {
 		OpLookup:         &LookupResult{Attr: attr, Lease: LeaseAttrs, Names: LeaseNames},
 		OpCreate:         &CreateResult{Attr: attr, Created: true, Lease: LeaseAttrs},
 		OpTestLock:       &LockResult{Type: LockRead, End: 5, Host: "h"},
-		OpReserve:        &ReserveResult{Off: 5},
+		OpReserve:        &ReserveResult{Off: 5, Mtime: 6},
 		OpReadDir:        &ReadDirResult{Entries: []DirEntry{{Name: "a", Cookie: 17, Attr: attr}}, EOF: true},
 		OpLayoutGet:      &LayoutResult{Segments: []Segment{{Len: 1, IOMode: 1, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}},
 		OpDevices:        &DevicesResult{Devices: []DeviceInfo{{Device: Device{Addrs: []string{"192.0.2.1:1"}}, URL: "nfs://h/e"}}},

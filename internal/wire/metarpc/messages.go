@@ -365,9 +365,11 @@ type (
 		ID       layout.FileID
 		Len      int64
 	}
+	// ReserveResult says with the place when the append was made: that is what everybody is shown of it, now and later.
 	ReserveResult struct {
 		_msgpack struct{} `msgpack:",as_array"`
 		Off      int64
+		Mtime    int64
 	}
 	LayoutResult struct {
 		_msgpack struct{} `msgpack:",as_array"`
