@@ -199,7 +199,7 @@ func (r *raw) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint
 	}
 	c := writeCalls.Get().(*writeCall)
 	c.ID, c.Off, c.Data = r.fs.id(in.NodeId), int64(in.Offset), data
-	c.Flags, c.ClearSetID = in.Flags, in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0
+	c.Fh, c.Flags, c.ClearSetID = in.Fh, in.Flags, in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0
 	if in.WriteFlags&fuse.WRITE_CACHE != 0 {
 		c.Flags = 0 // pages of a mapping: they belong where they are, and fsync(2) will come if it is wanted
 	}

@@ -41,7 +41,9 @@ type Write struct {
 	Flags uint32 // of open(2): with O_APPEND Off is ignored; O_DSYNC and O_SYNC make the write stable before Done
 	// ClearSetID says that the writer may not keep the set-user-ID and set-group-ID bits.
 	ClearSetID bool
-	Done       func(n int, errno syscall.Errno)
+	// Fh is the open file, should the writer rely on a lock; 0 = there is none.
+	Fh   uint64
+	Done func(n int, errno syscall.Errno)
 
 	transfer
 	i     *inode
@@ -310,7 +312,7 @@ func (w *Write) block(err error) {
 	}
 	// The goroutine owns the request; it ends with Done, at the latest when a Detach cancels ctx.
 	fs.spawn(func() {
-		n, err := w.write(ctx, err)
+		n, err := w.write(context.WithValue(ctx, writerKey{}, w.Fh), err)
 		w.release()
 		w.Done(n, fs.dataErrno(w.ID, err))
 	})
@@ -473,6 +475,9 @@ func (i *inode) write(ctx context.Context, data []byte, off int64, stable layout
 	}
 }
 
+// writerKey is the key of a context's value Write.Fh.
+type writerKey struct{}
+
 // writeOnce writes as much of data as one segment takes.
 func (i *inode) writeOnce(ctx context.Context, data []byte, off int64, stable layout.Stability, t *terms) (int, error) {
 	resume := i.wait()
@@ -480,6 +485,11 @@ func (i *inode) writeOnce(ctx context.Context, data []byte, off int64, stable la
 	resume()
 	if err != nil {
 		return 0, err
+	}
+	// A layout of a new session lets a write through that began in the one whose locks are lost.
+	if fh, _ := ctx.Value(writerKey{}).(uint64); i.fs.unprotected(fh) {
+		i.finish(phase, off, errLockLost)
+		return 0, errLockLost
 	}
 	n := min(int64(len(data)), seg.End()-off)
 	ended := make(chan error, 1)

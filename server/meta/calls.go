@@ -48,6 +48,14 @@ var handlers = [...]handler{
 	metarpc.OpReclaimComplete: handle((*Service).reclaimComplete),
 }
 
+// execute has a call's handler execute it.
+func (s *Service) execute(c *call, args any) (any, error) {
+	if int(c.h.Op) >= len(handlers) || handlers[c.h.Op] == nil {
+		return nil, refusef(metarpc.StatusBadArgs, "%v is not an op that this service executes", c.h.Op)
+	}
+	return handlers[c.h.Op](s, c.sess.ctx, c, args)
+}
+
 func handle[A, R any](f func(*Service, context.Context, *call, *A) (*R, error)) handler {
 	return func(s *Service, ctx context.Context, c *call, args any) (any, error) {
 		r, err := f(s, ctx, c, args.(*A))

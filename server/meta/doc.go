@@ -54,6 +54,13 @@
 // What an inode row says of the inode's attributes (Flags) changes with them in one batch, so most checks read
 // nothing but the row. Capabilities of root are one: there are callers who are root, and all others.
 //
+// # Removed directories
+//
+// Clients do not tell which directories are open, or the working directory of somebody; to ask for each opendir(3) would
+// cost a call. So the last removed ones are remembered in memory (removedDirs): their attributes, with no links, can be
+// got and set, and there is nothing in them (ENOENT). No lease on them is given. One that was removed before the service
+// started, or too many others ago, is ESTALE like an inode that never was.
+//
 // # Start and grace
 //
 // At the start every session in the catalog is known, and has one lease to come back. Until each of them has said that it
@@ -87,6 +94,13 @@
 // others see from the third step on. Whenever a session may have written past the size that the service knows, setting any
 // size goes this way, because what is known may be too little.
 //
+// # Times that are set
+//
+// Of the times that are reported of a file's writes the latest counts, and it is told again until it is durable. So before
+// a modification time is set, the layouts of other writers are recalled, as for a truncation: what they have written so
+// far is then durable, and nothing older than the set time comes after it. Who has lost his session is not waited for, as
+// the times that he reported are forgotten.
+//
 // # Locks of files
 //
 // They are in memory, see locks.go; clients set them again after a restart. A session has locks only on files that it
@@ -99,6 +113,7 @@
 //
 //	Service.mu   sessions, and all file, claim and lease records. Held for moments.
 //	lockTable.mu locks of files. Taken with Service.mu held or without.
+//	removedDirs.mu removed directories. Taken alone.
 //	session.mu   a session's slots, connection and callbacks. Taken with Service.mu held or without.
 //	conn.mu      a connection's queue of frames. Taken with session.mu held or without.
 //

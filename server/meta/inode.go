@@ -161,6 +161,11 @@ func touch(t *tx, dir layout.FileID, entries, subdirs int64, now int64) {
 
 func (s *Service) getAttr(ctx context.Context, c *call, a *metarpc.IDArgs) (*metarpc.AttrResult, error) {
 	attr, lease, err := s.show(ctx, c.sess, a.ID)
+	if errors.Is(err, errStale) {
+		if row, ok := s.removed.find(a.ID); ok {
+			return &metarpc.AttrResult{Attr: removedAttr(a.ID, &row)}, nil
+		}
+	}
 	return &metarpc.AttrResult{Attr: attr, Lease: lease}, err
 }
 

@@ -31,7 +31,7 @@ func (s *Service) place(ctx context.Context, who *caller, dir layout.FileID, nam
 		return nil, err
 	}
 	if raw[1] == nil {
-		return nil, errStale
+		return nil, s.inRemoved(dir)
 	}
 	if err := decode(keys[1], raw[1], &p.parent); err != nil {
 		return nil, err
@@ -105,17 +105,20 @@ func (s *Service) lookup(ctx context.Context, c *call, a *metarpc.NameArgs) (*me
 
 // noNames takes back the lease on the names of what turned out to be no directory.
 func (s *Service) noNames(sess *session, id layout.FileID, err error) {
-	if errors.Is(err, errStale) || errors.Is(err, errNotDir) {
+	if errors.Is(err, errStale) || errors.Is(err, errNoEntry) || errors.Is(err, errNotDir) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.unlease(sess, id, metarpc.LeaseNames)
 	}
 }
 
-// directory reads the inode of a directory.
+// directory reads the inode of a directory, ENOENT if it has been removed.
 func (s *Service) directory(ctx context.Context, id layout.FileID) (schema.Inode, error) {
 	row, _, err := s.inode(ctx, id)
-	if err == nil && !isDir(row.Mode) {
+	switch {
+	case errors.Is(err, errStale):
+		err = s.inRemoved(id)
+	case err == nil && !isDir(row.Mode):
 		err = errNotDir
 	}
 	return row, err
@@ -373,7 +376,12 @@ func (s *Service) unlink(ctx context.Context, t *tx, entry schema.Entry, at int6
 			return err
 		}
 		t.GuardRangeEmpty(from, to)
+		counters, err := s.counters(ctx, entry.ID)
+		if err != nil {
+			return err
+		}
 		t.Delete(schema.CountersKey(entry.ID))
+		s.rememberRemoved(entry.ID, row, counters, at)
 	case row.Nlink > 1:
 		row.Nlink--
 		row.Ctime = at

@@ -49,7 +49,7 @@ func TestErrnos(t *testing.T) {
 		{metarpc.OpLookup, &metarpc.NameArgs{Parent: root, Name: "file"}, 0},
 		{metarpc.OpLookup, &metarpc.NameArgs{Parent: root, Name: "none"}, 0}, // with an answer that says so
 		{metarpc.OpLookup, &metarpc.NameArgs{Parent: file, Name: "none"}, syscall.ENOTDIR},
-		{metarpc.OpLookup, &metarpc.NameArgs{Parent: goneDir, Name: "none"}, syscall.ESTALE},
+		{metarpc.OpLookup, &metarpc.NameArgs{Parent: goneDir, Name: "none"}, syscall.ENOENT},
 		{metarpc.OpLookup, &metarpc.NameArgs{Parent: root, Name: long}, syscall.ENAMETOOLONG},
 		{metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: gone, Mask: metarpc.SetMode}, syscall.ESTALE},
 		{metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: dir, Mask: metarpc.SetSize}, syscall.EISDIR},
@@ -61,10 +61,10 @@ func TestErrnos(t *testing.T) {
 		{metarpc.OpCreate, &metarpc.CreateArgs{Parent: root, Name: "dir"}, syscall.EISDIR},
 		{metarpc.OpCreate, &metarpc.CreateArgs{Parent: root, Name: "lnk"}, syscall.EEXIST},
 		{metarpc.OpCreate, &metarpc.CreateArgs{Parent: file, Name: "x"}, syscall.ENOTDIR},
-		{metarpc.OpCreate, &metarpc.CreateArgs{Parent: goneDir, Name: "x"}, syscall.ESTALE},
+		{metarpc.OpCreate, &metarpc.CreateArgs{Parent: goneDir, Name: "x"}, syscall.ENOENT},
 		{metarpc.OpMakeNode, node(root, "dir", syscall.S_IFDIR), syscall.EEXIST},
 		{metarpc.OpMakeNode, node(file, "x", syscall.S_IFDIR), syscall.ENOTDIR},
-		{metarpc.OpMakeNode, node(goneDir, "x", syscall.S_IFIFO), syscall.ESTALE},
+		{metarpc.OpMakeNode, node(goneDir, "x", syscall.S_IFIFO), syscall.ENOENT},
 
 		{metarpc.OpLink, &metarpc.LinkArgs{ID: dir, Parent: root, Name: "x"}, syscall.EPERM},
 		{metarpc.OpLink, &metarpc.LinkArgs{ID: file, Parent: root, Name: "other"}, syscall.EEXIST},
@@ -79,7 +79,7 @@ func TestErrnos(t *testing.T) {
 		{metarpc.OpRemove, &metarpc.RemoveArgs{Parent: file, Name: "x"}, syscall.ENOTDIR},
 
 		{metarpc.OpRename, rename(root, "none", root, "x", 0), syscall.ENOENT},
-		{metarpc.OpRename, rename(root, "file", goneDir, "x", 0), syscall.ESTALE},
+		{metarpc.OpRename, rename(root, "file", goneDir, "x", 0), syscall.ENOENT},
 		{metarpc.OpRename, rename(root, "file", other, "x", 0), syscall.ENOTDIR},
 		{metarpc.OpRename, rename(root, "file", root, "dir", 0), syscall.EISDIR},
 		{metarpc.OpRename, rename(root, "dir", root, "file", 0), syscall.ENOTDIR},
@@ -101,7 +101,7 @@ func TestErrnos(t *testing.T) {
 		{metarpc.OpRename, rename(root, "full", root, "file", 99), syscall.EINVAL},
 
 		{metarpc.OpReadDir, &metarpc.ReadDirArgs{ID: file, Limit: 1}, syscall.ENOTDIR},
-		{metarpc.OpReadDir, &metarpc.ReadDirArgs{ID: goneDir, Limit: 1}, syscall.ESTALE},
+		{metarpc.OpReadDir, &metarpc.ReadDirArgs{ID: goneDir, Limit: 1}, syscall.ENOENT},
 		{metarpc.OpReadLink, &metarpc.IDArgs{ID: lnk}, 0},
 		{metarpc.OpReadLink, &metarpc.IDArgs{ID: file}, syscall.EINVAL},
 

@@ -33,7 +33,8 @@ type Service struct {
 	tasks    sync.WaitGroup // every goroutine of the service
 	draining atomic.Bool    // no new call is executed
 
-	locks lockTable
+	locks   lockTable
+	removed removedDirs
 
 	mu        sync.Mutex
 	sessions  map[metarpc.SessionID]*session // those that have not ended

@@ -312,7 +312,7 @@ func (s *Service) answer(c *call, args any, refusal *metarpc.Error) {
 			err = s.awaitGrace(c.sess.ctx)
 		}
 		if err == nil {
-			result, err = handlers[c.h.Op](s, c.sess.ctx, c, args)
+			result, err = s.execute(c, args)
 		}
 		if err == nil && c.frame != nil {
 			return

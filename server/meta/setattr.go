@@ -2,6 +2,7 @@ package meta
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -16,6 +17,11 @@ func (s *Service) setAttr(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 	if a.Mask&metarpc.SetSize != 0 {
 		return s.setSize(ctx, c, a)
 	}
+	if setsMtime(a.Mask) {
+		if err := s.settleTimes(ctx, c, a); err != nil {
+			return nil, err
+		}
+	}
 	lease := s.lease(c.sess, a.ID, metarpc.LeaseAttrs)
 	if err := s.settleSize(ctx, c.sess, a.ID); err != nil {
 		return nil, err
@@ -27,6 +33,10 @@ func (s *Service) setAttr(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 		}
 		reported := said[0]
 		row, raw, err := s.inode(ctx, a.ID)
+		if errors.Is(err, errStale) {
+			s.noLease(c.sess, a.ID)
+			return s.setRemoved(ctx, c, a)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -58,6 +68,35 @@ func (s *Service) setAttr(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 		}
 		return &metarpc.AttrResult{Attr: attrOf(a.ID, &row, counters, reported), Lease: lease}, nil
 	})
+}
+
+// settleTimes has the other writers of a file make durable what they have written so far, with its time: of two times the
+// later is kept, so nobody may still report one of before a says what it is. To ask them how far they have got would not
+// do, as they report that once more when it is durable. Whoever writes from here on does so at the same time as a is
+// carried out. The caller sees to his own reports.
+func (s *Service) settleTimes(ctx context.Context, c *call, a *metarpc.SetAttrArgs) error {
+	s.mu.Lock()
+	f := s.files[a.ID]
+	if !f.writtenByOthers(c.sess) {
+		s.mu.Unlock()
+		return nil
+	}
+	f.waiters++ // so that the record stays
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		f.waiters--
+		s.changedFile(f)
+	}()
+	row, _, err := s.regular(ctx, a.ID)
+	if err == nil {
+		err = s.maySet(ctx, c, &row, a) // before others are troubled with recalls
+	}
+	if err == nil {
+		err = s.recallLayouts(ctx, f, c.sess, 0)
+	}
+	return err
 }
 
 // forgetTimes drops the times that sessions have reported of a file.
@@ -245,9 +284,25 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 	return r, intent, err
 }
 
-// recall takes the layouts past size away from all who may write the file, except from by, who sees to that itself. It
-// returns when all have answered, or have lost their sessions and are fenced, or ctx ends.
+// recall is recallLayouts that also waits until those are fenced who have lost their sessions.
 func (s *Service) recall(ctx context.Context, f *file, by *session, size int64) error {
+	if err := s.recallLayouts(ctx, f, by, size); err != nil {
+		return err
+	}
+	// What a session still writes that was ended, now or before, would come after the cut.
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for f.unfenced() {
+		if err := s.wait(ctx, f); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// recallLayouts takes the layouts past size away from all who may write the file, except from by, who sees to that itself.
+// It returns when all have answered or have lost their sessions, or ctx ends.
+func (s *Service) recallLayouts(ctx context.Context, f *file, by *session, size int64) error {
 	s.mu.Lock()
 	// An answer that grants a layout has to be on its way before the recall is.
 	for f.granting > 0 {
@@ -273,14 +328,6 @@ func (s *Service) recall(ctx context.Context, f *file, by *session, size int64) 
 		})
 	}
 	recalls.Wait()
-	// What a session still writes that was ended, now or before, would come after the cut.
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for f.unfenced() {
-		if err := s.wait(ctx, f); err != nil {
-			return err
-		}
-	}
 	return ctx.Err()
 }
 

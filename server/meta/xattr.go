@@ -97,7 +97,7 @@ func (s *Service) getXattr(ctx context.Context, c *call, a *metarpc.XattrArgs) (
 	if a.Name == xattrLayout {
 		return s.getLayoutXattr(ctx, a.ID)
 	}
-	row, _, err := s.inode(ctx, a.ID)
+	row, err := s.inodeOrRemoved(ctx, a.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -318,7 +318,7 @@ func (s *Service) setPolicy(ctx context.Context, c *call, id layout.FileID, poli
 }
 
 func (s *Service) listXattr(ctx context.Context, c *call, a *metarpc.IDArgs) (*metarpc.NamesResult, error) {
-	row, _, err := s.inode(ctx, a.ID)
+	row, err := s.inodeOrRemoved(ctx, a.ID)
 	if err != nil {
 		return nil, err
 	}
