@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -33,34 +32,24 @@ func launchUnder(t testing.TB, starter []string, log *os.File, env []string, nam
 	c.cmd.Env = append(os.Environ(), env...)
 	c.cmd.Stdout, c.cmd.Stderr = log, log
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := startHere(c.cmd); err != nil {
-		t.Fatal(err)
-	}
+	started := make(chan error)
 	go func() { // ends with the process
-		c.err = c.cmd.Wait()
-		close(c.ended)
-	}()
-	return c
-}
-
-// startHere starts a process from a thread that lasts as long as the test process. The kernel sends the signal at the death
-// of the parent (Pdeathsig) when the thread ends that made the child, and tests have threads that end: mounts died that way.
-func startHere(cmd *exec.Cmd) error {
-	started := make(chan error, 1)
-	starter() <- func() { started <- cmd.Start() }
-	return <-started
-}
-
-var starter = sync.OnceValue(func() chan<- func() {
-	work := make(chan func())
-	go func() { // has a thread to itself, and never ends
+		// Pdeathsig tells of the end of the thread that started the process, and a thread of a test may end: one that has
+		// changed its credentials is not used again.
 		runtime.LockOSThread()
-		for f := range work {
-			f()
+		defer runtime.UnlockOSThread()
+		err := c.cmd.Start()
+		started <- err
+		if err == nil {
+			c.err = c.cmd.Wait()
+			close(c.ended)
 		}
 	}()
-	return work
-})
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
 
 func (c *child) gone() bool {
 	select {

@@ -61,6 +61,20 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// leaveMounts takes from a mount namespace of our own the copies of other people's mounts of weft, which would be served for
+// as long as we run, whatever those who made them do.
+func leaveMounts() {
+	b, err := os.ReadFile("/proc/self/mounts")
+	if err != nil || os.Getenv(inside) == "" {
+		return
+	}
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 2 && f[2] == "fuse.weft" {
+			unix.Unmount(f[1], unix.MNT_DETACH)
+		}
+	}
+}
+
 // checks are all there are.
 func checks() []check {
 	all := [][]check{
@@ -133,20 +147,6 @@ func TestCalls(t *testing.T) {
 			if differs, asked := used[d]; where.name == d.where && asked && !differs {
 				t.Errorf("%s: %s: listed as a difference, and does not differ", d.where, d.check)
 			}
-		}
-	}
-}
-
-// leaveMounts takes the weft mounts of other tests away from this mount namespace, where there are copies, which would keep
-// them from ending.
-func leaveMounts() {
-	if os.Getenv(inside) == "" {
-		return
-	}
-	b, _ := os.ReadFile("/proc/self/mounts")
-	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); len(f) > 2 && f[2] == "fuse.weft" {
-			unix.Unmount(f[1], unix.MNT_DETACH)
 		}
 	}
 }
