@@ -136,7 +136,11 @@
 // The service ends the session of a client it has not heard of for the time of the lease, and keeps what that had
 // written from reaching the data servers later. OnLost drops data that is not stable, since others may have written there
 // meanwhile, and counts a late error for each file that had some; each handle reports it once, as EIO. Until that is done
-// nothing of the file is committed (inode.losing). Writes that were not acknowledged go on with new layouts.
+// nothing of the file is committed (inode.losing).
+//
+// What is under way then belongs to the old session (FS.session) and comes to nothing in the next one: reports of sizes end,
+// acknowledgements of data servers do not count, places that were reserved are gone. Writes that the application was not told
+// of begin again with new layouts, but for those through an open file whose lock is lost (locks.go).
 //
 // # Access times
 //

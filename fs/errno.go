@@ -79,6 +79,8 @@ func classify(err error) (verdict, syscall.Errno) {
 	switch {
 	case errors.Is(err, context.Canceled):
 		return fail, syscall.EINTR
+	case errors.Is(err, errOtherSession):
+		return refetch, syscall.EIO
 	case errors.As(err, &gone):
 		return fail, syscall.ESTALE
 	case errors.As(err, &m) && (m.Status == metarpc.StatusLayoutUnavailable || m.Status == metarpc.StatusShutdown):

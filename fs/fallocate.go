@@ -107,7 +107,7 @@ func (i *inode) oneSegment(ctx context.Context, off, end int64, punch bool, do f
 			return end - off, nil
 		}
 	}
-	seg, phase, err := i.acquire(ctx, off, end-off, &terms{})
+	seg, admitted, err := i.acquire(ctx, off, end-off, &terms{})
 	if err != nil {
 		return 0, err
 	}
@@ -116,7 +116,7 @@ func (i *inode) oneSegment(ctx context.Context, off, end int64, punch bool, do f
 		if err == nil && !punch {
 			err = errNoChange
 		}
-		i.finish(phase, 0, 0, err)
+		i.finish(admitted, 0, 0, err)
 	})
 	if i.data.Dirty() { // zeros that were written
 		i.mu.Lock()

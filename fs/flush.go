@@ -240,6 +240,7 @@ func (i *inode) commit(ctx context.Context, unhurried bool) (r report, err error
 	if err := i.await(ctx, func() bool { return !i.losing }); err != nil {
 		return report{}, fmt.Errorf("file %d: commit: %w", i.id, err)
 	}
+	session := i.fs.session.Load()
 	r = i.report()
 	told := i.durable == i.written
 	dead := i.removed && i.handles == 0 && i.opens == 0 || i.gone != nil
@@ -256,13 +257,11 @@ func (i *inode) commit(ctx context.Context, unhurried bool) (r report, err error
 		if again.after(ctx, i, err) != nil {
 			break
 		}
-		i.mu.Lock()
-		losing := i.losing
-		i.mu.Unlock()
-		if losing { // what a new layout must not be used for
+		e := i.renew(ctx, session)
+		if session != i.fs.session.Load() {
 			return report{}, fmt.Errorf("file %d: commit: %w", i.id, errSessionLost)
 		}
-		if e := i.renew(ctx); e != nil {
+		if e != nil {
 			err = e
 			break
 		}
@@ -303,8 +302,8 @@ func (i *inode) abandon(ctx context.Context) error {
 }
 
 // renew lets what was written under an older layout be committed under the present one: after a fence the data files
-// have other owners.
-func (i *inode) renew(ctx context.Context) error {
+// have other owners. What was written in another session must not be sent again with the layouts of this one.
+func (i *inode) renew(ctx context.Context, s *sessionLife) error {
 	i.mu.Lock()
 	plain := i.plain
 	i.mu.Unlock()
@@ -314,6 +313,9 @@ func (i *inode) renew(ctx context.Context) error {
 		if err != nil {
 			return byID(i.id, err)
 		}
+		if s != i.fs.session.Load() {
+			return errSessionLost
+		}
 		i.data.Renew(seg)
 	}
 	return nil
@@ -321,6 +323,7 @@ func (i *inode) renew(ctx context.Context) error {
 
 // tell sends size reports. It returns the files whose report must not be sent any more.
 func (fs *FS) tell(ctx context.Context, reports []report, provisional bool) (outdated []*inode, err error) {
+	session := fs.session.Load()
 	var live []report
 	var args []metarpc.SizeReport
 	for _, r := range reports {
@@ -343,7 +346,10 @@ func (fs *FS) tell(ctx context.Context, reports []report, provisional bool) (out
 	// A report must not arrive after a truncation that did not wait for it.
 	_, err = carry(ctx, fs, func(ctx context.Context) (struct{}, error) {
 		asked := fs.clock.Load()
-		answers, err := fs.meta.LayoutCommit(ctx, args, provisional)
+		answers, err := fs.meta.LayoutCommit(session.during(ctx), args, provisional)
+		if err != nil && session != fs.session.Load() {
+			err = errSessionLost
+		}
 		for n, r := range live {
 			if err != nil {
 				r.told(nil, asked, provisional)
@@ -413,16 +419,22 @@ func (h *handle) flush(ctx context.Context) error {
 	if err := h.i.drain(ctx); err != nil {
 		return err
 	}
-	err := h.i.fs.publish(ctx, []*inode{h.i})
-	if late := h.lateError(); late != nil {
-		return late
-	}
-	return err
+	return h.outcome(ctx, h.i.fs.publish(ctx, []*inode{h.i}))
 }
 
 // fsync is fsync(2) and fdatasync(2).
 func (h *handle) fsync(ctx context.Context) error {
-	err := h.i.makeDurable(ctx)
+	return h.outcome(ctx, h.i.makeDurable(ctx))
+}
+
+// outcome is what close(2) or fsync(2) that led to err tells.
+func (h *handle) outcome(ctx context.Context, err error) error {
+	if errors.Is(err, errSessionLost) { // which is told once, when it is known what was lost
+		if err := h.i.await(ctx, func() bool { return !h.i.losing }); err != nil {
+			return err
+		}
+		h.i.mu.Unlock()
+	}
 	if late := h.lateError(); late != nil {
 		return late
 	}

@@ -120,6 +120,9 @@ type FS struct {
 	// work counts the goroutines that run under ctx.
 	work sync.WaitGroup
 
+	// session is the one with the service; see OnLost.
+	session atomic.Pointer[sessionLife]
+
 	// clock counts the changes after which answers to earlier questions about a size are out of date.
 	clock atomic.Uint64
 
@@ -156,6 +159,7 @@ func New(cfg Config) (*FS, error) {
 		fs.pages = &keptPages{stamps: map[layout.FileID]stamp{}}
 	}
 	fs.ctx, fs.stop = context.WithCancel(context.Background())
+	fs.beginSession()
 	for i := range fs.shards {
 		fs.shards[i].inodes = map[layout.FileID]*inode{}
 	}

@@ -132,24 +132,35 @@ func (i *inode) notify() {
 // admits reports whether a write may begin. mine says that the caller has set sizing or counts in reserved. mu is held.
 func (i *inode) admits(mine bool) bool { return i.gone == nil && i.recalls == 0 && (!i.sizing || mine) }
 
-// admit counts a write in. mu is held.
-func (i *inode) admit() (phase int) {
-	i.writes[i.phase]++
-	return i.phase
+// admission is what has to be known of a write when it is counted out.
+type admission struct {
+	phase   int
+	session *sessionLife
 }
 
-// finish counts a write out and, if it was acknowledged, records what it changed: the data now ends at to or later. at is
-// when it was made if the service has said that, else 0.
-func (i *inode) finish(phase int, to, at int64, err error) {
+// admit counts a write in. mu is held.
+func (i *inode) admit() admission {
+	i.writes[i.phase]++
+	return admission{i.phase, i.fs.session.Load()}
+}
+
+// finish counts a write out that ended with err and, if it was acknowledged, records what it changed: the data now ends at
+// to or later. at is when it was made if the service has said that, else 0. An acknowledgement that comes after the end of
+// the session is not one: others may have cut the file since.
+func (i *inode) finish(a admission, to, at int64, err error) error {
 	i.mu.Lock()
+	defer i.mu.Unlock()
+	if err == nil && a.session != i.fs.session.Load() {
+		err = errOtherSession
+	}
 	if err == nil {
 		i.wrote(to, at)
 	}
-	if i.writes[phase]--; i.writes[phase] == 0 {
+	if i.writes[a.phase]--; i.writes[a.phase] == 0 {
 		i.notify()
 		i.letGo() // it may be the write of a process that was killed
 	}
-	i.mu.Unlock()
+	return err
 }
 
 // wrote records an acknowledged write, made now if at is 0. mu is held.
@@ -169,10 +180,13 @@ func (i *inode) wrote(to, at int64) {
 
 // terms are those on which a write is made; the zero value is for one that goes where it is told.
 type terms struct {
-	fh       uint64 // Write.Fh
-	mine     bool   // the caller has set sizing, or counts in reserved
-	reserved bool   // the place was reserved
-	at       int64  // then: when, by the clock of the service, which shows others that time already
+	mine bool // the caller has set sizing, or counts in reserved
+	// reserved is the session in which the place was reserved, or nil; at is when, by the clock of the service, which shows
+	// others that time already.
+	reserved *sessionLife
+	at       int64
+	// through is the open file, if it is known: a lock that has been lost makes the write fail.
+	through *handle
 	// leased says that the place is the end of the file by what was known when recalledLeases was lease.
 	leased bool
 	lease  uint64
@@ -182,26 +196,27 @@ type terms struct {
 var errUnleased = errors.New("somebody else may have written to the end of the file")
 
 // acquire admits a write of n bytes at off, once that is possible, and returns a segment that holds the first of them.
-func (i *inode) acquire(ctx context.Context, off, n int64, t *terms) (*layout.Segment, int, error) {
+func (i *inode) acquire(ctx context.Context, off, n int64, t *terms) (*layout.Segment, admission, error) {
+	var none admission
 	for {
 		if err := i.await(ctx, func() bool { return i.gone != nil || i.admits(t.mine) }); err != nil {
-			return nil, 0, err
+			return nil, none, err
 		}
 		if err := i.gone; err != nil {
 			i.mu.Unlock()
-			return nil, 0, err
+			return nil, none, err
 		}
-		appendOnly := t.reserved && !i.plain
+		appendOnly := t.reserved != nil && !i.plain
 		seg := i.fs.meta.CachedLayout(i.id, layout.IOModeRW, off, n)
 		recalled := i.recalled
 		if seg == nil || !seg.Contains(off, 1) || !appendOnly && !i.plain {
 			i.mu.Unlock()
 			var err error
 			if seg, err = i.fs.meta.Layout(ctx, i.id, layout.IOModeRW, off, n, appendOnly); err != nil {
-				return nil, 0, byID(i.id, err)
+				return nil, none, byID(i.id, err)
 			}
 			if seg == nil || !seg.Contains(off, 1) {
-				return nil, 0, errNoLayout
+				return nil, none, errNoLayout
 			}
 			i.mu.Lock()
 			i.plain = i.plain || !appendOnly
@@ -211,10 +226,19 @@ func (i *inode) acquire(ctx context.Context, off, n int64, t *terms) (*layout.Se
 			i.mu.Unlock()
 			continue
 		}
+		// A layout of a new session is had after its predecessor's locks were found to be lost.
+		if t.through != nil && t.through.lost.Load() {
+			i.mu.Unlock()
+			return nil, none, errLockLost
+		}
+		if t.reserved != nil && t.reserved != i.fs.session.Load() {
+			i.mu.Unlock()
+			return nil, none, errUnleased
+		}
 		if t.leased {
 			if i.recalledLeases != t.lease {
 				i.mu.Unlock()
-				return nil, 0, errUnleased
+				return nil, none, errUnleased
 			}
 			if n > seg.End()-off {
 				// The rest follows in another request, and its place must be ours until then.
@@ -222,9 +246,9 @@ func (i *inode) acquire(ctx context.Context, off, n int64, t *terms) (*layout.Se
 				t.leased = false
 			}
 		}
-		phase := i.admit()
+		admitted := i.admit()
 		i.mu.Unlock()
-		return seg, phase, nil
+		return seg, admitted, nil
 	}
 }
 

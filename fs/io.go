@@ -46,9 +46,9 @@ type Write struct {
 	Done func(n int, errno syscall.Errno)
 
 	transfer
-	i     *inode
-	io    dataplane.Write
-	phase int
+	i        *inode
+	io       dataplane.Write
+	admitted admission
 }
 
 // transfer is what Reads and Writes have in common. The data plane has the request, until a goroutine takes it over
@@ -283,7 +283,7 @@ func (fs *FS) StartWrite(w *Write) {
 		w.block(nil)
 		return
 	}
-	w.phase = i.admit()
+	w.admitted = i.admit()
 	i.mu.Unlock()
 	w.io.Segment, w.io.Data, w.io.Off = seg, w.Data, w.Off
 	if w.io.Done == nil {
@@ -294,8 +294,7 @@ func (fs *FS) StartWrite(w *Write) {
 
 // ended is the data plane's Done.
 func (w *Write) ended(err error) {
-	w.i.finish(w.phase, w.Off+int64(len(w.Data)), 0, err)
-	if err != nil {
+	if err = w.i.finish(w.admitted, w.Off+int64(len(w.Data)), 0, err); err != nil {
 		w.block(err)
 		return
 	}
@@ -335,10 +334,11 @@ func (w *Write) write(ctx context.Context, err error) (int, error) {
 		stable = layout.DataSync
 	}
 	var n int
+	t := terms{through: i.fs.handles.get(w.Fh)}
 	if w.Flags&unix.O_APPEND != 0 {
-		n, err = i.append(ctx, w.Fh, w.Data, stable)
+		n, err = i.append(ctx, w.Data, stable, t)
 	} else {
-		n, err = i.write(ctx, w.Data, w.Off, stable, &terms{fh: w.Fh}, err)
+		n, err = i.write(ctx, w.Data, w.Off, stable, &t, err)
 	}
 	if n > 0 && stable != layout.Unstable {
 		if err := i.makeDurable(ctx); err != nil {
@@ -352,17 +352,17 @@ func (w *Write) write(ctx context.Context, err error) (int, error) {
 }
 
 // append writes at the end of the file.
-func (i *inode) append(ctx context.Context, fh uint64, data []byte, stable layout.Stability) (int, error) {
-	n, err := i.appendLeased(ctx, fh, data, stable)
+func (i *inode) append(ctx context.Context, data []byte, stable layout.Stability, t terms) (int, error) {
+	n, err := i.appendLeased(ctx, data, stable, t)
 	if n == 0 && errors.Is(err, errUnleased) {
-		return i.appendReserved(ctx, fh, data, stable)
+		return i.appendReserved(ctx, data, stable, t)
 	}
 	return n, err
 }
 
 // appendLeased finds the end of the file here: under a lease nobody else writes to it, and no other write or truncation
 // of this mount changes it meanwhile.
-func (i *inode) appendLeased(ctx context.Context, fh uint64, data []byte, stable layout.Stability) (int, error) {
+func (i *inode) appendLeased(ctx context.Context, data []byte, stable layout.Stability, t terms) (int, error) {
 	resume := i.wait()
 	err := i.lockSize(ctx)
 	resume()
@@ -371,7 +371,7 @@ func (i *inode) appendLeased(ctx context.Context, fh uint64, data []byte, stable
 	}
 	defer i.unlockSize()
 	i.mu.Lock()
-	t := &terms{fh: fh, mine: true, leased: true, lease: i.recalledLeases}
+	t.mine, t.leased, t.lease = true, true, i.recalledLeases
 	i.mu.Unlock()
 	leased := i.exact()
 	if !leased && i.leaseDue() {
@@ -386,7 +386,7 @@ func (i *inode) appendLeased(ctx context.Context, fh uint64, data []byte, stable
 	if !leased {
 		return 0, errUnleased
 	}
-	return i.write(ctx, data, i.size.Load(), stable, t, nil)
+	return i.write(ctx, data, i.size.Load(), stable, &t, nil)
 }
 
 // leaseInterval is how often an append asks for a lease first.
@@ -405,7 +405,8 @@ func (i *inode) leaseDue() bool {
 }
 
 // appendReserved lets the service find the place: others append, too, or write. Several of one mount go on at once.
-func (i *inode) appendReserved(ctx context.Context, fh uint64, data []byte, stable layout.Stability) (int, error) {
+func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.Stability, t terms) (int, error) {
+	t.mine = true
 	resume := i.wait()
 	err := i.await(ctx, func() bool { return !i.sizing })
 	if err == nil {
@@ -425,10 +426,16 @@ func (i *inode) appendReserved(ctx context.Context, fh uint64, data []byte, stab
 	var again retries
 	for {
 		resume := i.wait()
-		off, at, err := i.reserve(ctx, int64(len(data)))
+		t.reserved = i.fs.session.Load()
+		off, at, err := i.reserve(ctx, int64(len(data)), t.reserved)
 		resume()
 		if err == nil {
-			return i.write(ctx, data, off, stable, &terms{fh: fh, mine: true, reserved: true, at: at}, nil)
+			t.at = at
+			n, err := i.write(ctx, data, off, stable, &t, nil)
+			if n == 0 && errors.Is(err, errUnleased) {
+				continue // with the session the place was lost
+			}
+			return n, err
 		}
 		if err = again.after(ctx, i, byID(i.id, err)); err != nil {
 			return 0, err
@@ -438,7 +445,7 @@ func (i *inode) appendReserved(ctx context.Context, fh uint64, data []byte, stab
 
 // reserve asks for a place of n bytes at the end of the file, which the service must know before. at is the time of the
 // append.
-func (i *inode) reserve(ctx context.Context, n int64) (off, at int64, err error) {
+func (i *inode) reserve(ctx context.Context, n int64, s *sessionLife) (off, at int64, err error) {
 	i.mu.Lock()
 	known := i.end <= i.reservedEnd
 	i.mu.Unlock()
@@ -453,6 +460,9 @@ func (i *inode) reserve(ctx context.Context, n int64) (off, at int64, err error)
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	if s != i.fs.session.Load() {
+		return 0, 0, errOtherSession
+	}
 	i.reservedEnd = max(i.reservedEnd, off+n)
 	i.wrote(off+n, at) // a service that is restarted has to be told of the place, or would give it away again
 	return off, at, nil
@@ -479,22 +489,16 @@ func (i *inode) write(ctx context.Context, data []byte, off int64, stable layout
 // writeOnce writes as much of data as one segment takes.
 func (i *inode) writeOnce(ctx context.Context, data []byte, off int64, stable layout.Stability, t *terms) (int, error) {
 	resume := i.wait()
-	seg, phase, err := i.acquire(ctx, off, int64(len(data)), t)
+	seg, admitted, err := i.acquire(ctx, off, int64(len(data)), t)
 	resume()
 	if err != nil {
 		return 0, err
-	}
-	// A layout of a new session lets a write through that began in the one whose locks are lost.
-	if i.fs.unprotected(t.fh) {
-		i.finish(phase, off, 0, errLockLost)
-		return 0, errLockLost
 	}
 	n := min(int64(len(data)), seg.End()-off)
 	ended := make(chan error, 1)
 	io := &dataplane.Write{Segment: seg, Data: data[:n], Off: off, Stable: stable}
 	io.Done = func(err error) {
-		i.finish(phase, off+n, t.at, err)
-		ended <- err
+		ended <- i.finish(admitted, off+n, t.at, err)
 	}
 	i.data.StartWrite(io)
 	i.fs.data.Flush()

@@ -124,12 +124,15 @@ func (fs *FS) OnSizeQuery(ctx context.Context, ids []layout.FileID) {
 // stable: others may have written to the files since, so it must not be sent any more, and is reported as a late error. It
 // is for metaclient.Config, and does not block.
 func (fs *FS) OnLost() {
+	fs.beginSession()
 	list := fs.all()
 	fs.pages.forgetAll()
 	fs.lose(list)
 	for _, i := range list {
 		i.drop()
 	}
+	// Again, for what was begun before the files were known to lose what they have.
+	fs.beginSession()
 }
 
 // OnReset tells a service that was restarted how long the files are that were written here. What is open has been opened

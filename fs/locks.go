@@ -110,7 +110,8 @@ func (fs *FS) OnLockLost(id layout.FileID, flock bool, owner uint64) {
 	}
 }
 
-var errLockLost = errors.New("the lock under which this was to be written has been lost")
+// errLockLost fails what was begun under a lock that has been lost meanwhile.
+var errLockLost = errors.New("a lock that was set through the open file has been lost")
 
 // unprotected reports whether a lock has been lost that was set through an open file. It costs next to nothing as long
 // as there is no such file.

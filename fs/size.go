@@ -94,6 +94,7 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 	}
 	i.mtime, i.reservedEnd = 0, 0
 	i.epoch++
+	epoch := i.epoch
 	i.mu.Unlock()
 	i.again()
 	return carry(ctx, i.fs, func(ctx context.Context) (attrs, error) {
@@ -108,7 +109,9 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 		defer i.mu.Unlock()
 		i.outdate()
 		if err != nil {
-			i.end, i.mtime = max(i.end, end), max(i.mtime, mtime)
+			if i.epoch == epoch { // or there is nothing left to report: it was lost with the session
+				i.end, i.mtime = max(i.end, end), max(i.mtime, mtime)
+			}
 			i.epoch++
 			i.known.Store(false)
 			return attrs{}, err

@@ -134,12 +134,13 @@ func (c *Client) acquire(ctx context.Context) (*session, *slot, error) {
 		if c.ctx.Err() != nil {
 			return nil, nil, ErrClosed
 		}
-		if err := ctx.Err(); err != nil {
-			return nil, nil, err
-		}
 		c.mu.Lock()
 		s, begun := c.session, c.begun
 		c.mu.Unlock()
+		// After that: what ends with a session (OnLost) gets no slot of the next one.
+		if err := ctx.Err(); err != nil {
+			return nil, nil, err
+		}
 		if s == nil {
 			select {
 			case <-begun:

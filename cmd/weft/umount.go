@@ -6,14 +6,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
-
-// endOfServer bounds how long umount waits for the serving process once the mount is gone.
-const endOfServer = 60 * time.Second
 
 func runUmount(ctx context.Context, c *command, args []string) error {
 	fl := c.flags("")
@@ -41,7 +40,50 @@ func runUmount(ctx context.Context, c *command, args []string) error {
 		}
 		return mountErr(err)
 	}
-	return mountErr(waitGone(ctx, server))
+	return mountErr(waitServer(ctx, m, server))
+}
+
+// waitServer is waitGone after an unmount here. A mount namespace that was made meanwhile, for a container or a service, has
+// a copy of the mount, which is served on: that is said, and not waited for, as umount(8) does not.
+func waitServer(ctx context.Context, m mountEntry, server int) error {
+	for range 60 {
+		soon, cancel := context.WithTimeout(ctx, time.Second)
+		err := waitGone(soon, server)
+		cancel()
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		if others := elsewhere(m); len(others) > 0 {
+			fmt.Fprintf(os.Stderr, "weft: unmounted here, but served on for other mount namespaces, which have a copy: %s\n", strings.Join(others, ", "))
+			return nil
+		}
+	}
+	return fmt.Errorf("unmounted, but the serving process %d has not ended", server)
+}
+
+// elsewhere names a process of each other mount namespace that has the mount, as far as /proc shows them.
+func elsewhere(m mountEntry) (found []string) {
+	own, _ := os.Readlink("/proc/self/ns/mnt")
+	seen := map[string]bool{own: true}
+	procs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, p := range procs {
+		ns, err := os.Readlink(p + "/ns/mnt")
+		if err != nil || seen[ns] {
+			continue
+		}
+		f, err := os.Open(p + "/mountinfo")
+		if err != nil {
+			continue
+		}
+		list, err := parseMounts(f)
+		f.Close()
+		seen[ns] = err == nil // or it ended meanwhile: another process of the namespace may tell
+		if slices.ContainsFunc(list, func(o mountEntry) bool { return o.Dev == m.Dev }) {
+			comm, _ := os.ReadFile(p + "/comm")
+			found = append(found, fmt.Sprintf("that of %s (pid %s)", strings.TrimSpace(string(comm)), filepath.Base(p)))
+		}
+	}
+	return found
 }
 
 // unmount takes the mount away; who may not do it alone asks fusermount3.
@@ -85,7 +127,7 @@ func forceUmount(m mountEntry, pid int) error {
 	return nil
 }
 
-// waitGone returns when the process has ended; pid 0 is nobody.
+// waitGone returns when the process has ended, or with the error of ctx; pid 0 is nobody.
 func waitGone(ctx context.Context, pid int) error {
 	if pid == 0 {
 		return nil
@@ -95,15 +137,13 @@ func waitGone(ctx context.Context, pid int) error {
 		return nil // it is gone
 	}
 	defer unix.Close(fd)
-	ctx, cancel := context.WithTimeout(ctx, endOfServer)
-	defer cancel()
 	for ctx.Err() == nil {
 		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		if n, err := unix.Poll(poll, 100); n > 0 || err != nil && err != unix.EINTR {
 			return nil
 		}
 	}
-	return fmt.Errorf("unmounted, but the serving process %d has not ended: %w", pid, ctx.Err())
+	return ctx.Err()
 }
 
 // users names processes that hold a mount busy, as far as /proc shows them without touching the mount.

@@ -91,6 +91,9 @@ func (p *tap) take() map[metarpc.Op]int {
 // anybody may keep an answer without a lease.
 const settle = 2 * time.Second
 
+// gather is how long what is given back adds up for one call; a machine that is slow makes more calls of the same work.
+const gather = 20 * time.Millisecond
+
 // TestCalls holds how many calls to the metadata service common things cost, those that are put off included, on average of
 // some repetitions.
 func TestCalls(t *testing.T) {
@@ -144,7 +147,7 @@ func TestCalls(t *testing.T) {
 		{"stat a known file", nothing, both(many("f%d", create), many("f%d", stat)), many("f%d", stat), n, 0, false},
 		{"stat another one's file", many("f%d", create), nothing, many("f%d", stat), n, 1.2, false},
 		{"a name known to be missing", nothing, many("f%d", missing), many("f%d", missing), n, 0, false},
-		{"open, read, close a known file", nothing, both(many("f%d", create), many("f%d", read)), many("f%d", read), n, 2.5, true},
+		{"open, read, close a known file", nothing, both(many("f%d", create), many("f%d", read)), many("f%d", read), n, 2.2, true},
 		{"create, write, close", nothing, nothing, many("f%d", create), n, 5.5, true},
 		{"ls -l of 1000 files of another one", thousand, nothing, all, 1, 10, false},
 		{"ls -l of 1000 files again", thousand, all, all, 1, 10, false},
@@ -165,9 +168,11 @@ func TestCalls(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.take()
+			begun := time.Now()
 			if err := r.do(fmt.Sprint(m.Dir, "/", i)); err != nil {
 				t.Fatal(err)
 			}
+			batches := 2 + int(time.Since(begun)/gather) // at most, of each kind
 			if r.settles {
 				time.Sleep(settle)
 			}
@@ -175,11 +180,15 @@ func TestCalls(t *testing.T) {
 			total := 0
 			var counts []string
 			for _, op := range slices.Sorted(maps.Keys(seen)) {
-				total += seen[op]
+				if op != metarpc.OpClose && op != metarpc.OpLayoutReturn {
+					total += seen[op]
+				} else if seen[op] > batches {
+					t.Errorf("%v was called %d times, want at most %d", op, seen[op], batches)
+				}
 				counts = append(counts, fmt.Sprintf("%v %d", op, seen[op]))
 			}
 			each := float64(total) / r.each
-			t.Logf("%.2f calls (%s for %v)", each, strings.Join(counts, ", "), r.each)
+			t.Logf("%.2f calls, without those that give back (%s for %v)", each, strings.Join(counts, ", "), r.each)
 			if each > r.budget {
 				t.Errorf("%.2f calls each, want at most %v", each, r.budget)
 			}

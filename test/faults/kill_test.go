@@ -29,6 +29,7 @@ var (
 // so nothing big need be remembered.
 type load struct {
 	dir  string
+	name string // what its files begin with, where others have theirs
 	stop atomic.Bool
 	wg   sync.WaitGroup
 	mu   sync.Mutex
@@ -70,9 +71,9 @@ func (l *load) start(workers int, fsync bool) {
 		l.wg.Add(1)
 		go func() {
 			defer l.wg.Done()
-			rng := rand.New(rand.NewPCG(*seed, uint64(w)))
+			rng := rand.New(rand.NewPCG(*seed, uint64(l.name[0])<<8|uint64(w)))
 			for i := 0; !l.stop.Load(); i++ {
-				name := fmt.Sprintf("w%d-%d", w, rng.IntN(60))
+				name := fmt.Sprintf("%s%d-%d", l.name, w, rng.IntN(60))
 				var err error
 				if rng.IntN(6) == 0 {
 					err = l.remove(name)
@@ -189,8 +190,8 @@ func (l *load) check(t *testing.T) {
 	}
 }
 
-// loadEnv makes this test binary run a load on the directory it names until standard input ends, and print what is left
-// of it. A process that has files of the mount open cannot start others while the servers are dead: between fork and exec
+// loadEnv makes this test binary run a load until standard input ends, and print what is left of it: "HOW NAME DIR", HOW
+// being fsync or close. A process that has files of the mount open cannot start others while the servers are dead: between fork and exec
 // the child closes its copies of them, and each close waits for the servers.
 const loadEnv = "WEFT_TEST_LOAD"
 
@@ -200,12 +201,12 @@ func TestMain(m *testing.M) {
 		fmt.Println(callForever(call, dir))
 		return
 	}
-	dir, fsync := strings.CutPrefix(os.Getenv(loadEnv), "fsync:")
-	if dir == "" {
+	how := strings.SplitN(os.Getenv(loadEnv), " ", 3)
+	if len(how) < 3 {
 		os.Exit(m.Run())
 	}
-	l := &load{dir: dir}
-	l.start(4, fsync)
+	l := &load{dir: how[2], name: how[1]}
+	l.start(4, how[0] == "fsync")
 	io.Copy(io.Discard, os.Stdin)
 	l.stop.Store(true)
 	l.wg.Wait()
@@ -213,12 +214,8 @@ func TestMain(m *testing.M) {
 }
 
 // begin runs a load in a process of its own; the function it returns ends it.
-func begin(t *testing.T, dir string, fsync bool) (end func() *load) {
-	how := dir
-	if fsync {
-		how = "fsync:" + dir
-	}
-	cmd := harness.Self(loadEnv+"="+how, "-seed", fmt.Sprint(*seed))
+func begin(t *testing.T, how, name, dir string) (end func() *load) {
+	cmd := harness.Self(fmt.Sprintf("%s=%s %s %s", loadEnv, how, name, dir), "-seed", fmt.Sprint(*seed))
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -234,7 +231,7 @@ func begin(t *testing.T, dir string, fsync bool) (end func() *load) {
 	return func() *load {
 		t.Helper()
 		in.Close()
-		l := &load{dir: dir}
+		l := &load{dir: dir, name: name}
 		if err := errors.Join(json.NewDecoder(out).Decode(&l.kept), cmd.Wait()); err != nil {
 			t.Fatalf("the load: %v", err)
 		}
@@ -245,14 +242,14 @@ func begin(t *testing.T, dir string, fsync bool) (end func() *load) {
 	}
 }
 
-// TestKillServer kills weftd again and again under load, while the mount stays. Nobody gets an error, everything that was
-// closed is there, and each time the volume is consistent.
+// TestKillServer kills weftd again and again while two mounts work in one directory. Nobody gets an error, everything that
+// was closed is there, also for the other mount, and each time the volume is consistent.
 func TestKillServer(t *testing.T) {
 	v := harness.NewVolume(t, harness.Options{})
-	m := v.Mount()
+	a, b := v.Mount(), v.Mount()
 	t.Logf("-seed %d -kills %d", *seed, *kills)
 	rng := rand.New(rand.NewPCG(*seed, 99))
-	end := begin(t, m.Dir, false)
+	endA, endB := begin(t, "close", "a", a.Dir), begin(t, "close", "b", b.Dir)
 	for i := range *kills {
 		time.Sleep(time.Duration(200+rng.IntN(1500)) * time.Millisecond)
 		v.Kill()
@@ -262,43 +259,60 @@ func TestKillServer(t *testing.T) {
 			t.Fatalf("after kill %d", i+1)
 		}
 	}
-	l := end()
-	if l.Error != "" {
-		t.Errorf("an application got an error: %s", l.Error)
+	loads := []*load{endA(), endB()}
+	check := func(dirs ...string) {
+		t.Helper()
+		for _, l := range loads {
+			for _, l.dir = range dirs {
+				l.check(t)
+			}
+		}
 	}
-	l.check(t)
-	t.Logf("%d files written", len(l.Files))
-	m.Unmount()
+	for _, l := range loads {
+		if l.Error != "" {
+			t.Errorf("an application got an error: %s", l.Error)
+		}
+		t.Logf("%d files written", len(l.Files))
+	}
+	check(a.Dir, b.Dir)
+	a.Unmount()
+	b.Unmount()
 	v.Stop()
 	v.Fsck()
 	v.Start()
-	m = v.Mount()
-	l.dir = m.Dir
-	l.check(t)
+	check(v.Mount().Dir)
 }
 
 // TestKillBoth kills the mount's process together with weftd. What was fsynced must be there; the rest may be what a local
-// file system would leave.
+// file system would leave. The dead client keeps others from changing anything for its lease and no longer.
 func TestKillBoth(t *testing.T) {
-	v := harness.NewVolume(t, harness.Options{})
+	const lease = 3 * time.Second
+	v := harness.NewVolume(t, harness.Options{Lease: lease})
 	t.Logf("-seed %d -kills %d", *seed, *kills)
 	rng := rand.New(rand.NewPCG(*seed, 98))
-	for i := range max(1, *kills/4) {
+	for i := range max(2, *kills/4) {
 		m := v.Mount()
 		name := fmt.Sprint("round", i)
 		if err := os.Mkdir(filepath.Join(m.Dir, name), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		end := begin(t, filepath.Join(m.Dir, name), true)
+		end := begin(t, "fsync", "w", filepath.Join(m.Dir, name))
 		time.Sleep(time.Duration(500+rng.IntN(1000)) * time.Millisecond)
 		v.Kill()
 		m.Abort()
 		l := end() // its errors are our doing
 		v.Fsck()
 		v.Start()
+		began := time.Now()
 		m = v.Mount()
 		l.dir = filepath.Join(m.Dir, name)
 		l.check(t)
+		if err := os.Mkdir(filepath.Join(m.Dir, name, "after"), 0o755); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(began); took > lease+10*time.Second {
+			t.Errorf("mounting and making a directory took %v", took)
+		}
 		m.Unmount()
 	}
 	v.Stop()

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -31,13 +32,22 @@ func launchUnder(t testing.TB, starter []string, log *os.File, env []string, nam
 	c.cmd.Env = append(os.Environ(), env...)
 	c.cmd.Stdout, c.cmd.Stderr = log, log
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := c.cmd.Start(); err != nil {
+	started := make(chan error)
+	go func() { // ends with the process
+		// Pdeathsig tells of the end of the thread that started the process, and a thread of a test may end: one that has
+		// changed its credentials is not used again.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := c.cmd.Start()
+		started <- err
+		if err == nil {
+			c.err = c.cmd.Wait()
+			close(c.ended)
+		}
+	}()
+	if err := <-started; err != nil {
 		t.Fatal(err)
 	}
-	go func() { // ends with the process
-		c.err = c.cmd.Wait()
-		close(c.ended)
-	}()
 	return c
 }
 
