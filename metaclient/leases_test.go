@@ -744,6 +744,12 @@ func TestResetDuringReset(t *testing.T) {
 			case <-ctx.Done():
 			}
 		}})
+		completed := func() []byte {
+			synctest.Wait()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return slices.Clone(instances)
+		}
 		restart := func(forget bool) {
 			s.mu.Lock()
 			s.instance[0]++
@@ -757,8 +763,7 @@ func TestResetDuringReset(t *testing.T) {
 		restart(true)  // 2: the session is lost
 		restart(false) // 3
 		time.Sleep(time.Minute)
-		synctest.Wait()
-		if !slices.Equal(lost, []bool{true, true}) || !slices.Equal(instances, []byte{3}) {
+		if instances := completed(); !slices.Equal(lost, []bool{true, true}) || !slices.Equal(instances, []byte{3}) {
 			t.Errorf("lost %v, complete in instances %v", lost, instances)
 		}
 		// The call of one instance does not reach the next one, even if it was sent and not answered.
@@ -769,13 +774,11 @@ func TestResetDuringReset(t *testing.T) {
 		restart(false) // 5
 		close(block)
 		time.Sleep(30 * time.Second)
-		synctest.Wait()
-		if slices.Contains(instances, 5) {
+		if instances := completed(); slices.Contains(instances, 5) {
 			t.Errorf("complete before the end of the reset: instances %v", instances)
 		}
 		time.Sleep(time.Minute)
-		synctest.Wait()
-		if !slices.Equal(lost, []bool{true, true, false, false}) || instances[len(instances)-1] != 5 || !c.State().Connected {
+		if instances := completed(); !slices.Equal(lost, []bool{true, true, false, false}) || instances[len(instances)-1] != 5 || !c.State().Connected {
 			t.Errorf("lost %v, complete in instances %v", lost, instances)
 		}
 	})
