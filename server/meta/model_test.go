@@ -14,13 +14,14 @@ import (
 
 // node is an inode of the model tree.
 type node struct {
-	id     layout.FileID
-	mode   uint32
-	nlink  int
-	size   int64
-	target string
-	xattrs map[string]string
-	open   bool
+	forgotten bool // it was gone when the service was restarted
+	id        layout.FileID
+	mode      uint32
+	nlink     int
+	size      int64
+	target    string
+	xattrs    map[string]string
+	open      bool
 
 	children map[string]*node // of a directory
 	parent   *node            // of a directory that has a name
@@ -79,9 +80,14 @@ func (m *model) drop(dir *node, name string) {
 	}
 }
 
+// remembered reports whether n is a removed directory that the service still knows.
+func (n *node) remembered() bool { return !n.exists() && n.dir() && !n.forgotten }
+
 // in checks a directory that something is to be done in.
 func in(dir *node) syscall.Errno {
 	switch {
+	case dir.remembered():
+		return syscall.ENOENT
 	case !dir.exists():
 		return syscall.ESTALE
 	case !dir.dir():
@@ -189,6 +195,7 @@ func (m *modelRun) restart() {
 	m.h.restart()
 	m.c.connect()
 	for _, n := range m.all {
+		n.forgotten = !n.exists()
 		if n.open {
 			must[metarpc.AttrResult](m.c, metarpc.OpOpen, &metarpc.OpenArgs{ID: n.id})
 		}
@@ -315,6 +322,7 @@ func (m *modelRun) step() {
 			args.Size = m.rng.Int64N(1 << 20)
 		}
 		switch {
+		case n.remembered() && args.Mask&metarpc.SetSize == 0:
 		case !n.exists():
 			errno = syscall.ESTALE
 		case args.Mask&metarpc.SetSize == 0 || n.regular():
@@ -383,6 +391,12 @@ func (m *modelRun) step() {
 func (m *modelRun) stat(n *node) {
 	m.t.Helper()
 	r, err := ask[metarpc.AttrResult](m.c, metarpc.OpGetAttr, &metarpc.IDArgs{ID: n.id})
+	if n.remembered() {
+		if m.check(fmt.Sprintf("getattr of %d, which was removed", n.id), err, 0) && (r.Attr.Nlink != 0 || r.Attr.Mode != n.mode) {
+			m.t.Errorf("removed directory %+v, want mode %o", r.Attr, n.mode)
+		}
+		return
+	}
 	if !n.exists() {
 		m.check(fmt.Sprintf("getattr of %d, which is gone", n.id), err, syscall.ESTALE)
 		return

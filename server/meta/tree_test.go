@@ -106,7 +106,7 @@ func TestRemoveAgainstCreate(t *testing.T) {
 		})
 		wg.Wait()
 		s0, s1 := statusOf(errs[0]), statusOf(errs[1])
-		if !(s0 == 0 && s1 == metarpc.Status(syscall.ESTALE)) && !(s0 == metarpc.Status(syscall.ENOTEMPTY) && s1 == 0) {
+		if !(s0 == 0 && s1 == metarpc.Status(syscall.ENOENT)) && !(s0 == metarpc.Status(syscall.ENOTEMPTY) && s1 == 0) {
 			t.Fatalf("round %d: rmdir %v, create %v", i, errs[0], errs[1])
 		}
 	}
