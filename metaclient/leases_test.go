@@ -900,7 +900,7 @@ func TestNotYetOpen(t *testing.T) {
 				}
 			}
 			if op == metarpc.OpReserve {
-				return metarpc.StatusOK, &metarpc.ReserveResult{Off: 5}
+				return metarpc.StatusOK, &metarpc.ReserveResult{Off: 5, Mtime: 1}
 			}
 			return next(op, args)
 		}
