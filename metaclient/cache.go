@@ -146,11 +146,7 @@ func (c *Client) Layout(ctx context.Context, id layout.FileID, mode layout.IOMod
 		if s := c.cache.find(id, mode, off, n, appendOnly); s != nil {
 			return s, nil
 		}
-		var found bool
-		err := c.untilOpen(ctx, id, func() (err error) {
-			found, err = c.layoutGet(ctx, id, mode, off, n, appendOnly)
-			return err
-		})
+		found, err := c.layoutGet(ctx, id, mode, off, n, appendOnly)
 		var status *metarpc.Error
 		switch {
 		case err == nil && found: // look again: it may have been recalled since

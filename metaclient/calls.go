@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"syscall"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -74,15 +73,17 @@ func (c *Client) create(ctx context.Context, op metarpc.Op, cred metarpc.Cred, a
 			name = c.leases.keepName(ch.asked, k.dir, k.name, r.Attr.ID, 0)
 		}
 	}, func(o *outcome, ok bool) {
-		if ok && o.abandoned {
+		switch {
+		case ok && o.abandoned:
 			c.opens.stray(r.Attr.ID)
+		case ok && r.Created:
+			// Before the session may be found lost, in which it is open. Nobody else can have known it, so no Close of it is
+			// outstanding.
+			c.opens.hold(r.Attr.ID)
 		}
 	})
 	if err != nil {
 		return Answer{}, false, err
-	}
-	if r.Created {
-		c.opens.hold(r.Attr.ID) // nobody else can have known it, so no Close of it is outstanding
 	}
 	return c.answerWith(r.Attr, attrs, name), r.Created, nil
 }
@@ -267,33 +268,13 @@ func (c *Client) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport,
 
 // Reserve makes a file n bytes longer, for an append, and returns where they are, and the time of the append.
 func (c *Client) Reserve(ctx context.Context, id layout.FileID, n int64) (off, mtime int64, err error) {
-	err = c.untilOpen(ctx, id, func() error {
-		r := new(metarpc.ReserveResult)
-		ch := c.leases.begin([]layout.FileID{id}, false)
-		err := c.change(ctx, metarpc.OpReserve, metarpc.Cred{}, &metarpc.ReserveArgs{ID: id, Len: n}, r, ch, nil, nil)
-		if err == nil {
-			off, mtime = r.Off, r.Mtime
-		}
-		return err
-	})
-	return off, mtime, err
-}
-
-// openTries is how often a call is made for a file that the service does not know to be open: 3 s.
-const openTries = 6
-
-// untilOpen makes a call on a file that is open here. In a new session that may be said to it before the file has been
-// opened again.
-func (c *Client) untilOpen(ctx context.Context, id layout.FileID, call func() error) error {
-	var retry backoff
-	for try := 1; ; try++ {
-		err := call()
-		var status *metarpc.Error
-		unopened := errors.As(err, &status) && status.Status == metarpc.Status(syscall.EBADF)
-		if !unopened || try == openTries || !c.opens.holds(id) || !retry.wait(ctx) {
-			return err
-		}
+	r := new(metarpc.ReserveResult)
+	ch := c.leases.begin([]layout.FileID{id}, false)
+	err = c.change(ctx, metarpc.OpReserve, metarpc.Cred{}, &metarpc.ReserveArgs{ID: id, Len: n}, r, ch, nil, nil)
+	if err != nil {
+		return 0, 0, err
 	}
+	return r.Off, r.Mtime, nil
 }
 
 func (c *Client) DescribeLayout(ctx context.Context, id layout.FileID) (*metarpc.Described, error) {

@@ -279,6 +279,7 @@ func (c *Client) install(cn *conn) {
 	}
 	if reset && fresh {
 		c.loseAllLocks()
+		c.opens.lose()
 	}
 	c.renewed(cn.began, time.Duration(w.Lease))
 	c.devices.expire()
@@ -448,7 +449,12 @@ func (c *Client) reopen(ctx context.Context, id layout.FileID) error {
 		c.opens.end(id, false)
 		return nil
 	}
-	return c.do(ctx, metarpc.OpOpen, metarpc.Cred{}, &metarpc.OpenArgs{ID: id, Reclaim: true}, nil, func(o *outcome) { c.opens.end(id, false) })
+	loss := c.opens.lostSince(id)
+	err := c.do(ctx, metarpc.OpOpen, metarpc.Cred{}, &metarpc.OpenArgs{ID: id, Reclaim: true}, nil, func(o *outcome) { c.opens.end(id, false) })
+	if ctx.Err() == nil { // or the next reset goes on with it
+		c.opens.retried(id, loss)
+	}
+	return err
 }
 
 // backoff is the delay between attempts to connect.

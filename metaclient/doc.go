@@ -22,6 +22,9 @@
 // for each pair sees to it that the two are never outstanding at once for one file, since the service may execute them
 // in any order. Giving back is lazy and in batches.
 //
+// In a new session files are opened again at once. Calls that need a file open (LayoutGet, Reserve, Lock, SetAttr through a
+// descriptor) wait until that has been tried, except with the contexts given to OnRecall and OnReset.
+//
 // Layouts granted by replies and taken by recalls are applied to the cache by the goroutine that reads the connection,
 // hence in the order in which the service sent them.
 //

@@ -23,6 +23,7 @@ type held struct {
 	drop   bool          // the service may hold it though nobody wants it
 	takes  int           // calls outstanding that take, or will when giving is over
 	giving chan struct{} // closed when the call outstanding that gives back has ended; nil without one
+	lost   chan struct{} // closed when it has been tried to take it again in a new session; nil if that is not needed
 }
 
 // file returns the record of id, making it if there is none; l.mu is held.
@@ -110,6 +111,7 @@ func (l *ledger) letGo(id layout.FileID) {
 	}
 	h.drop = h.drop || h.wanted || h.takes > 0
 	h.wanted = false
+	h.endLoss()
 	l.settle(id, h)
 }
 

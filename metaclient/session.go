@@ -232,6 +232,15 @@ func (c *Client) do(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args,
 		if err != nil {
 			return never(c.wrap(op, err))
 		}
+		if reopened := c.reopening(ctx, args); reopened != nil {
+			sl.release()
+			select {
+			case <-reopened:
+			case <-ctx.Done():
+			case <-c.ctx.Done():
+			}
+			continue
+		}
 		h := metarpc.CallHeader{Slot: sl.number, Sequence: sl.sequence + 1, Op: op, Cred: cred}
 		sl.frame, err = metarpc.AppendCall(sl.frame[:0], h, args)
 		if err != nil {
