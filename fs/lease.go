@@ -124,15 +124,12 @@ func (fs *FS) OnSizeQuery(ctx context.Context, ids []layout.FileID) {
 // stable: others may have written to the files since, so it must not be sent any more, and is reported as a late error. It
 // is for metaclient.Config, and does not block.
 func (fs *FS) OnLost() {
-	fs.beginSession()
 	list := fs.all()
 	fs.pages.forgetAll()
 	fs.lose(list)
 	for _, i := range list {
 		i.drop()
 	}
-	// Again, for what was begun before the files were known to lose what they have.
-	fs.beginSession()
 }
 
 // OnReset tells a service that was restarted how long the files are that were written here. What is open has been opened
@@ -157,8 +154,10 @@ func (fs *FS) OnReset(ctx context.Context, _ bool) {
 var errSessionLost = errors.New("the metadata service ended the session of this mount, and data that was not stable is lost")
 
 // lose gives up what is not stable of all files. Until that is done, which takes as long as the writes that are at the data
-// servers, nothing of a file is committed.
+// servers, nothing of a file is committed. The session ends in between: whoever finds that it has ended sees which files lose
+// something, and nothing is dropped before acknowledgements have ceased to count.
 func (fs *FS) lose(list []*inode) {
+	var losing []*inode
 	var files, bytes int64
 	var mu sync.Mutex
 	var all sync.WaitGroup
@@ -167,14 +166,15 @@ func (fs *FS) lose(list []*inode) {
 		i.known.Store(false)
 		i.recalledLeases++
 		i.outdate()
-		begin := i.dirty() && !i.losing
-		i.losing = i.losing || begin
+		if !i.losing && (i.dirty() || i.writes[0]+i.writes[1] > 0) {
+			i.losing = true
+			losing = append(losing, i.again())
+		}
 		i.mu.Unlock()
 		fs.meta.DropLayout(i.id, 0)
-		if !begin {
-			continue
-		}
-		i.again()
+	}
+	fs.beginSession()
+	for _, i := range losing {
 		all.Add(1)
 		// The goroutine owns the loss of one file and ends with it.
 		fs.spawn(func() {
