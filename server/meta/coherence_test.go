@@ -388,11 +388,16 @@ func TestCallbacksThatReport(t *testing.T) {
 	h := startMemory(t)
 	var cs []*client
 	for range 3 {
-		cs = append(cs, h.client())
+		cs = append(cs, h.root())
 	}
 	var files []layout.FileID
 	for i := range 2 {
 		files = append(files, cs[0].touch(layout.RootID, fmt.Sprint(i)))
+	}
+	for _, c := range cs {
+		for _, id := range files {
+			c.open(id)
+		}
 	}
 	var callbacks, calls atomic.Int64
 	for _, c := range cs {

@@ -231,11 +231,11 @@ func TestOpenDecides(t *testing.T) {
 	// After a restart nobody is asked again.
 	h.restart()
 	other.connect()
-	wantStatus(t, layoutOf(layout.IOModeRW), metarpc.StatusLayoutUnavailable) // it may be open, and not be reclaimed yet
+	wantStatus(t, layoutOf(layout.IOModeRW), metarpc.StatusGrace) // it may be open, and not be reclaimed yet
 	other.cred = metarpc.Cred{}
 	must[metarpc.AttrResult](other, metarpc.OpOpen, &metarpc.OpenArgs{ID: id, Reclaim: true})
 	other.cred = metarpc.Cred{UID: 100, GID: 100}
-	wantStatus(t, layoutOf(layout.IOModeRW), 0)
+	wantStatus(t, layoutOf(layout.IOModeRead), 0)
 }
 
 // TestTmpFile gives files without names one, or not.
@@ -289,6 +289,9 @@ func TestTmpFile(t *testing.T) {
 	c.connect()
 	x.connect()
 	must[metarpc.AttrResult](c, metarpc.OpOpen, &metarpc.OpenArgs{ID: kept, Reclaim: true})
+	for _, back := range []*client{c, x} {
+		must[metarpc.Empty](back, metarpc.OpReclaimComplete, &metarpc.Empty{})
+	}
 	wantStatus(t, link(c, kept, "kept"), 0)
 	c.closeFile(kept)
 	checkCatalog(t, h.engine)

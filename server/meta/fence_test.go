@@ -116,10 +116,13 @@ func TestLeavingSession(t *testing.T) {
 // more, nobody else is given a layout or a place, and the file is not cut; who writes it already is given new layouts then.
 func TestFence(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host) {
-		dead, live, other := h.client(), h.client(), h.client()
+		dead, live, other := h.root(), h.root(), h.root()
 		defer renewing(live)()
 		defer renewing(other)()
 		f := dead.create(layout.RootID, "f")
+		for _, c := range []*client{live, other} {
+			c.open(f)
+		}
 		must[metarpc.LayoutResult](dead, metarpc.OpLayoutGet, rw(f))
 		must[metarpc.LayoutResult](live, metarpc.OpLayoutGet, rw(f))
 		recalled := make(chan *metarpc.LayoutRecallArgs, 10)
@@ -214,9 +217,10 @@ func TestFenceBeforeSize(t *testing.T) {
 // TestRemoveDuringFence removes a file whose fencing hangs on a data server.
 func TestRemoveDuringFence(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host) {
-		dead, live := h.client(), h.client()
+		dead, live := h.root(), h.root()
 		defer renewing(live)()
 		f := live.touch(layout.RootID, "f")
+		dead.open(f)
 		must[metarpc.LayoutResult](dead, metarpc.OpLayoutGet, rw(f))
 		h.files.hold()
 		dead.drop()
@@ -296,6 +300,9 @@ func TestGraceEnds(t *testing.T) {
 		wantStatus(t, mkdir(a, "d"), metarpc.StatusGrace)
 		if took := time.Since(start); took != graceWait {
 			t.Errorf("took %v", took)
+		}
+		for _, id := range []layout.FileID{f, g} {
+			must[metarpc.AttrResult](a, metarpc.OpOpen, &metarpc.OpenArgs{ID: id, Reclaim: true})
 		}
 		newcomer := h.client()
 		wantStatus(t, mkdir(newcomer, "d"), metarpc.StatusGrace)

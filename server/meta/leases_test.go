@@ -98,7 +98,7 @@ func rw(id layout.FileID) *metarpc.LayoutGetArgs {
 
 func TestGrants(t *testing.T) {
 	h := startMemory(t)
-	a, b := h.client(), h.client()
+	a, b := h.root(), h.root()
 	const root = layout.RootID
 	dir := a.mkdir(root, "d")
 	f := a.touch(dir, "f")
@@ -134,6 +134,8 @@ func TestGrants(t *testing.T) {
 	}
 
 	// A writer has a lease as long as it is the only one; nobody else has any.
+	a.open(f)
+	b.open(f)
 	must[metarpc.LayoutResult](b, metarpc.OpLayoutGet, rw(f))
 	if bl, al := b.attrLease(f), a.attrLease(f); bl != attrs || al != 0 {
 		t.Errorf("writer %v, reader %v", bl, al)
@@ -190,7 +192,7 @@ type conflict struct {
 // nobody is given such a lease meanwhile, and the session that changes keeps its own.
 func TestRecallBeforeChange(t *testing.T) {
 	h := startMemory(t)
-	a, b, c := h.client(), h.client(), h.client()
+	a, b, c := h.root(), h.root(), h.root()
 	const root = layout.RootID
 	d, e := a.mkdir(root, "d"), a.mkdir(root, "e")
 	f, g, moved, over := a.touch(d, "f"), a.touch(d, "g"), a.touch(d, "moved"), a.touch(e, "over")
@@ -198,6 +200,7 @@ func TestRecallBeforeChange(t *testing.T) {
 	must[metarpc.AttrResult](a, metarpc.OpLink, &metarpc.LinkArgs{ID: twice, Parent: e, Name: "twice"})
 	sub, down := a.mkdir(d, "sub"), a.mkdir(d, "down")
 	must[metarpc.Empty](a, metarpc.OpSetXattr, &metarpc.XattrArgs{ID: f, Name: "user.old"})
+	a.open(f)
 	all := []layout.FileID{root, d, e, f, g, moved, over, twice, sub, down}
 	isDir := func(id layout.FileID) bool { return slices.Contains([]layout.FileID{root, d, e, sub, down}, id) }
 	gone := map[layout.FileID]bool{}
@@ -747,11 +750,11 @@ func TestContended(t *testing.T) {
 		f := a.touch(layout.RootID, "f")
 		got, _ := b.listen(false)
 		granted := 0
-		for range 100 {
+		for n := range 100 {
 			if b.attrLease(f) != 0 {
 				granted++
 			}
-			must[metarpc.AttrResult](a, metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: f, Mask: metarpc.SetMode})
+			must[metarpc.AttrResult](a, metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: f, Mask: metarpc.SetMode, Mode: uint32(n % 2)})
 		}
 		if granted != contendedAfter || got.calls != contendedAfter {
 			t.Errorf("%d leases, %d recalls in no time, want %d", granted, got.calls, contendedAfter)
@@ -773,11 +776,11 @@ func TestContended(t *testing.T) {
 			t.Errorf("remembered: %v", h.svc.contended)
 		}
 		h.svc.mu.Unlock()
-		for range contendedAfter - 1 {
+		for n := range contendedAfter - 1 {
 			if l := b.attrLease(f); l != attrs {
 				t.Errorf("after a pause: %v", l)
 			}
-			must[metarpc.AttrResult](a, metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: f, Mask: metarpc.SetMode})
+			must[metarpc.AttrResult](a, metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: f, Mask: metarpc.SetMode, Mode: uint32(n % 2)})
 		}
 	})
 }

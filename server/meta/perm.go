@@ -100,13 +100,16 @@ func (s *Service) mayDelete(ctx context.Context, who *caller, p *place) error {
 	return err
 }
 
-// mayRename finds out whether who may rename what is in from to to.
+// mayRename finds out whether who may rename what is in from to to, and whether the one may take the place of the other.
 func (s *Service) mayRename(ctx context.Context, who *caller, from, to *place, exchange bool) error {
 	err := s.mayDelete(ctx, who, from)
 	if err == nil && to.exists() {
 		err = s.mayDelete(ctx, who, to)
 	} else if err == nil {
 		err = s.mayInsert(ctx, who, to)
+	}
+	if err == nil {
+		err = checkTypes(from, to, exchange)
 	}
 	if err != nil || from.dir == to.dir {
 		return err

@@ -39,9 +39,6 @@ func (s *Service) rename(ctx context.Context, c *call, a *metarpc.RenameArgs) (*
 		if err := s.mayRename(ctx, who, from, to, exchange); err != nil {
 			return nil, err
 		}
-		if err := checkTypes(from, to, exchange); err != nil {
-			return nil, err
-		}
 		if from.dir != to.dir && (from.isDir() || exchange && to.isDir()) {
 			if !moving {
 				select {

@@ -391,7 +391,7 @@ func TestRecallTimeout(t *testing.T) {
 		}, 2 * time.Minute},
 		{"refuses", func(c *client) {
 			c.recall = func(*metarpc.LayoutRecallArgs) metarpc.Status { return metarpc.StatusInternal }
-		}, time.Second},
+		}, 2 * time.Minute}, // others wait until it cannot rely on what it knows any more
 		{"away", func(c *client) { c.drop() }, 2 * time.Minute},
 	} {
 		t.Run(row.name, func(t *testing.T) {
