@@ -603,8 +603,8 @@ func spaceReturns(t *testing.T, v *harness.Volume, a, b world) {
 	if n, err := unix.Pread(other, make([]byte, size), 0); n != size || err != nil {
 		t.Errorf("unlinked and still open on the other mount: %d bytes, %v, want %d", n, err, size)
 	}
-	if now := used(); now < full {
-		t.Errorf("unlinked and still open on the other mount: %d bytes on the disks, want %d", now, full)
+	if now := used(); now < full-size/2 { // small files of other checks may be going
+		t.Errorf("unlinked and still open on the other mount: %d bytes on the disks of %d", now, full)
 	}
 	try(unix.Close(other))
 	harness.Await(t, "the space of a removed file to return", func() bool { return used() <= full-size })

@@ -1,6 +1,7 @@
 package posix
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -179,11 +180,11 @@ func nodeChecks() []check {
 			}})
 		}
 	}
-	sockAt := func(w world) (int, *unix.SockaddrUnix) {
-		s := must(unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))
+	sockAt := func(w world) (s int, name *unix.SockaddrUnix, end func()) {
+		s = must(unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))
 		// Names of sockets have 107 bytes, less than the paths of test directories.
 		d := opened(string(w), unix.O_PATH)
-		return s, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/s", d)}
+		return s, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/s", d)}, func() { try(errors.Join(unix.Close(s), unix.Close(d))) }
 	}
 	return append(out, []check{
 		{"device null can be read and written", "0 1", func(w world) any {
@@ -226,22 +227,22 @@ func nodeChecks() []check {
 			return lstat(w.at("p")).Size
 		}},
 		{"socket bind makes a node", "socket 755", func(w world) any {
-			s, name := sockAt(w)
-			defer unix.Close(s)
+			s, name, end := sockAt(w)
+			defer end()
 			if err := unix.Bind(s, name); err != nil {
 				return err
 			}
 			return say(typeOf(lstat(w.at("s"))), mode(w.at("s")))
 		}},
 		{"socket bind to an existing name", "EADDRINUSE", func(w world) any {
-			s, name := sockAt(w)
-			defer unix.Close(s)
+			s, name, end := sockAt(w)
+			defer end()
 			w.file("s", "")
 			return unix.Bind(s, name)
 		}},
 		{"socket connect and talk", "hello", func(w world) any {
-			s, name := sockAt(w)
-			defer unix.Close(s)
+			s, name, end := sockAt(w)
+			defer end()
 			try(unix.Bind(s, name))
 			try(unix.Listen(s, 1))
 			c := must(unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))
@@ -258,20 +259,20 @@ func nodeChecks() []check {
 			return string(b[:n])
 		}},
 		{"socket connect to a node without listener", "ECONNREFUSED", func(w world) any {
-			s, name := sockAt(w)
-			defer unix.Close(s)
+			s, name, end := sockAt(w)
+			defer end()
 			w.make("socket", "s")
 			return unix.Connect(s, name)
 		}},
 		{"socket connect to a file", "ECONNREFUSED", func(w world) any {
-			s, name := sockAt(w)
-			defer unix.Close(s)
+			s, name, end := sockAt(w)
+			defer end()
 			w.file("s", "")
 			return unix.Connect(s, name)
 		}},
 		{"socket connect after rename", "ok", func(w world) any {
-			s, name := sockAt(w)
-			defer unix.Close(s)
+			s, name, end := sockAt(w)
+			defer end()
 			try(unix.Bind(s, name))
 			try(unix.Listen(s, 1))
 			try(unix.Rename(w.at("s"), w.at("t")))
@@ -280,8 +281,8 @@ func nodeChecks() []check {
 			return unix.Connect(c, &unix.SockaddrUnix{Name: strings.TrimSuffix(name.Name, "s") + "t"})
 		}},
 		{"socket connect without permission", "EACCES", func(w world) any {
-			s, name := sockAt(w)
-			defer unix.Close(s)
+			s, name, end := sockAt(w)
+			defer end()
 			try(unix.Bind(s, name))
 			try(unix.Listen(s, 1))
 			try(unix.Chmod(w.at("s"), 0o700))

@@ -262,6 +262,8 @@ func apart(f func() any) any {
 			done <- r
 		}()
 		try(unix.Unshare(unix.CLONE_FS))
+		// The first thread of a process is not ended but put aside, and would be in the mount for ever.
+		defer unix.Chdir("/")
 		r.value = f()
 	}()
 	r := <-done
