@@ -288,8 +288,8 @@ func TestLockLost(t *testing.T) {
 	r.release(f)
 }
 
-// TestLockAgent is not a test but a process of TestMountLocks.
-func TestLockAgent(t *testing.T) { locktest.Serve(t) }
+// TestLockWorker is not a test but a process of TestMountLocks.
+func TestLockWorker(t *testing.T) { locktest.Serve(t) }
 
 // Locks on a mount are like those on a local directory.
 func TestMountLocks(t *testing.T) {

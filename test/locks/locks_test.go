@@ -9,8 +9,8 @@ import (
 	"github.com/weftfs/weft/test/locktest"
 )
 
-// TestLockAgent is not a test but a process of the others.
-func TestLockAgent(t *testing.T) { locktest.Serve(t) }
+// TestLockWorker is not a test but a process of the others.
+func TestLockWorker(t *testing.T) { locktest.Serve(t) }
 
 // Locks between two mounts are like those between two processes on a local directory.
 func TestTwoMounts(t *testing.T) {
@@ -19,7 +19,7 @@ func TestTwoMounts(t *testing.T) {
 }
 
 // holders is two mounts, with a process each that has the same file open.
-func holders(t *testing.T, lease time.Duration) (v *harness.Volume, m *harness.Mount, a, b *locktest.Agent) {
+func holders(t *testing.T, lease time.Duration) (v *harness.Volume, m *harness.Mount, a, b *locktest.Worker) {
 	t.Helper()
 	v = harness.NewVolume(t, harness.Options{Lease: lease})
 	m = v.Mount()

@@ -13,9 +13,9 @@ import (
 // cases are run on a local directory, too: what they expect is what Linux does.
 var cases = []struct {
 	name string
-	run  func(t *testing.T, a, b *Agent)
+	run  func(t *testing.T, a, b *Worker)
 }{
-	{"fcntl", func(t *testing.T, a, b *Agent) {
+	{"fcntl", func(t *testing.T, a, b *Worker) {
 		a.Do("posix f w 10 10", "ok")
 		b.Do("posix f r 0 10", "ok")
 		b.Do("posix f r 0 11", "EAGAIN")
@@ -31,7 +31,7 @@ var cases = []struct {
 		b.Do("posix f w 11 1", "EAGAIN")
 		b.Do("posix f w 14 1", "EAGAIN")
 	}},
-	{"F_GETLK", func(t *testing.T, a, b *Agent) {
+	{"F_GETLK", func(t *testing.T, a, b *Worker) {
 		a.Do("posix f w 10 10", "ok")
 		by := fmt.Sprint(" by ", a.cmd.Process.Pid)
 		b.Do("get f r 0 0", "w 10 10"+by)
@@ -41,7 +41,7 @@ var cases = []struct {
 		b.Do("get f r 20 0", "free")
 		b.Do("get f w 20 0", "r 30 0"+by)
 	}},
-	{"F_SETLKW", func(t *testing.T, a, b *Agent) {
+	{"F_SETLKW", func(t *testing.T, a, b *Worker) {
 		a.Do("posix f w 0 10", "ok")
 		b.Blocks("posixw f w 5 10")
 		a.Do("posix f u 0 5", "ok")
@@ -49,7 +49,7 @@ var cases = []struct {
 		b.Want("after waiting", "ok")
 		a.Do("posix f r 14 1", "EAGAIN")
 	}},
-	{"F_OFD_SETLK", func(t *testing.T, a, b *Agent) {
+	{"F_OFD_SETLK", func(t *testing.T, a, b *Worker) {
 		a.Do("open g 1", "ok")
 		a.Do("ofd f w 0 10", "ok")
 		a.Do("ofd g w 0 10", "EAGAIN") // though it is the same process
@@ -62,7 +62,7 @@ var cases = []struct {
 		b.Want("after waiting", "ok")
 		b.Do("posix f r 0 1", "EAGAIN")
 	}},
-	{"flock", func(t *testing.T, a, b *Agent) {
+	{"flock", func(t *testing.T, a, b *Worker) {
 		a.Do("open g 1", "ok")
 		a.Do("ex f", "ok")
 		a.Do("sh g", "EAGAIN")
@@ -79,7 +79,7 @@ var cases = []struct {
 		b.Do("shw f", "ok") // its own lock is not in the way
 		a.Do("sh f", "ok")
 	}},
-	{"closing", func(t *testing.T, a, b *Agent) {
+	{"closing", func(t *testing.T, a, b *Worker) {
 		a.Do("posix f w 0 10", "ok")
 		a.Do("openr g 1", "ok")
 		b.Do("posix f r 0 10", "EAGAIN")
@@ -92,7 +92,7 @@ var cases = []struct {
 		a.Do("close g", "ok")
 		b.Do("posix f w 0 10", "ok")
 	}},
-	{"deadlock", func(t *testing.T, a, b *Agent) {
+	{"deadlock", func(t *testing.T, a, b *Worker) {
 		a.Do("open g 2", "ok")
 		b.Do("open g 2", "ok")
 		a.Do("posix f w 0 1", "ok")
@@ -102,7 +102,7 @@ var cases = []struct {
 		b.Do("posix g u 0 1", "ok")
 		a.Want("after waiting", "ok")
 	}},
-	{"signals", func(t *testing.T, a, b *Agent) {
+	{"signals", func(t *testing.T, a, b *Worker) {
 		a.Do("posix f w 0 10", "ok")
 		a.Do("ex f", "ok")
 		for _, command := range []string{"posixw f r 5 1", "ofdw f r 5 1", "exw f"} {
@@ -121,7 +121,7 @@ var cases = []struct {
 		a.Do("posix f w 0 10", "ok") // nothing was left behind
 		a.Do("ex f", "ok")
 	}},
-	{"killed holder", func(t *testing.T, a, b *Agent) {
+	{"killed holder", func(t *testing.T, a, b *Worker) {
 		c := New(t, a.Dir)
 		c.Do("open f 1", "ok")
 		c.Do("posix f w 0 10", "ok")
@@ -133,7 +133,7 @@ var cases = []struct {
 		a.Want("after the kill", "ok")
 		b.Want("after the kill", "ok")
 	}},
-	{"killed waiter", func(t *testing.T, a, b *Agent) {
+	{"killed waiter", func(t *testing.T, a, b *Worker) {
 		c := New(t, a.Dir)
 		c.Do("open f 1", "ok")
 		a.Do("posix f w 0 10", "ok")
@@ -142,7 +142,7 @@ var cases = []struct {
 		a.Do("posix f u 0 10", "ok")
 		b.Do("posix f w 0 0", "ok")
 	}},
-	{"inherited", func(t *testing.T, a, b *Agent) {
+	{"inherited", func(t *testing.T, a, b *Worker) {
 		f, err := os.OpenFile(filepath.Join(a.Dir, "1"), os.O_RDWR, 0)
 		if err != nil {
 			t.Fatal(err)

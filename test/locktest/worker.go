@@ -19,13 +19,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// agentEnv is the directory that an agent works in.
-const agentEnv = "WEFT_TEST_LOCK_AGENT"
+// workerEnv is the directory that a worker works in.
+const workerEnv = "WEFT_TEST_LOCK_WORKER"
 
-// Serve is the agent. It reads commands from its standard input and answers each on descriptor 3. Files that it shares with
+// Serve is the worker. It reads commands from its standard input and answers each on descriptor 3. Files that it shares with
 // others are its descriptors from 4 on.
 func Serve(t *testing.T) {
-	dir := os.Getenv(agentEnv)
+	dir := os.Getenv(workerEnv)
 	if dir == "" {
 		t.Skip("runs only as a process of other tests")
 	}
@@ -114,8 +114,8 @@ func obey(dir string, files map[string]int, args []string) string {
 	return fmt.Sprintf("%s %d %d by %d", map[int16]string{unix.F_RDLCK: "r", unix.F_WRLCK: "w"}[lk.Type], lk.Start, lk.Len, lk.Pid)
 }
 
-// Agent is a process that uses locks.
-type Agent struct {
+// Worker is a process that uses locks.
+type Worker struct {
 	// Dir is where its files are.
 	Dir     string
 	t       *testing.T
@@ -126,16 +126,16 @@ type Agent struct {
 	killed  bool
 }
 
-// New starts an agent, which ends with the test. Shared files are descriptors of the same open files as those of the test.
-func New(t *testing.T, dir string, shared ...*os.File) *Agent {
+// New starts a worker, which ends with the test. Shared files are descriptors of the same open files as those of the test.
+func New(t *testing.T, dir string, shared ...*os.File) *Worker {
 	t.Helper()
 	inR, inW, err1 := os.Pipe()
 	outR, outW, err2 := os.Pipe()
 	if err := errors.Join(err1, err2); err != nil {
 		t.Fatal(err)
 	}
-	a := &Agent{t: t, Dir: dir, cmd: exec.Command("/proc/self/exe", "-test.run=^TestLockAgent$", "-test.timeout=10m"), in: inW, answers: make(chan string, 10)}
-	a.cmd.Env = append(os.Environ(), agentEnv+"="+dir)
+	a := &Worker{t: t, Dir: dir, cmd: exec.Command("/proc/self/exe", "-test.run=^TestLockWorker$", "-test.timeout=10m"), in: inW, answers: make(chan string, 10)}
+	a.cmd.Env = append(os.Environ(), workerEnv+"="+dir)
 	a.cmd.Stderr = os.Stderr
 	a.cmd.Stdin, a.cmd.ExtraFiles = inR, append([]*os.File{outW}, shared...)
 	a.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -144,7 +144,7 @@ func New(t *testing.T, dir string, shared ...*os.File) *Agent {
 	}
 	inR.Close()
 	outW.Close()
-	go func() { // ends with the agent
+	go func() { // ends with the worker
 		defer close(a.answers)
 		defer outR.Close()
 		for lines := bufio.NewScanner(outR); lines.Scan(); {
@@ -158,8 +158,8 @@ func New(t *testing.T, dir string, shared ...*os.File) *Agent {
 	return a
 }
 
-// Kill ends the agent with SIGKILL and waits for its end; a second call does nothing.
-func (a *Agent) Kill() {
+// Kill ends the worker with SIGKILL and waits for its end; a second call does nothing.
+func (a *Worker) Kill() {
 	if !a.killed {
 		a.killed = true
 		a.in.Close()
@@ -168,33 +168,33 @@ func (a *Agent) Kill() {
 	}
 }
 
-func (a *Agent) answer() string {
+func (a *Worker) answer() string {
 	a.t.Helper()
 	select {
 	case s := <-a.answers:
 		return s
 	case <-time.After(20 * time.Second):
-		a.t.Fatal("an agent does not answer")
+		a.t.Fatal("a worker does not answer")
 		return ""
 	}
 }
 
 // Ask gives a command and returns the answer.
-func (a *Agent) Ask(command string) string {
+func (a *Worker) Ask(command string) string {
 	a.t.Helper()
 	fmt.Fprintln(a.in, command)
 	return a.answer()
 }
 
 // Do gives a command and checks the answer.
-func (a *Agent) Do(command, want string) {
+func (a *Worker) Do(command, want string) {
 	a.t.Helper()
 	fmt.Fprintln(a.in, command)
 	a.Want(command, want)
 }
 
 // Want checks the answer to a command that blocked.
-func (a *Agent) Want(what, want string) {
+func (a *Worker) Want(what, want string) {
 	a.t.Helper()
 	if got := a.answer(); got != want {
 		a.t.Errorf("%s: %s, want %s", what, got, want)
@@ -202,7 +202,7 @@ func (a *Agent) Want(what, want string) {
 }
 
 // Blocks gives a command that must not be answered soon.
-func (a *Agent) Blocks(command string) {
+func (a *Worker) Blocks(command string) {
 	a.t.Helper()
 	fmt.Fprintln(a.in, command)
 	select {
@@ -213,7 +213,7 @@ func (a *Agent) Blocks(command string) {
 }
 
 // Signal interrupts the thread that carries out commands.
-func (a *Agent) Signal(sig syscall.Signal) {
+func (a *Worker) Signal(sig syscall.Signal) {
 	a.t.Helper()
 	if err := unix.Tgkill(a.cmd.Process.Pid, a.thread, sig); err != nil {
 		a.t.Fatal(err)
