@@ -373,7 +373,7 @@ func TestRecallTimeout(t *testing.T) {
 	for _, row := range []struct {
 		name   string
 		before func(c *client)
-		takes  time.Duration
+		takes  time.Duration // at most
 	}{
 		{"silent", func(c *client) {
 			go func() { // it is alive
@@ -388,11 +388,11 @@ func TestRecallTimeout(t *testing.T) {
 				<-c.t.Context().Done()
 				return metarpc.StatusOK
 			}
-		}, 2 * time.Minute},
+		}, 2*time.Minute + time.Second},
 		{"refuses", func(c *client) {
 			c.recall = func(*metarpc.LayoutRecallArgs) metarpc.Status { return metarpc.StatusInternal }
-		}, 2 * time.Minute}, // others wait until it cannot rely on what it knows any more
-		{"away", func(c *client) { c.drop() }, 2 * time.Minute},
+		}, 2*time.Minute + time.Second}, // others wait until it cannot rely on what it knows any more
+		{"away", func(c *client) { c.drop() }, 2*time.Minute + time.Second},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, h *host) {
