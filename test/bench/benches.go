@@ -24,6 +24,11 @@ var benches = []bench{
 	{name: "md-unlink-1", unit: "op/s", baseline: bareName, durable: true, second: true, measure: metadata(1, unlink)},
 	{name: "md-stat-leased", unit: "op/s", baseline: bareName, second: true, measure: metadata(1, statLeased)},
 	{name: "md-stat-cold", unit: "op/s", baseline: bareName, second: true, measure: statCold},
+	{name: "untar-10k", unit: "files/s", baseline: localName, durable: true, measure: trees(untar)},
+	{name: "ls-lR-10k", unit: "files/s", baseline: localName, measure: trees(lsLR)},
+	{name: "find-10k", unit: "files/s", baseline: localName, measure: trees(findSize)},
+	{name: "git-status-10k", unit: "files/s", baseline: localName, measure: trees(gitStatus)},
+	{name: "rm-rf-10k", unit: "files/s", baseline: localName, durable: true, measure: trees(rmRF)},
 }
 
 // The metadata loads.
