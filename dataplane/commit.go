@@ -3,8 +3,8 @@ package dataplane
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
-	"sync"
 	"time"
 
 	"github.com/weftfs/weft/layout"
@@ -31,18 +31,81 @@ func (f *File) Commit(ctx context.Context) error {
 	if f.unstable.Load() == 0 {
 		return nil
 	}
-	files := f.dataFiles()
+	if p := f.plane.cfg.Patience; p.Time > 0 {
+		soft, cancel := context.WithTimeout(ctx, p.Time)
+		defer cancel()
+		err := f.commit(soft)
+		if err != nil && soft.Err() != nil && ctx.Err() == nil {
+			return fmt.Errorf("commit: %w", p.Over(err))
+		}
+		return err
+	}
+	return f.commit(ctx)
+}
+
+func (f *File) commit(ctx context.Context) error {
+	return errors.Join(f.together(f.dataFiles(), func(d *dataFile) error { return f.settle(ctx, d) })...)
+}
+
+// together runs do for each data file at the same time and returns the errors. A copy that was given up does not count. One
+// that has not ended for Config.MirrorTimeout, though another copy of its column has ended without an error, is waited for no
+// longer; it goes on by itself.
+func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 	errs := make([]error, len(files))
-	var wg sync.WaitGroup
+	if len(files) == 1 {
+		errs[0] = copyError(files[0], do(files[0]))
+		return errs
+	}
+	type result struct {
+		i   int
+		err error
+	}
+	results := make(chan result, len(files))
 	for i, d := range files {
-		if i == len(files)-1 {
-			errs[i] = f.settle(ctx, d)
-		} else {
-			wg.Go(func() { errs[i] = f.settle(ctx, d) })
+		// This goroutine owns one data file's calls and ends with them.
+		go func() { results <- result{i, copyError(d, do(d))} }()
+	}
+	timer := time.NewTimer(f.plane.cfg.MirrorTimeout)
+	defer timer.Stop()
+	good := map[int32]bool{} // columns of which a copy has ended well
+	ended := make([]bool, len(files))
+	overdue := false
+	for n := 0; n < len(files); {
+		select {
+		case r := <-results:
+			if ended[r.i] {
+				continue
+			}
+			n++
+			errs[r.i], ended[r.i] = r.err, true
+			if d := files[r.i]; r.err == nil && !d.forsaken.Load() {
+				good[d.column.Load()] = true
+			}
+		case <-timer.C:
+			overdue = true
+		}
+		for i, d := range files {
+			if overdue && !ended[i] && d.mirrored.Load() && good[d.column.Load()] {
+				use := d.use.Load()
+				errs[i] = copyError(d, &Error{Op: layout.OpCommit, Device: use.Device, File: use, Err: ErrStuck})
+				ended[i] = true
+				n++
+			}
 		}
 	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return errs
+}
+
+// copyError is what an error of one data file's calls counts for.
+func copyError(d *dataFile, err error) error {
+	if d.forsaken.Load() {
+		return nil
+	}
+	var e *Error
+	if d.mirrored.Load() && errors.As(err, &e) {
+		e.Mirrored = true
+	}
+	return err
 }
 
 // settle commits what is retained of one data file at the time of the call.
@@ -53,6 +116,9 @@ func (f *File) settle(ctx context.Context, d *dataFile) error {
 	if !d.holds(goal) {
 		return nil
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(d.ctx, cancel)()
 	// One at a time. Those who wait mostly find their data committed by the one before them, since its COMMIT is sent
 	// after they came: many callers of fsync share few COMMITs.
 	select {
@@ -113,6 +179,9 @@ func (f *File) commitOnce(ctx context.Context, d *dataFile) error {
 	if err := c.do(ctx, op); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if late := (*layout.TimeoutError)(nil); errors.As(err, &late) {
+			return opError(op, err) // no answer, so nothing is known to be lost
 		}
 		// The server may have thrown the data away with the error, and need not say so twice (nfs3: RFC 1813 section
 		// 3.3.21): only what is sent again can be believed.
@@ -269,8 +338,8 @@ func (f *File) resend(d *dataFile, s span, stable layout.Stability) error {
 }
 
 func (f *File) resendExtent(d *dataFile, e *extent[retained], stable layout.Stability) error {
-	// Its requests are not ended by a context: the range stays locked until the server has answered.
-	ctx := context.Background()
+	// The range stays locked until the server has answered, or the copy is given up.
+	ctx := d.ctx
 	use := d.use.Load()
 	c, err := f.plane.connectWait(ctx, use.Device)
 	if err != nil {

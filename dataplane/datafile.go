@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 
@@ -15,8 +16,17 @@ type dataFile struct {
 	use atomic.Pointer[layout.DataFile]
 	// turn is held by whoever commits the data file (one element; settle).
 	turn chan struct{}
+	// ctx ends when the data file is forsaken, and with it whatever waits for its server.
+	ctx     context.Context
+	forsake context.CancelFunc
+	// forsaken says that the data file is a copy that was given up (File.Forsake). It is set with mu held and stays so.
+	forsaken atomic.Bool
+	// column is which stripe column the data file holds, mirrored whether others hold it as well.
+	column   atomic.Int32
+	mirrored atomic.Bool
 
 	mu       sync.Mutex
+	orphans  []*piece // pieces of this data file that requests no longer wait for
 	retained extents[retained]
 	clock    uint64          // counts acknowledgements
 	verifier layout.Verifier // of the last reply
@@ -61,6 +71,9 @@ func (d *dataFile) supersede(pc *piece) {
 func (d *dataFile) retain(pc *piece) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.forsaken.Load() {
+		return
+	}
 	d.verifier = pc.op.Verifier
 	d.replace(pc.op.Off, pc.end())
 	d.clock++

@@ -32,9 +32,11 @@ func (w wakeup) resume(_ uint64, err error) { w <- err }
 
 // device is one data server: the target that reaches it, once it has been made.
 type device struct {
+	plane     *Plane
 	id        layout.DeviceID
 	conn      atomic.Pointer[conn] // nil until dialled
 	unflushed atomic.Bool          // conn was given requests since its last Flush
+	load      load
 
 	mu        sync.Mutex
 	waiting   []ticket        // for conn; a dial is running if not empty
@@ -83,7 +85,7 @@ func (p *Plane) device(id layout.DeviceID) *device {
 	if d := old[id]; d != nil {
 		return d
 	}
-	d := &device{id: id}
+	d := &device{plane: p, id: id}
 	m := maps.Clone(old)
 	m[id] = d
 	p.devices.Store(&m)

@@ -22,7 +22,26 @@
 // Each [File] has a queue of byte ranges. A write holds its range from StartWrite until all its pieces have ended;
 // overlapping ones run in the order of their StartWrite, others in parallel. [File.LockRange] and data that is sent
 // again stand in the same queue. A piece whose outcome is unknown has not ended, so its range stays held until the
-// target has a definitive answer or is closed. Reads do not queue.
+// target has a definitive answer or is closed. Reads do not queue. On a soft mount (Config.Patience, and that of the
+// targets) such a write ends for its caller meanwhile (Op.Overdue), and its range stays held all the same.
+//
+// # Copies
+//
+// Each stripe column of a mirrored file has several copies, one in each mirror. What a copy is good for stands in the segment
+// ([layout.CopyState]). A write goes to all that are not stale, a read to one that is good. A copy that fails is an error of
+// the write, of Commit or of Punch; the error names it ([FailedCopies]). The caller has the service decide, which makes it
+// stale for good or says that there is no other, and then calls [File.Forsake]: the data plane asks nothing more of that
+// copy, whatever segments come later, drops what it retains of it, and no longer counts its errors.
+//
+// A copy that does not answer is as good as failed once another copy has answered the same and Config.MirrorTimeout has passed
+// since (type watch): the request ends with ErrStuck for it. Then its pieces are orphans: they are still at the target, and
+// the server may yet carry them out. So the range of the write stays held until they have been answered or their copy is
+// forsaken. If all copies are silent nobody knows which of them is to blame, and the request waits.
+//
+// Of the copies that may be read the one is asked that will probably answer first (type load). A read that is late, measured by
+// the server's own 95th percentile, is asked of another copy as well, and the first answer counts; that is bounded to 5 % of
+// the reads (hedgeBudget). The hedge reads into memory of its own, and ends the other by Detach before that memory is copied.
+// A read that is not answered for Config.MirrorTimeout goes to another copy without a bound.
 //
 // # Unstable data
 //
@@ -77,8 +96,8 @@
 //
 // No lock is held while Dial, a Done of the caller, or a wait runs.
 //
-// request.mu (of one read or write) comes first. It is held while the pieces are started, so Target.Start runs under it;
-// completions do not take it but for the last one. Below it are rangeLock.mu, then Plane.queueMu; dataFile.mu, then
+// watch.running is held by the timer of watch alone. request.mu (of one read or write) comes first after that. It is held while the pieces are started, so Target.Start runs under it;
+// completions do not take it but for the last one. Below it are watch.mu; rangeLock.mu, then Plane.queueMu; dataFile.mu, then
 // iobuf's own; and File.mu, device.mu and Plane.mu, under which nothing else is locked.
 //
 // dataFile.turn and held ranges are waited for by blocking code that holds no mutex: first the turn, then ranges. Who

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/weftfs/weft/layout"
 )
@@ -21,14 +22,25 @@ var (
 	ErrReply = errors.New("reply has impossible count")
 )
 
+var (
+	// ErrStuck tells that a copy has not answered for Config.MirrorTimeout what another copy has. Whether it has done, or will
+	// yet do, what it was asked is not known.
+	ErrStuck = errors.New("no answer, while another copy has answered")
+	// ErrForsaken tells that the segment has no copy left that was not given up.
+	ErrForsaken = errors.New("all copies of this layout were given up")
+)
+
 // Error is the failure of one request to one data server. A read or write of several pieces joins one for each piece
 // that failed (errors.Join).
 type Error struct {
 	Op     layout.OpKind
 	Device layout.DeviceID
-	Off    int64
-	Len    int
-	Err    error
+	File   *layout.DataFile
+	// Mirrored says that there are other copies of what the data file holds, by the layout that was used.
+	Mirrored bool
+	Off      int64
+	Len      int
+	Err      error
 }
 
 func (e *Error) Error() string {
@@ -40,6 +52,31 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-func opError(op *layout.Op, err error) error {
-	return &Error{Op: op.Kind, Device: op.File.Device, Off: op.Off, Len: len(op.Data), Err: err}
+func opError(op *layout.Op, err error) *Error {
+	return &Error{Op: op.Kind, Device: op.File.Device, File: op.File, Off: op.Off, Len: len(op.Data), Err: err}
+}
+
+// FailedCopies finds in the error of a write, of Commit, Punch or Allocate the copies of mirrored data that failed, each once.
+// They may differ from the others now.
+func FailedCopies(err error) []*Error {
+	var failed []*Error
+	var walk func(error)
+	walk = func(err error) {
+		switch e := err.(type) {
+		case nil:
+		case *Error:
+			same := func(f *Error) bool { return keyOf(f.File) == keyOf(e.File) }
+			if e.Mirrored && e.Op != layout.OpRead && !slices.ContainsFunc(failed, same) {
+				failed = append(failed, e)
+			}
+		case interface{ Unwrap() []error }:
+			for _, err := range e.Unwrap() {
+				walk(err)
+			}
+		case interface{ Unwrap() error }:
+			walk(e.Unwrap())
+		}
+	}
+	walk(err)
+	return failed
 }

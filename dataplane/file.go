@@ -16,6 +16,7 @@ type File struct {
 	plane    *Plane
 	locks    rangeLock
 	unstable atomic.Int64 // extents retained, over all data files
+	forsook  atomic.Int32 // data files forsaken
 
 	mu    sync.Mutex
 	files map[fileKey]*dataFile
@@ -26,6 +27,8 @@ type fileKey struct {
 	device layout.DeviceID
 	handle string
 }
+
+func keyOf(df *layout.DataFile) fileKey { return fileKey{df.Device, string(df.Handles[0])} }
 
 // NewFile makes the state of a file nobody has written to.
 func (p *Plane) NewFile() *File { return &File{plane: p} }
@@ -40,10 +43,65 @@ func (f *File) dataFile(df *layout.DataFile) *dataFile {
 			f.files = map[fileKey]*dataFile{}
 		}
 		d = &dataFile{file: f, turn: make(chan struct{}, 1)}
+		d.ctx, d.forsake = context.WithCancel(context.Background())
 		f.files[fileKey{df.Device, string(df.Handles[0])}] = d
 	}
 	d.use.Store(df)
 	return d
+}
+
+// writable returns the state of a data file that is to be written to, which holds a column of seg; nil if it is a copy that is
+// not written any more.
+func (f *File) writable(seg *layout.Segment, mirror, column int) *dataFile {
+	df := &seg.Mirrors[mirror].Servers[column]
+	if df.State == layout.CopyStale {
+		return nil
+	}
+	d := f.dataFile(df)
+	if d.forsaken.Load() {
+		return nil
+	}
+	d.column.Store(int32(column))
+	if len(seg.Mirrors) > 1 {
+		d.mirrored.Store(true)
+	}
+	return d
+}
+
+// readable reports whether a data file is a copy that may be read.
+func (f *File) readable(df *layout.DataFile) bool {
+	if df.State != layout.CopyGood {
+		return false
+	}
+	if f.forsook.Load() == 0 {
+		return true
+	}
+	d := f.lookup(df)
+	return d == nil || !d.forsaken.Load()
+}
+
+// Forsake gives copies up for good: they are neither read nor written from now on, whatever segments say. Writes under way
+// do not wait for them, and what is retained of them is dropped. Reads that have begun may still bring what they hold. There
+// must be another copy of whatever they hold, and nobody else may take these for good any more.
+func (f *File) Forsake(copies []*layout.DataFile) {
+	for _, df := range copies {
+		d := f.dataFile(df)
+		d.mu.Lock()
+		first := !d.forsaken.Swap(true)
+		d.replace(0, math.MaxInt64)
+		orphans := d.orphans
+		d.orphans = nil
+		d.mu.Unlock()
+		if !first {
+			continue
+		}
+		f.forsook.Add(1)
+		d.forsake()
+		for _, pc := range orphans {
+			pc.group.drop()
+		}
+	}
+	f.plane.watch.hurry()
 }
 
 // lookup returns the state of a data file, nil if nothing was written to it.
@@ -110,6 +168,12 @@ func (f *File) Drop(from int64) {
 		d.replace(from, math.MaxInt64)
 		d.mu.Unlock()
 	}
+}
+
+// Forsaken reports whether a copy was given up.
+func (f *File) Forsaken(df *layout.DataFile) bool {
+	d := f.lookup(df)
+	return d != nil && d.forsaken.Load()
 }
 
 func (f *File) dataFiles() []*dataFile {

@@ -50,21 +50,19 @@ var zeros [fillSize]byte
 // exactly once, when no request is under way any more; then, if the error is nil, nothing that was retained in the range
 // is left to be sent again. After an error what the range holds is undefined, as it is after that of a write.
 func (f *File) Punch(ctx context.Context, seg *layout.Segment, off, n int64, ended func(error)) error {
-	return f.ordered(ctx, "punch", seg, off, n, ended, func() error {
-		err := f.eachDataFile(seg, off, off+n, func(s Sparser, df *layout.DataFile, _ layout.Column) error {
+	return f.ordered(ctx, "punch", seg, off, n, ended, func(held *orphans) error {
+		err := f.eachDataFile(seg, off, off+n, held, func(s Sparser, d *dataFile, _ layout.Column) error {
 			// All of the range: in a data file there is nothing where other columns are.
-			if err := s.Deallocate(context.Background(), df, layout.Column{}, off, n); err != nil {
+			if err := s.Deallocate(d.ctx, d.use.Load(), layout.Column{}, off, n); err != nil {
 				return err
 			}
-			if d := f.lookup(df); d != nil {
-				d.mu.Lock()
-				d.replace(off, off+n)
-				d.mu.Unlock()
-			}
+			d.mu.Lock()
+			d.replace(off, off+n)
+			d.mu.Unlock()
 			return nil
 		})
 		if errors.Is(err, ErrUnsupported) {
-			err = f.fill(seg, off, off+n)
+			err = f.fill(seg, off, off+n, held)
 		}
 		return err
 	})
@@ -76,19 +74,19 @@ func (f *File) Punch(ctx context.Context, seg *layout.Segment, off, n int64, end
 // A server that cannot reserve space is sent zeros where it has nothing but zeros; another client must not write there
 // meanwhile. With keepSize that is out of the question, and the error ErrUnsupported.
 func (f *File) Allocate(ctx context.Context, seg *layout.Segment, off, n int64, keepSize bool, ended func(error)) error {
-	return f.ordered(ctx, "allocation", seg, off, n, ended, func() error {
-		err := f.eachDataFile(seg, off, off+n, func(s Sparser, df *layout.DataFile, col layout.Column) error {
-			return s.Allocate(context.Background(), df, col, off, n, keepSize)
+	return f.ordered(ctx, "allocation", seg, off, n, ended, func(held *orphans) error {
+		err := f.eachDataFile(seg, off, off+n, held, func(s Sparser, d *dataFile, col layout.Column) error {
+			return s.Allocate(d.ctx, d.use.Load(), col, off, n, keepSize)
 		})
 		if errors.Is(err, ErrUnsupported) && !keepSize {
-			err = f.fillHoles(seg, off, off+n)
+			err = f.fillHoles(seg, off, off+n, held)
 		}
 		return err
 	})
 }
 
 // ordered runs op with the range held.
-func (f *File) ordered(ctx context.Context, name string, seg *layout.Segment, off, n int64, ended func(error), op func() error) error {
+func (f *File) ordered(ctx context.Context, name string, seg *layout.Segment, off, n int64, ended func(error), op func(held *orphans) error) error {
 	var err error
 	switch {
 	case off < 0 || n < 0 || !seg.Contains(off, n):
@@ -110,8 +108,11 @@ func (f *File) ordered(ctx context.Context, name string, seg *layout.Segment, of
 	result := make(chan error, 1)
 	// This goroutine owns the range until the servers have answered, which ends it.
 	go func() {
-		err := op()
-		f.locks.release(f.plane, node)
+		held := &orphans{file: f}
+		held.count.Store(1)
+		err := op(held)
+		held.node = node
+		held.drop()
 		if err != nil {
 			err = fmt.Errorf("%s of %d bytes at %d: %w", name, n, off, err)
 		}
@@ -126,40 +127,51 @@ func (f *File) ordered(ctx context.Context, name string, seg *layout.Segment, of
 	}
 }
 
-// eachDataFile runs do for each data file, of all mirrors, that has some of [off, end). The error is ErrUnsupported if
-// that is all that stood in the way.
-func (f *File) eachDataFile(seg *layout.Segment, off, end int64, do func(Sparser, *layout.DataFile, layout.Column) error) error {
-	var mu sync.Mutex
-	var errs []error
-	foreign := false
-	var wg sync.WaitGroup
-	room := make(chan struct{}, sparseWidth)
+// eachDataFile runs do for each data file, of all copies that are written, that has some of [off, end). The error is
+// ErrUnsupported if that is all that stood in the way. Copies are waited for as in together; held keeps the range until all
+// calls have ended.
+func (f *File) eachDataFile(seg *layout.Segment, off, end int64, held *orphans, do func(Sparser, *dataFile, layout.Column) error) error {
+	var files []*dataFile
 	for i := range seg.Width() {
-		col := seg.Column(i)
-		if from, to := col.Next(off, end); from == to {
+		if from, to := seg.Column(i).Next(off, end); from == to {
 			continue
 		}
+		good := false
 		for m := range seg.Mirrors {
-			df := &seg.Mirrors[m].Servers[i]
-			room <- struct{}{}
-			wg.Go(func() {
-				defer func() { <-room }()
-				s, err := f.sparser(context.Background(), df)
-				if err == nil {
-					err = do(s, df, col)
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				switch {
-				case isUnsupported(err):
-					foreign = true
-				case err != nil:
-					errs = append(errs, fmt.Errorf("device %s: %w", df.Device, err))
-				}
-			})
+			if d := f.writable(seg, m, i); d != nil {
+				files = append(files, d)
+				good = good || seg.Mirrors[m].Servers[i].State == layout.CopyGood
+			}
+		}
+		if !good {
+			return ErrForsaken
 		}
 	}
-	wg.Wait()
+	held.count.Add(int32(len(files)))
+	room := make(chan struct{}, sparseWidth)
+	results := f.together(files, func(d *dataFile) error {
+		defer held.drop()
+		room <- struct{}{}
+		defer func() { <-room }()
+		df := d.use.Load()
+		s, err := f.sparser(d.ctx, df)
+		if err == nil {
+			err = do(s, d, seg.Column(int(d.column.Load())))
+		}
+		if err != nil && !isUnsupported(err) {
+			return &Error{Op: layout.OpWrite, Device: df.Device, File: df, Off: off, Err: err}
+		}
+		return err
+	})
+	var errs []error
+	foreign := false
+	for _, err := range results {
+		if isUnsupported(err) {
+			foreign = true
+		} else if err != nil {
+			errs = append(errs, err)
+		}
+	}
 	if len(errs) == 0 && foreign {
 		return ErrUnsupported
 	}
@@ -184,10 +196,10 @@ func isUnsupported(err error) bool {
 }
 
 // fill writes zeros to [off, end), which is held.
-func (f *File) fill(seg *layout.Segment, off, end int64) error {
+func (f *File) fill(seg *layout.Segment, off, end int64, held *orphans) error {
 	for off < end {
 		n := min(end-off, fillSize)
-		if err := f.writeHeld(seg, off, zeros[:n]); err != nil {
+		if err := f.writeHeld(seg, off, zeros[:n], held); err != nil {
 			return err
 		}
 		off += n
@@ -196,7 +208,7 @@ func (f *File) fill(seg *layout.Segment, off, end int64) error {
 }
 
 // fillHoles writes zeros to those blocks in [off, end), which is held, that have no other bytes.
-func (f *File) fillHoles(seg *layout.Segment, off, end int64) error {
+func (f *File) fillHoles(seg *layout.Segment, off, end int64, held *orphans) error {
 	buf := make([]byte, min(end-off, fillSize))
 	for off < end {
 		n := min(end-off, fillSize)
@@ -214,7 +226,7 @@ func (f *File) fillHoles(seg *layout.Segment, off, end int64) error {
 				if empty {
 					to = next
 				}
-				if err := f.fill(seg, off+hole, off+to); err != nil {
+				if err := f.fill(seg, off+hole, off+to, held); err != nil {
 					return err
 				}
 				hole = -1
@@ -227,11 +239,13 @@ func (f *File) fillHoles(seg *layout.Segment, off, end int64) error {
 }
 
 // writeHeld writes unstable data to a range that is held already.
-func (f *File) writeHeld(seg *layout.Segment, off int64, data []byte) error {
+func (f *File) writeHeld(seg *layout.Segment, off int64, data []byte, held *orphans) error {
 	done := make(chan error, 1)
 	q := writeRequests.Get().(*writeRequest)
 	q.mu.Lock()
 	q.file, q.seg, q.data, q.off, q.stable, q.done = f, seg, data, off, layout.Unstable, func(err error) { done <- err }
+	held.count.Add(1)
+	q.orphans = held
 	q.begin()
 	f.plane.Flush()
 	return <-done
@@ -244,7 +258,7 @@ func (f *File) readHeld(seg *layout.Segment, off int64, buf []byte) error {
 	q := readRequests.Get().(*readRequest)
 	q.mu.Lock()
 	q.file, q.seg, q.data, q.off, q.done = f, seg, buf, off, func(_ int, err error) { done <- err }
-	q.todo = append(q.todo, span{off, off + int64(len(buf))})
+	q.todo = append(q.todo, readSpan{off, off + int64(len(buf)), 0})
 	q.settles = maxSettles
 	q.begin()
 	f.plane.Flush()
@@ -292,10 +306,16 @@ func (f *File) seekColumn(ctx context.Context, seg *layout.Segment, i int, off, 
 	var errs []error
 	for _, m := range mirrorOrder(seg) {
 		df := &seg.Mirrors[m].Servers[i]
+		if !f.readable(df) {
+			continue
+		}
 		if at, found, err = f.seekDataFile(ctx, df, seg.Column(i), off, end, hole); err == nil {
 			return at, found, nil
 		}
 		errs = append(errs, fmt.Errorf("device %s: %w", df.Device, err))
+	}
+	if len(errs) == 0 {
+		return 0, false, ErrForsaken
 	}
 	return 0, false, errors.Join(errs...)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"syscall"
 	"testing"
 	"time"
@@ -252,8 +253,14 @@ func TestPunchAbandoned(t *testing.T) {
 }
 
 func TestAllocate(t *testing.T) {
-	e := newEnv(t, options{servers: 4})
-	f, seg := e.plane.NewFile(), e.segment(2*block, 2, 2)
+	for mirrors := range 2 {
+		t.Run(fmt.Sprint(mirrors+1), func(t *testing.T) { testAllocate(t, mirrors+1) })
+	}
+}
+
+func testAllocate(t *testing.T, mirrors int) {
+	e := newEnv(t, options{servers: 2 * mirrors})
+	f, seg := e.plane.NewFile(), e.segment(2*block, 2, mirrors)
 	e.write(f, seg, 0, []byte("data"))
 	taken := func() (n int64) {
 		for i := range e.servers {
@@ -264,8 +271,8 @@ func TestAllocate(t *testing.T) {
 	if err := f.Allocate(e.ctx(), seg, 0, 6*block, true, ignore); err != nil {
 		t.Fatal(err)
 	}
-	if got := taken(); got != 2*6*block {
-		t.Errorf("%d bytes are taken, want %d", got, 2*6*block)
+	if got, want := taken(), int64(mirrors*6*block); got != want {
+		t.Errorf("%d bytes are taken, want %d", got, want)
 	}
 	if got := e.servers[1].Contents(&seg.Mirrors[0].Servers[1]); len(got) != 0 {
 		t.Errorf("a data file was made %d bytes long", len(got))
@@ -277,7 +284,7 @@ func TestAllocate(t *testing.T) {
 		t.Errorf("a data file is %d bytes long, want %d", len(got), 4*block)
 	}
 	e.check(f, seg, 0, append([]byte("data"), make([]byte, 8*block)...))
-	e.servers[2].Room(block)
+	e.servers[2*mirrors-1].Room(block)
 	var errno interface{ Errno() syscall.Errno }
 	if err := f.Allocate(e.ctx(), seg, 0, 100*block, false, ignore); !errors.As(err, &errno) || errno.Errno() != syscall.ENOSPC {
 		t.Errorf("on a full server: %v", err)

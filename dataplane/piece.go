@@ -12,12 +12,25 @@ import (
 type piece struct {
 	op    layout.Op
 	owner *request
+	gen   uint64 // of owner
 	conn  *conn
 
 	data  *dataFile
 	epoch uint64 // of conn before the start
 
 	buf *iobuf.Buf // WRITE: holds op.Data, one reference; nil if that is the caller's memory
+
+	// Of mirrored files.
+	state atomic.Uint32 // pieceOut, ...
+	group *orphans      // WRITE: once orphaned; guarded by data.mu
+	over  bool          // WRITE: orphaned, and answered; guarded by data.mu
+	alone int64         // WRITE: when it was first seen that another copy had answered (watch.now); 0 = not yet
+
+	mirror int    // READ: which one was asked
+	tried  uint64 // READ: those that were asked before, see readSpan
+	began  int64  // READ: watch.now
+	hedge  atomic.Pointer[piece]
+	of     *piece // READ: the piece that this one is a hedge of
 
 	// READ of a data file in which something is retained, before the start:
 	watch   bool // it overlaps retained data: wrong if the server restarts meanwhile
@@ -27,21 +40,43 @@ type piece struct {
 var pieces = sync.Pool{New: func() any {
 	pc := new(piece)
 	pc.op.Done = pc.done
+	pc.op.Overdue = pc.overdue
 	return pc
 }}
 
 func (pc *piece) done(*layout.Op) {
+	if !pc.state.CompareAndSwap(pieceOut, pieceEnded) {
+		pc.orphanEnded()
+		return
+	}
+	if pc.began != 0 {
+		pc.timed()
+	}
 	// Once the count is down the piece may be in use elsewhere.
 	q := pc.owner
 	q.drop()
 }
 
+// overdue ends the write for its caller, unless that has ended without the piece.
+func (pc *piece) overdue(op *layout.Op, err error) {
+	if w, ok := pc.owner.kind.(*writeRequest); ok {
+		go w.expire(pc.gen, opError(op, err)) // ends at once; not here, with the target's locks
+	}
+}
+
 func (pc *piece) free() {
+	if pc.state.Load() == pieceOrphaned {
+		return // it is still at the target; nobody uses it again
+	}
 	if pc.buf != nil {
 		pc.buf.Release()
 	}
-	*pc = piece{op: layout.Op{Done: pc.op.Done}}
+	hedge, scratch := pc.of != nil, pc.op.Data
+	*pc = piece{op: layout.Op{Done: pc.op.Done, Overdue: pc.op.Overdue}}
 	pieces.Put(pc)
+	if hedge {
+		putScratch(scratch)
+	}
 }
 
 // end is the first byte after the piece, in the file.
@@ -67,6 +102,11 @@ type request struct {
 	errs     []error
 
 	pending atomic.Int32
+
+	// Of mirrored files, guarded by watch.mu.
+	watched       bool
+	due           int64 // when it is to be looked at (watch.now)
+	before, after *request
 }
 
 // finisher is a read or a write.
@@ -74,13 +114,15 @@ type finisher interface {
 	waiter
 	// finish is called when all pieces have ended.
 	finish()
+	// look sees whether a request with this gen waits for copies in vain. It is called by watch, at the time at.
+	look(gen uint64, at int64)
 	// cancel ends a request that waits, because it was detached. mu is held; cancel releases it.
 	cancel()
 }
 
 // add appends a piece and starts it. mu is held, and a count of pending.
 func (q *request) add(pc *piece) {
-	pc.owner = q
+	pc.owner, pc.gen = q, q.gen
 	q.pieces = append(q.pieces, pc)
 	q.pending.Add(1)
 	pc.conn.start(&pc.op)
@@ -117,13 +159,19 @@ func (q *request) detach(gen uint64) {
 		q.kind.cancel()
 		return
 	}
+	q.takeBack()
+}
+
+// takeBack takes the caller's memory from a request that is running. mu is held; takeBack releases it.
+func (q *request) takeBack() {
 	q.detached = true
 	held := q.hold() // keeps finish away, and with it whatever changes the pieces
+	all := q.pieces  // none is added any more
 	q.mu.Unlock()
 	if !held {
 		return
 	}
-	for _, pc := range q.pieces {
+	for _, pc := range all {
 		if pc.buf == nil {
 			pc.conn.Detach(&pc.op)
 		}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/weftfs/weft/internal/iobuf"
 	"github.com/weftfs/weft/layout"
@@ -46,10 +47,18 @@ type Config struct {
 	Dial func(layout.DeviceID) (Target, error)
 	// RetainBytes bounds the memory for unstable data, in bytes. Default 256 MiB.
 	RetainBytes int64
-	Log         *slog.Logger // default slog.Default()
+	// Patience bounds Commit, as the targets' own does reads and writes. Default: none.
+	Patience layout.Patience
+	// MirrorTimeout is how long a copy may leave a request unanswered that another copy has answered; then the request no
+	// longer waits for it. Default 10 s.
+	MirrorTimeout time.Duration
+	Log           *slog.Logger // default slog.Default()
 }
 
-const defaultRetainBytes = 256 << 20
+const (
+	defaultRetainBytes   = 256 << 20
+	defaultMirrorTimeout = 10 * time.Second
+)
 
 // Validate checks the configuration.
 func (c Config) Validate() error {
@@ -58,6 +67,9 @@ func (c Config) Validate() error {
 	}
 	if c.RetainBytes < 0 {
 		return fmt.Errorf("data plane: RetainBytes is %d", c.RetainBytes)
+	}
+	if c.MirrorTimeout < 0 {
+		return fmt.Errorf("data plane: MirrorTimeout is %v", c.MirrorTimeout)
 	}
 	return nil
 }
@@ -68,6 +80,8 @@ type Plane struct {
 	pool     *iobuf.Pool
 	pressure chan struct{}
 	turn     atomic.Uint32 // round robin among equal mirrors
+	hedges   hedgeBudget
+	watch    *watch
 	devices  atomic.Pointer[map[layout.DeviceID]*device]
 
 	mu     sync.Mutex // guards changes of devices, and closed
@@ -87,6 +101,9 @@ func New(cfg Config) (*Plane, error) {
 	if cfg.RetainBytes == 0 {
 		cfg.RetainBytes = defaultRetainBytes
 	}
+	if cfg.MirrorTimeout == 0 {
+		cfg.MirrorTimeout = defaultMirrorTimeout
+	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
@@ -95,6 +112,7 @@ func New(cfg Config) (*Plane, error) {
 		return nil, fmt.Errorf("data plane: memory for unstable data: %w", err)
 	}
 	p := &Plane{cfg: cfg, pool: pool, pressure: make(chan struct{}, 1)}
+	p.watch = newWatch(p)
 	p.devices.Store(&map[layout.DeviceID]*device{})
 	return p, nil
 }
@@ -103,6 +121,7 @@ func New(cfg Config) (*Plane, error) {
 func (p *Plane) Close() error {
 	p.mu.Lock()
 	p.closed = true
+	p.watch.timer.Stop()
 	devices := *p.devices.Load()
 	p.mu.Unlock()
 	var errs []error

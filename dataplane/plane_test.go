@@ -922,6 +922,10 @@ func TestClose(t *testing.T) {
 }
 
 func TestMirrorChoice(t *testing.T) {
+	synctest.Test(t, testMirrorChoice) // where all servers are equally fast
+}
+
+func testMirrorChoice(t *testing.T) {
 	e := newEnv(t, options{servers: 4})
 	f, seg := e.plane.NewFile(), e.segment(4096, 1, 4)
 	want := bytes.Repeat([]byte("data"), 2000)
@@ -966,7 +970,9 @@ func TestMirrorChoice(t *testing.T) {
 }
 
 // Only the pieces that failed are read from another mirror.
-func TestMirrorPieces(t *testing.T) {
+func TestMirrorPieces(t *testing.T) { synctest.Test(t, testMirrorPieces) }
+
+func testMirrorPieces(t *testing.T) {
 	e := newEnv(t, options{servers: 4, rsize: 1000})
 	f, seg := e.plane.NewFile(), e.segment(4096, 2, 2)
 	rnd, _ := newRand(t)
@@ -1119,6 +1125,12 @@ func TestReadDuringRepair(t *testing.T) {
 
 // Once the pools are warm a read allocates nothing and a write next to nothing.
 func TestNoAllocation(t *testing.T) {
+	for _, mirrors := range []int{1, 2} {
+		t.Run(fmt.Sprint(mirrors), func(t *testing.T) { testNoAllocation(t, mirrors) })
+	}
+}
+
+func testNoAllocation(t *testing.T, mirrors int) {
 	if raceEnabled {
 		t.Skip("sync.Pool drops objects at random under the race detector")
 	}
@@ -1129,7 +1141,7 @@ func TestNoAllocation(t *testing.T) {
 		t.Cleanup(func() { target.Close() })
 		return target, nil
 	})
-	f, seg := e.plane.NewFile(), e.segment(64<<10, 1, 1)
+	f, seg := e.plane.NewFile(), e.segment(64<<10, 1, mirrors)
 	e.write(f, seg, 0, make([]byte, 1<<20))
 	done := make(chan error, 1)
 	buf := make([]byte, 4096)

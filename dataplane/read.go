@@ -28,7 +28,8 @@ type Read struct {
 // StartRead begins a read and returns at once. What the data files do not have, being holes or shorter, reads as zeros:
 // the caller has clipped the range to the size of the file.
 //
-// The mirror with the highest efficiency is asked, equal ones in turn; what fails there is asked from the next.
+// Of the copies that may be read the one that will probably answer first is asked (see load.cost), equal ones in turn; what
+// fails there is asked from the next, what is late also from another (see hedgeBudget).
 func (f *File) StartRead(r *Read) {
 	if len(r.Buf) == 0 {
 		r.Done(0, nil)
@@ -42,7 +43,7 @@ func (f *File) StartRead(r *Read) {
 	q.mu.Lock()
 	q.file, q.seg, q.data, q.off, q.done = f, r.Segment, r.Buf, r.Off, r.Done
 	q.turn = int(f.plane.turn.Add(1) & math.MaxInt32)
-	q.todo = append(q.todo, span{r.Off, r.Off + int64(len(r.Buf))})
+	q.todo = append(q.todo, readSpan{r.Off, r.Off + int64(len(r.Buf)), 0})
 	r.req, r.gen = q, q.gen
 	q.begin()
 }
@@ -59,16 +60,33 @@ func (r *Read) Detach() {
 // span is the bytes [off, end) of a file.
 type span struct{ off, end int64 }
 
+// readSpan is a span that was asked of some mirrors before: bit m of tried is that of mirror m. Mirrors that have no bit
+// are not asked.
+type readSpan struct {
+	off, end int64
+	tried    uint64
+}
+
+const maxTried = 64
+
 // readRequest is the state of a Read.
 type readRequest struct {
 	request
 	done    func(n int, err error)
-	turn    int    // decides between equal mirrors
-	attempt int    // mirrors tried
-	todo    []span // what is to be read in this attempt
+	turn    int               // decides between equal mirrors
+	todo    []readSpan        // what is to be read in this attempt
+	chosen  []readChoice      // scratch of begin
+	dialled layout.DeviceID   // what the request waits for, if it does
+	avoid   []layout.DeviceID // devices that could not be dialled
 	doubts  []*dataFile
 	settles int    // how often doubts were settled
 	stop    func() // ends settling
+}
+
+// readChoice goes with a unit.
+type readChoice struct {
+	mirror int
+	tried  uint64
 }
 
 var readRequests = sync.Pool{New: func() any {
@@ -85,84 +103,223 @@ func (q *readRequest) resume(gen uint64, err error) {
 	}
 	if err != nil {
 		q.errs = append(q.errs, err)
-		q.attempt++
+		q.avoid = append(q.avoid, q.dialled)
 	}
 	q.begin()
 }
 
 // begin starts the pieces for what is to do, or puts the request aside until it can. mu is held; begin releases it.
 func (q *readRequest) begin() {
-	if q.attempt == len(q.seg.Mirrors) {
-		q.end(errors.Join(q.errs...))
-		return
-	}
 	p, gen := q.file.plane, q.gen
-	mirror := &q.seg.Mirrors[q.pickMirror()]
-	var err error
-	q.units = q.units[:0]
+	q.units, q.chosen = q.units[:0], q.chosen[:0]
 	for _, s := range q.todo {
+		before := len(q.units)
+		var err error
 		if q.units, err = q.seg.Split(q.units, q.data[s.off-q.off:s.end-q.off], s.off, math.MaxInt); err != nil {
 			q.end(err)
 			return
 		}
+		for i := before; i < len(q.units); i++ {
+			u := &q.units[i]
+			m := q.pick(u.Server, s.tried, len(u.Data))
+			if m < 0 && len(q.doubts) > 0 {
+				q.settle()
+				return
+			}
+			if m < 0 {
+				if len(q.errs) == 0 {
+					q.errs = append(q.errs, ErrForsaken)
+				}
+				q.end(errors.Join(q.errs...))
+				return
+			}
+			q.chosen = append(q.chosen, readChoice{m, s.tried})
+		}
 	}
 	for i := range q.units {
-		if p.connect(mirror.Servers[q.units[i].Server].Device, ticket{q, gen}) == nil {
+		q.dialled = q.seg.Mirrors[q.chosen[i].mirror].Servers[q.units[i].Server].Device
+		if p.connect(q.dialled, ticket{q, gen}) == nil {
 			q.mu.Unlock()
 			return
 		}
 	}
 	q.running = true
 	q.pending.Store(1)
+	mirrored := len(q.seg.Mirrors) > 1
+	due := int64(math.MaxInt64)
+	if mirrored {
+		p.watch.add(&q.request, due)
+	}
 	for i := range q.units {
 		u := &q.units[i]
-		df := &mirror.Servers[u.Server]
+		df := &q.seg.Mirrors[q.chosen[i].mirror].Servers[u.Server]
 		c := p.device(df.Device).conn.Load()
 		rsize, _ := c.Limits()
 		for off, data := u.Off, u.Data; len(data) > 0; {
 			n := min(len(data), max(rsize, 1))
-			pc := pieces.Get().(*piece)
-			pc.conn = c
-			pc.op.Kind, pc.op.File, pc.op.Off, pc.op.Data = layout.OpRead, df, off, data[:n:n]
-			q.watchRetained(pc)
+			pc := q.piece(c, df, off, data[:n:n])
+			pc.mirror, pc.tried = q.chosen[i].mirror, q.chosen[i].tried
+			if mirrored {
+				p.hedges.earn()
+				pc.begin()
+				due = min(due, pc.began+c.dev.load.late())
+			}
 			q.add(pc)
 			data, off = data[n:], off+int64(n)
 		}
+	}
+	if mirrored {
+		p.watch.again(&q.request, due)
 	}
 	q.mu.Unlock()
 	q.drop()
 }
 
-// pickMirror chooses the mirror for this attempt: in the order of efficiency, where equal ones begin with the turn's.
-func (q *readRequest) pickMirror() int {
+// piece makes a request for a part of the file.
+func (q *readRequest) piece(c *conn, df *layout.DataFile, off int64, data []byte) *piece {
+	pc := pieces.Get().(*piece)
+	pc.conn = c
+	pc.op.Kind, pc.op.File, pc.op.Off, pc.op.Data = layout.OpRead, df, off, data
+	q.watchRetained(pc)
+	return pc
+}
+
+// pick chooses the copy of a column that n bytes are read from, -1 if there is none that was not tried. One of the most efficient
+// of those that are left, in turn, is compared with one of the others, also in turn, see load.cost.
+func (q *readRequest) pick(server int, tried uint64, n int) int {
 	mirrors := q.seg.Mirrors
-	if len(mirrors) == 1 {
+	if len(mirrors) == 1 && tried == 0 && len(q.avoid) == 0 && q.file.readable(&mirrors[0].Servers[server]) {
 		return 0
 	}
-	best, equals := uint64(0), 0
-	for i := range mirrors {
-		switch e := mirrors[i].Efficiency(); {
+	count, equals, best := 0, 0, uint32(0)
+	for m := range mirrors {
+		if !q.usable(m, server, tried) {
+			continue
+		}
+		count++
+		switch e := mirrors[m].Servers[server].Efficiency; {
 		case equals == 0 || e > best:
 			best, equals = e, 1
 		case e == best:
 			equals++
 		}
 	}
-	if q.attempt < equals {
-		skip := (q.turn + q.attempt) % equals
-		for i := range mirrors {
-			if mirrors[i].Efficiency() == best {
-				if skip == 0 {
-					return i
-				}
-				skip--
+	if count == 0 {
+		return -1
+	}
+	a := q.nth(q.turn%equals, server, tried, best)
+	if count == 1 {
+		return a
+	}
+	b := q.nth((q.turn/equals)%(count-1), server, tried|1<<a, 0)
+	if q.cost(b, server, n)*clearly < q.cost(a, server, n) {
+		return b
+	}
+	return a
+}
+
+// clearly is how many times the cost of the one must be that of the other for the other to be chosen.
+const clearly = 1.5
+
+// nth finds the usable copy number k of those that have at least this efficiency.
+func (q *readRequest) nth(k, server int, tried uint64, efficiency uint32) int {
+	for m := range q.seg.Mirrors {
+		if q.seg.Mirrors[m].Servers[server].Efficiency < efficiency || !q.usable(m, server, tried) {
+			continue
+		}
+		if k == 0 {
+			return m
+		}
+		k--
+	}
+	return -1
+}
+
+// usable reports whether a copy may be asked. mu is held.
+func (q *readRequest) usable(mirror, server int, tried uint64) bool {
+	df := &q.seg.Mirrors[mirror].Servers[server]
+	return mirror < maxTried && tried&(1<<mirror) == 0 && q.file.readable(df) &&
+		(len(q.avoid) == 0 || !slices.Contains(q.avoid, df.Device))
+}
+
+func (q *readRequest) cost(mirror, server, n int) float64 {
+	df := &q.seg.Mirrors[mirror].Servers[server]
+	p := q.file.plane
+	return p.device(df.Device).load.cost(n, df.Efficiency, p.watch.now())
+}
+
+// look asks another copy for what is late (a hedge), as far as the budget allows, and lets the request wait no longer for a copy
+// that was given up, or has not answered for Config.MirrorTimeout, if there is another one that was not asked.
+func (q *readRequest) look(gen uint64, at int64) {
+	if !q.begun(gen) {
+		return
+	}
+	p := q.file.plane
+	due := int64(math.MaxInt64)
+	var left []*piece
+	if !q.detached {
+		for _, pc := range q.pieces { // the hedges that are added meanwhile need no look
+			if pc.of != nil || pc.state.Load() != pieceOut {
+				continue
 			}
+			server := q.seg.ServerAt(pc.op.Off)
+			tried := pc.tried | 1<<pc.mirror
+			h := pc.hedge.Load()
+			if h != nil {
+				tried |= 1 << h.mirror
+			}
+			stuck := pc.began + int64(p.cfg.MirrorTimeout)
+			late := pc.began + pc.conn.dev.load.late()
+			switch {
+			case !q.file.readable(pc.op.File) || at >= stuck:
+				if q.pick(server, tried, 0) >= 0 {
+					left = append(left, pc)
+				}
+				stuck = at + int64(p.cfg.MirrorTimeout)
+			case h == nil && at >= late:
+				if m := q.pick(server, tried, len(pc.op.Data)); m >= 0 && p.hedges.spend() {
+					q.startHedge(pc, m, server)
+				}
+			case h == nil:
+				stuck = late
+			}
+			due = min(due, stuck)
 		}
 	}
-	return mirrorOrder(q.seg)[q.attempt]
+	p.watch.again(&q.request, due)
+	q.mu.Unlock()
+	for _, pc := range left {
+		pc.conn.Detach(&pc.op)
+		if h := pc.hedge.Load(); h != nil {
+			h.conn.Detach(&h.op)
+		}
+	}
+	q.drop()
+}
+
+// startHedge asks another mirror for what pc was to read. mu is held, and a count of pending.
+func (q *readRequest) startHedge(pc *piece, mirror, server int) {
+	df := &q.seg.Mirrors[mirror].Servers[server]
+	c := q.file.plane.device(df.Device).conn.Load()
+	if c == nil {
+		return
+	}
+	if rsize, _ := c.Limits(); rsize < len(pc.op.Data) {
+		return
+	}
+	h := q.piece(c, df, pc.op.Off, getScratch(len(pc.op.Data)))
+	h.mirror, h.of = mirror, pc
+	h.begin()
+	pc.hedge.Store(h)
+	q.add(h)
+	if pc.state.Load() != pieceOut {
+		c.Detach(&h.op)
+	}
 }
 
 func (q *readRequest) finish() {
+	p := q.file.plane
+	p.watch.remove(&q.request)
 	q.mu.Lock()
 	q.running = false
 	if q.detached {
@@ -171,28 +328,46 @@ func (q *readRequest) finish() {
 	}
 	q.todo = q.todo[:0]
 	for _, pc := range q.pieces {
-		if err := pc.readResult(); err != nil {
-			q.errs = append(q.errs, opError(&pc.op, err))
-			q.todo = append(q.todo, span{pc.op.Off, pc.end()})
+		if pc.of != nil {
 			continue
 		}
-		clear(pc.op.Data[pc.op.N:])
-		if pc.data != nil {
-			q.checkRetained(pc)
+		got, err := pc, pc.readResult()
+		tried := pc.tried | 1<<pc.mirror
+		if h := pc.hedge.Load(); h != nil {
+			tried |= 1 << h.mirror
+			if hedged := h.readResult(); err != nil && hedged == nil {
+				copy(pc.op.Data, h.op.Data[:h.op.N])
+				got, err = h, nil
+			} else if err != nil {
+				q.errs = append(q.errs, opError(&h.op, hedged))
+			}
+		}
+		if err != nil {
+			q.errs = append(q.errs, opError(&pc.op, err))
+			q.todo = append(q.todo, readSpan{pc.op.Off, pc.end(), tried})
+			continue
+		}
+		clear(pc.op.Data[got.op.N:])
+		if got.data != nil && q.doubtful(got) {
+			if q.settles == maxSettles {
+				got.data.overlay(pc.op.Data, pc.op.Off, got.conn.epoch())
+				continue
+			}
+			// Another copy may be beyond doubt; if none is, begin has them settled.
+			q.todo = append(q.todo, readSpan{pc.op.Off, pc.end(), tried})
+			if !slices.Contains(q.doubts, got.data) {
+				q.doubts = append(q.doubts, got.data)
+			}
 		}
 	}
 	q.freePieces()
-	switch {
-	case len(q.todo) > 0:
-		// A mirror failed: the rest of this request is no longer on the fast path.
-		q.attempt++
-		q.file.plane.later(ticket{q, q.gen})
-		q.mu.Unlock()
-	case len(q.doubts) > 0:
-		q.settle()
-	default:
+	if len(q.todo) == 0 {
 		q.end(nil)
+		return
 	}
+	// The rest of this request is no longer on the fast path.
+	p.later(ticket{q, q.gen})
+	q.mu.Unlock()
 }
 
 // watchRetained notes, before a piece is started, what is known of unstable data it overlaps.
@@ -206,20 +381,14 @@ func (q *readRequest) watchRetained(pc *piece) {
 	}
 }
 
-// checkRetained decides whether what a piece has read can be believed. It cannot if the server may have been without
-// data that was acknowledged before the read: before the start, at the end, or, the epoch having changed, in
-// between. Then all that is in doubt is settled first and the read repeated; once that has been tried in vain, the
-// retained bytes count. mu is held.
-func (q *readRequest) checkRetained(pc *piece) {
+// doubtful decides whether what a piece has read cannot be believed: the server may have been without data that was
+// acknowledged before the read, before the start, at the end, or, the epoch having changed, in between. Then another copy is
+// asked, or all that is in doubt is settled first and the read repeated; once that has been tried in vain, the retained bytes
+// count. mu is held.
+func (q *readRequest) doubtful(pc *piece) bool {
 	epoch := pc.conn.epoch()
 	_, doubt := pc.data.examine(pc.op.Off, pc.end(), epoch)
-	switch {
-	case !doubt && !pc.suspect && !(pc.watch && pc.epoch != epoch):
-	case q.settles == maxSettles:
-		pc.data.overlay(pc.op.Data, pc.op.Off, epoch)
-	case !slices.Contains(q.doubts, pc.data):
-		q.doubts = append(q.doubts, pc.data)
-	}
+	return doubt || pc.suspect || pc.watch && pc.epoch != epoch
 }
 
 // maxSettles bounds how often one read is repeated because of restarts.
@@ -231,8 +400,8 @@ func (q *readRequest) settle() {
 	ctx, stop := context.WithCancel(context.Background())
 	f, gen, doubts := q.file, q.gen, slices.Clone(q.doubts)
 	q.doubts = q.doubts[:0]
-	q.todo = append(q.todo, span{q.off, q.off + int64(len(q.data))})
-	q.attempt, q.errs, q.stop = 0, q.errs[:0], stop
+	q.todo = append(q.todo[:0], readSpan{q.off, q.off + int64(len(q.data)), 0})
+	q.errs, q.stop = q.errs[:0], stop
 	q.settles++
 	q.mu.Unlock()
 	// This goroutine owns the settling for one read; it ends when the servers have answered or the read is detached.
@@ -266,8 +435,8 @@ func (q *readRequest) end(err error) {
 	}
 	q.clearRequest()
 	clear(q.doubts)
-	q.done, q.stop, q.attempt, q.settles = nil, nil, 0, 0
-	q.todo, q.doubts = q.todo[:0], q.doubts[:0]
+	q.done, q.stop, q.settles = nil, nil, 0
+	q.todo, q.doubts, q.avoid = q.todo[:0], q.doubts[:0], q.avoid[:0]
 	q.mu.Unlock()
 	readRequests.Put(q)
 	if err != nil {
@@ -279,6 +448,8 @@ func (q *readRequest) end(err error) {
 // readResult checks what the target answered.
 func (pc *piece) readResult() error {
 	switch op := &pc.op; {
+	case errors.Is(op.Err, context.Canceled):
+		return ErrStuck // the request was not detached
 	case op.Err != nil:
 		return op.Err
 	case op.N < 0 || op.N > len(op.Data):

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 
 	"github.com/weftfs/weft/internal/iobuf"
@@ -30,8 +31,10 @@ type Write struct {
 // StartWrite begins a write and returns at once. Writes of overlapping ranges are carried out in the order of their
 // StartWrite, each after the end of the one before.
 //
-// Every mirror is written; the write fails if one fails, when all have answered. What the range holds is undefined then
-// and may differ between mirrors until it is written anew.
+// Every copy that the segment does not call stale is written; the write fails if one fails, when all have answered. What the
+// range holds is undefined then and may differ between mirrors until it is written anew, or until the copies that failed (see
+// [FailedCopies]) are given up. A copy that leaves unanswered for Config.MirrorTimeout what another has answered counts as
+// failed (ErrStuck); the range stays held until it has answered after all, or is given up.
 func (f *File) StartWrite(w *Write) {
 	if len(w.Data) == 0 {
 		w.Done(nil)
@@ -77,9 +80,11 @@ func (w *Write) Detach() {
 // writeRequest is the state of a Write.
 type writeRequest struct {
 	request
-	stable layout.Stability
-	done   func(error)
-	node   *rangeNode
+	stable  layout.Stability
+	done    func(error) // nil once it was called
+	node    *rangeNode
+	orphans *orphans // nil as long as there are none
+	lacking bool     // there is no good copy of some of the range that was not given up
 }
 
 var writeRequests = sync.Pool{New: func() any {
@@ -110,7 +115,8 @@ func (q *writeRequest) begin() {
 	}
 	for i := range q.units {
 		for m := range q.seg.Mirrors {
-			if p.connect(q.seg.Mirrors[m].Servers[q.units[i].Server].Device, ticket{q, gen}) == nil {
+			df := &q.seg.Mirrors[m].Servers[q.units[i].Server]
+			if df.State != layout.CopyStale && p.connect(df.Device, ticket{q, gen}) == nil {
 				q.mu.Unlock()
 				return
 			}
@@ -118,6 +124,9 @@ func (q *writeRequest) begin() {
 	}
 	q.running = true
 	q.pending.Store(1)
+	if len(q.seg.Mirrors) > 1 {
+		p.watch.add(&q.request, p.watch.now()+p.lookAfter())
+	}
 	for i := range q.units {
 		u := &q.units[i]
 		size := q.pieceSize(u.Server)
@@ -135,8 +144,11 @@ func (q *writeRequest) begin() {
 func (q *writeRequest) pieceSize(server int) int {
 	size := q.file.plane.pool.MaxBuf()
 	for m := range q.seg.Mirrors {
-		c := q.file.plane.device(q.seg.Mirrors[m].Servers[server].Device).conn.Load()
-		_, wsize := c.Limits()
+		df := &q.seg.Mirrors[m].Servers[server]
+		if df.State == layout.CopyStale {
+			continue
+		}
+		_, wsize := q.file.plane.device(df.Device).conn.Load().Limits()
 		size = min(size, wsize)
 	}
 	return max(size, 1)
@@ -155,12 +167,18 @@ func (q *writeRequest) send(server int, off int64, data []byte) {
 			stable = layout.DataSync
 		}
 	}
+	sent := false
 	for m := range q.seg.Mirrors {
+		d := q.file.writable(q.seg, m, server)
+		if d == nil {
+			continue
+		}
 		df := &q.seg.Mirrors[m].Servers[server]
+		sent = sent || df.State == layout.CopyGood
 		pc := pieces.Get().(*piece)
 		pc.conn = p.device(df.Device).conn.Load()
 		pc.epoch = pc.conn.epoch()
-		pc.data = q.file.dataFile(df)
+		pc.data = d
 		if buf != nil {
 			buf.Ref()
 			pc.buf = buf
@@ -171,14 +189,113 @@ func (q *writeRequest) send(server int, off int64, data []byte) {
 	if buf != nil {
 		buf.Release()
 	}
+	q.lacking = q.lacking || !sent
+}
+
+// look lets the request wait no longer for copies that were given up, nor, when it has waited for long enough, for those that
+// have not answered what another copy has.
+func (q *writeRequest) look(gen uint64, at int64) {
+	if !q.begun(gen) {
+		return
+	}
+	p := q.file.plane
+	var left []*piece
+	for _, pc := range q.pieces {
+		if !pc.data.forsaken.Load() {
+			if pc.alone == 0 && q.answered(pc) {
+				pc.alone = at
+			}
+			if pc.alone == 0 || at-pc.alone < int64(p.cfg.MirrorTimeout) {
+				continue
+			}
+		}
+		if pc.state.CompareAndSwap(pieceOut, pieceOrphaned) {
+			q.orphan(pc)
+			left = append(left, pc)
+		}
+	}
+	p.watch.again(&q.request, at+p.lookAfter())
+	q.mu.Unlock()
+	for _, pc := range left {
+		if pc.buf == nil {
+			pc.conn.Detach(&pc.op) // the caller gets its memory back
+		}
+		q.drop()
+	}
+	q.drop()
+}
+
+// answered reports whether another copy has taken what pc is to write.
+func (q *writeRequest) answered(pc *piece) bool {
+	for _, other := range q.pieces {
+		if other != pc && other.op.Off == pc.op.Off && other.state.Load() == pieceEnded && other.writeResult() == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// orphan sees to it that the range stays held until the piece has been answered or its copy is given up. mu is held.
+func (q *writeRequest) orphan(pc *piece) {
+	if q.orphans == nil {
+		q.orphans = &orphans{file: q.file}
+		q.orphans.count.Store(1) // the request's own
+	}
+	pc.group = q.orphans
+	d := pc.data
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !pc.over && !d.forsaken.Load() {
+		q.orphans.count.Add(1)
+		d.orphans = append(d.orphans, pc)
+	}
+}
+
+// orphanEnded is the end of a piece that its request no longer waits for.
+func (pc *piece) orphanEnded() {
+	d := pc.data
+	d.mu.Lock()
+	pc.over = true
+	i := slices.Index(d.orphans, pc)
+	if i >= 0 {
+		d.orphans = slices.Delete(d.orphans, i, i+1)
+	}
+	d.mu.Unlock()
+	if pc.buf != nil {
+		pc.buf.Release()
+	}
+	if i >= 0 {
+		pc.group.drop()
+	}
+}
+
+// kept reports whether a good copy that was not given up was to take what is written at off.
+func (q *writeRequest) kept(off int64) bool {
+	return slices.ContainsFunc(q.pieces, func(pc *piece) bool {
+		return pc.op.Off == off && pc.op.File.State == layout.CopyGood && !pc.data.forsaken.Load()
+	})
 }
 
 func (q *writeRequest) finish() {
+	q.file.plane.watch.remove(&q.request)
 	q.mu.Lock()
 	weak := false
 	for _, pc := range q.pieces {
-		if err := pc.writeResult(); err != nil {
-			q.errs = append(q.errs, opError(&pc.op, err))
+		if pc.data.forsaken.Load() {
+			// Who asks for the copy is told that there is none; the others count.
+			if !q.kept(pc.op.Off) {
+				q.lacking = true
+			}
+			continue
+		}
+		err := ErrStuck
+		if pc.state.Load() != pieceOrphaned {
+			err = pc.writeResult()
+		}
+		if err != nil {
+			e := opError(&pc.op, err)
+			e.Mirrored = len(q.seg.Mirrors) > 1
+			q.errs = append(q.errs, e)
 			continue
 		}
 		switch {
@@ -189,6 +306,9 @@ func (q *writeRequest) finish() {
 		default:
 			weak = true
 		}
+	}
+	if q.lacking {
+		q.errs = append(q.errs, ErrForsaken)
 	}
 	if weak && len(q.errs) == 0 {
 		q.mu.Unlock()
@@ -224,14 +344,19 @@ func (q *writeRequest) stabilise() {
 	var errs []error
 	verifiers := map[*dataFile]layout.Verifier{}
 	for _, pc := range q.pieces {
-		if pc.buf != nil || pc.stableAsAsked() {
+		if pc.buf != nil || pc.state.Load() == pieceOrphaned || pc.stableAsAsked() {
 			continue
 		}
 		verf, ok := verifiers[pc.data]
 		if !ok {
 			op := &layout.Op{Kind: layout.OpCommit, File: pc.op.File}
-			if err := pc.conn.do(context.Background(), op); err != nil {
-				errs = append(errs, opError(op, err))
+			if err := pc.conn.do(pc.data.ctx, op); err != nil {
+				if pc.data.forsaken.Load() {
+					continue
+				}
+				e := opError(op, err)
+				e.Mirrored = len(q.seg.Mirrors) > 1
+				errs = append(errs, e)
 				continue
 			}
 			verf = op.Verifier
@@ -256,13 +381,35 @@ func (q *writeRequest) cancel() {
 
 // end ends the write, giving its range free. mu is held; end releases it.
 func (q *writeRequest) end(err error) {
-	f, node, done := q.file, q.node, q.done
+	f, node, done, orphans := q.file, q.node, q.done, q.orphans
 	q.clearRequest()
-	q.node, q.done = nil, nil
+	q.node, q.done, q.orphans, q.lacking = nil, nil, nil, false
 	q.mu.Unlock()
 	writeRequests.Put(q)
-	if node != nil {
+	switch {
+	case orphans != nil:
+		if node != nil {
+			orphans.node = node
+		}
+		orphans.drop()
+	case node != nil:
 		f.locks.release(f.plane, node)
 	}
+	if done != nil {
+		done(err)
+	}
+}
+
+// expire ends the write for its caller, although the outcome of some piece is not known. The range stays held until
+// it is.
+func (q *writeRequest) expire(gen uint64, err error) {
+	q.mu.Lock()
+	if q.gen != gen || q.done == nil {
+		q.mu.Unlock()
+		return
+	}
+	done := q.done
+	q.done = nil
+	q.takeBack()
 	done(err)
 }

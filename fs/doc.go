@@ -4,9 +4,10 @@
 //
 // # Inodes
 //
-// The node ids of FUSE are inode numbers ([layout.FileID]), which are never used twice; the generation is always 0 and
-// FORGET means nothing. The root of the mount is node 1, whichever directory of the volume it shows. State is kept only
-// of regular files that are open here or have data that is not stable (type inode); of directories there is none.
+// The node ids of FUSE are inode numbers ([layout.FileID]), which are never used twice; the generation is always 0. The root
+// of the mount is node 1, whichever directory of the volume it shows. A directory that was renamed on another mount may be
+// known to the kernel at its old place and at its new one, under two node ids (places.go), so for directories FORGET counts.
+// State is kept only of regular files that are open here or have data that is not stable (type inode).
 //
 // The kernel checks permissions (default_permissions) and access control lists, which it asks for as extended attributes;
 // the service checks them again, for the user, group and groups that come with each call (cred.go). Locks are kept by the
@@ -49,7 +50,11 @@
 // [FS.StartRead] and [FS.StartWrite] never block. If the size and the layout are known and nothing stands in the way,
 // the request goes to the data plane as it is and its Done comes from there. Whatever else may be the case (no layout
 // yet, a size that must be asked for, an append, a synchronous write, an error, a recall) moves the request to a
-// goroutine with plain blocking code. The handlers for go-fuse's server are a thin layer that starts and waits.
+// goroutine with plain blocking code.
+//
+// Two transports call them (MountConfig.Transport). Package device starts what the kernel has sent, and lets Done answer
+// (transfers.go). Under go-fuse's server the handlers of READ and WRITE are a thin layer that starts and waits. All other
+// handlers are the same.
 //
 // A size is exact while there is a lease on the attributes: nobody else writes to the file then. Without one, what is known
 // is a lower bound, since a file that is cut is recalled from all who have it open. So a read below it needs no question as
@@ -61,7 +66,9 @@
 // (terms.lease). If its caller dies between the reservation and the write, zeros are left.
 //
 // An error that means the data server does not take the layout (any more) makes the request try again with a new one,
-// a few times; while the service has no layout to give it is waited for. Other errors go to the application, see
+// a few times; while the service has no layout to give it is waited for. One that concerns a copy of mirrored data is
+// reported, whether or not somebody still waits for the request, and the request tries again without the copy if it has
+// been given up (copies.go). Other errors go to the application, see
 // classify.
 //
 // # What is durable when
@@ -69,7 +76,8 @@
 // A write is acknowledged when the data servers have it. The data plane keeps the data until it is stable. With the
 // count of acknowledged writes the inode has the end and the time of those which the service has not been told of for good.
 //
-//   - close(2) waits for the writes under way and reports size and time provisionally, so that others see them.
+//   - close(2) waits for the writes under way and reports size and time provisionally, so that others see them. With
+//     Config.StableClose it does as fsync(2).
 //   - fsync(2), and each write through O_SYNC or O_DSYNC, makes data stable and then size and time durable.
 //   - The flusher does the same for every file about a second after it was written to, or when memory runs short.
 //   - rename(2) over another file does it for the file that takes its place.
@@ -94,6 +102,7 @@
 // fallocate(2) and lseek(2) for data and holes go to the data servers (see dataplane.File.Punch, Allocate and Seek). What
 // changes data files counts as a write under way. st_blocks is st_size in blocks, whatever is allocated: only the data
 // servers know, and to ask them all at each stat(2) would cost too much.
+//
 // # Pages
 //
 // By default files are opened for direct I/O, and pages are there for mmap(2) only. The kernel drops them at each open, and
@@ -115,6 +124,10 @@
 // the service answers whatever else it does; never for lockSize, which is held while the service is asked. A write counts as
 // under way only from admit to finish, while the data plane has it, and never waits for the service in between; OnRecall
 // keeps new ones out and then waits for the count to fall to zero, OnLeaseRecall waits for those that had begun.
+//
+// A write that has failed at one of several copies is not under way any more, but it is not acknowledged either before the
+// service has decided about the copy (settleCopies), which calls OnCopiesStale at all mounts first. OnCopiesStale waits for
+// nothing.
 //
 // What notifications wait for in the kernel:
 //
@@ -162,7 +175,7 @@
 //
 // # Lock order
 //
-// keptPages.mu, then inode.mu, then shard.mu, flusher.mu, accesses.mu, and the locks inside Meta's methods that do not block
+// keptPages.mu, then inode.mu, then shard.mu, flusher.mu, accesses.mu, places.mu, and the locks inside Meta's methods that do not block
 // (CachedLayout, CachedAttr, Forget, Release) and inside dataplane.File.Dirty. handleTable.mu, transfer.mu and request.mu are
 // taken alone. No mutex is held
 // while anything blocks or while the data plane is given a request, since that may call Done at once.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"syscall"
 
+	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -79,8 +80,10 @@ func classify(err error) (verdict, syscall.Errno) {
 	switch {
 	case errors.Is(err, context.Canceled):
 		return fail, syscall.EINTR
-	case errors.Is(err, errOtherSession):
+	case errors.Is(err, errOtherSession), errors.Is(err, dataplane.ErrForsaken):
 		return refetch, syscall.EIO
+	case errors.Is(err, dataplane.ErrStuck):
+		return wait, syscall.EIO // a copy that nothing can replace is waited for until it answers
 	case errors.As(err, &gone):
 		return fail, syscall.ESTALE
 	case errors.As(err, &m) && (m.Status == metarpc.StatusLayoutUnavailable || m.Status == metarpc.StatusShutdown):
@@ -92,7 +95,7 @@ func classify(err error) (verdict, syscall.Errno) {
 	case syscall.ESTALE, syscall.EACCES, syscall.EPERM:
 		// The data file is gone, or no longer ours: the service fences by changing the owner (RFC 8435 section 2.2).
 		return refetch, syscall.EIO
-	case syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG, syscall.EROFS, syscall.EOPNOTSUPP:
+	case syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG, syscall.EROFS, syscall.EOPNOTSUPP, syscall.ETIMEDOUT:
 		return fail, e
 	}
 	return fail, syscall.EIO

@@ -103,7 +103,7 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 		return fuse.Status(syscall.ESTALE)
 	}
 	r.opened(&out.OpenOut, i, in.Flags)
-	return r.entry(&out.EntryOut, made, asked, nil)
+	return r.entry(&out.EntryOut, place{in.NodeId, name}, made, asked, nil)
 }
 
 // readCall is one READ on its way. It is the ReadResult, too, and returns to the pool when go-fuse is done with it.
@@ -198,11 +198,7 @@ func (r *raw) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint
 		return 0, fuse.EIO
 	}
 	c := writeCalls.Get().(*writeCall)
-	c.ID, c.Off, c.Data = r.fs.id(in.NodeId), int64(in.Offset), data
-	c.Fh, c.Flags, c.ClearSetID = in.Fh, in.Flags, in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0
-	if in.WriteFlags&fuse.WRITE_CACHE != 0 {
-		c.Flags = 0 // pages of a mapping: they belong where they are, and fsync(2) will come if it is wanted
-	}
+	c.fill(r.fs.id(in.NodeId), in.Fh, int64(in.Offset), data, in.Flags, in.WriteFlags)
 	r.fs.StartWrite(&c.Write)
 	r.fs.Flush()
 	if !r.await(c.over, cancel, in.Pid, c.Detach) {
@@ -237,7 +233,7 @@ func (r *raw) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	}
 	// After that, so that the next one to have the lock finds what was written.
 	h.i.closed(ctx, in.LockOwner)
-	return r.status(err)
+	return fuse.Status(r.fs.dataErrno(h.i.id, err))
 }
 
 func (r *raw) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
@@ -247,7 +243,7 @@ func (r *raw) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	if h == nil {
 		return fuse.EBADF
 	}
-	return r.status(h.fsync(ctx))
+	return fuse.Status(r.fs.dataErrno(h.i.id, h.fsync(ctx)))
 }
 
 // Release waits for nothing: the kernel does not wait for it.

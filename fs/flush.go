@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -254,6 +255,15 @@ func (i *inode) commit(ctx context.Context, unhurried bool) (r report, err error
 	}
 	var again retries
 	for err = i.data.Commit(ctx); err != nil && ctx.Err() == nil; err = i.data.Commit(ctx) {
+		if failed := dataplane.FailedCopies(err); len(failed) > 0 {
+			i.mu.Lock()
+			i.doubt(failed)
+			i.mu.Unlock()
+			// No new layout is needed without the copy, and none may be had before a recall is answered.
+			if gone, _ := i.settled(ctx, err); gone {
+				continue
+			}
+		}
 		if again.after(ctx, i, err) != nil {
 			break
 		}
@@ -416,6 +426,9 @@ func (fs *FS) publish(ctx context.Context, list []*inode) error {
 
 // flush is close(2): every write has been acknowledged, and others can see it.
 func (h *handle) flush(ctx context.Context) error {
+	if h.i.fs.stableClose {
+		return h.fsync(ctx)
+	}
 	if err := h.i.drain(ctx); err != nil {
 		return err
 	}

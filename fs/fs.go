@@ -49,6 +49,9 @@ type Meta interface {
 	TmpFile(ctx context.Context, cred metarpc.Cred, args *metarpc.TmpFileArgs) (metaclient.Answer, error)
 	Release(id layout.FileID)
 	LayoutCommit(ctx context.Context, reports []metarpc.SizeReport, provisional bool) ([]metarpc.Attr, error)
+	// LayoutError says which copies of a file may differ from the others. What becomes of them has been told to OnCopiesStale
+	// when it returns nil.
+	LayoutError(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef, reason string) error
 	// Reserve makes the file n bytes longer and returns where they are, and when that was: the time of the append.
 	Reserve(ctx context.Context, id layout.FileID, n int64) (off, mtime int64, err error)
 
@@ -82,7 +85,9 @@ type Config struct {
 	Atime Atime // the zero value is relatime
 	// CachePages lets the kernel keep pages of files that are opened for reading only, as long as leases allow.
 	CachePages bool
-	Log        *slog.Logger // nil means slog.Default()
+	// StableClose makes close(2) of a file that is open for writing wait for what fsync(2) waits for.
+	StableClose bool
+	Log         *slog.Logger // nil means slog.Default()
 }
 
 // Validate checks the configuration and fills what is not set.
@@ -111,6 +116,9 @@ type FS struct {
 
 	kernel atomic.Pointer[kernel] // nil while there is no mount
 	pages  *keptPages             // nil if the kernel is not to keep any
+	places *places
+
+	stableClose bool
 	// forgetting has an element for each thread that is in the kernel to drop pages.
 	forgetting chan struct{}
 
@@ -150,6 +158,8 @@ func New(cfg Config) (*FS, error) {
 	}
 	fs := &FS{
 		meta: cfg.Meta, data: cfg.Data, root: cfg.Root, log: cfg.Log,
+		places:       newPlaces(),
+		stableClose:  cfg.StableClose,
 		forgetting:   make(chan struct{}, maxForgetting),
 		caller:       callerFate,
 		disconnected: func() bool { return false },
@@ -231,13 +241,16 @@ var nobody metarpc.Cred
 // id is the file behind a FUSE node id. The root of a mount is node 1 whichever directory it shows. Inode 1 cannot be
 // meant otherwise: below any other directory there is no way to the volume's root.
 func (fs *FS) id(node uint64) layout.FileID {
-	if node == fuse.FUSE_ROOT_ID {
+	switch {
+	case node == fuse.FUSE_ROOT_ID:
 		return fs.root
+	case node > firstExtraNode:
+		return fs.places.id(node)
 	}
 	return layout.FileID(node)
 }
 
-// node is the inverse of id.
+// node is the inverse of id, for all but directories that are known at several places.
 func (fs *FS) node(id layout.FileID) uint64 {
 	if id == fs.root {
 		return fuse.FUSE_ROOT_ID

@@ -1371,6 +1371,18 @@ func TestSyncAndClose(t *testing.T) {
 	}
 }
 
+// With StableClose each close(2) of a file for writing leaves it durable, and reports what fails.
+func TestStableClose(t *testing.T) {
+	r := newRig(t, newService(2, 64<<10), func(c *Config) { c.StableClose = true })
+	id, fh := r.create("f")
+	r.write(id, 0, pattern(1, 100_000))
+	r.want(r.raw.Flush(nil, &fuse.FlushIn{InHeader: header(id), Fh: fh}), 0, "close")
+	if n := r.durable(id); n != 100_000 || r.plane.Retained() != 0 {
+		t.Errorf("after close the durable size is %d, %d bytes are not stable", n, r.plane.Retained())
+	}
+	r.closeFile(id, fh)
+}
+
 // Close does not wait for ever, and says what it leaves behind.
 func TestCloseWithDeadServer(t *testing.T) {
 	r := newRig(t, newService(1, 1<<20))

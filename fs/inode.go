@@ -88,6 +88,9 @@ type inode struct {
 	losing  bool   // the session was lost, and what was not stable is being dropped
 	lost    uint64 // what late was after the last time that happened
 
+	doubtful []*dataplane.Error // copies that the service is to be told of
+	settling bool               // that is being done; holds the inode
+
 	// For the flusher.
 	queued   bool // in its list; holds the inode
 	flushing bool // taken from it; holds the inode
@@ -150,6 +153,9 @@ func (i *inode) admit() admission {
 func (i *inode) finish(a admission, to, at int64, err error) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	if failed := dataplane.FailedCopies(err); len(failed) > 0 {
+		i.doubt(failed)
+	}
 	if err == nil && a.session != i.fs.session.Load() {
 		err = errOtherSession
 	}
@@ -449,7 +455,7 @@ func (i *inode) forget() {
 // letGo is called when the file may not be in use any more: the service hears that, and the inode goes. Its holder
 // still has it. mu is held.
 func (i *inode) letGo() {
-	if i.handles > 0 || i.opens > 0 || i.writes[0]+i.writes[1]+i.reporting > 0 {
+	if i.handles > 0 || i.opens > 0 || i.writes[0]+i.writes[1]+i.reporting > 0 || i.settling {
 		return
 	}
 	if i.dirty() {

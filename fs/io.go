@@ -529,6 +529,9 @@ type retries struct {
 
 // after prepares another try after err, or returns the error to give up with.
 func (r *retries) after(ctx context.Context, i *inode, err error) error {
+	if gone, e := i.settled(ctx, err); gone || e != nil {
+		return e
+	}
 	switch v, _ := classify(err); v {
 	case refetch:
 		if r.refetched++; r.refetched > maxRefetch {
@@ -583,7 +586,7 @@ func (i *inode) clearPrivileges(ctx context.Context, setID bool) error {
 		return byID(i.id, err)
 	}
 	i.merge(a, asked)
-	i.fs.notify(func(k kernel) { k.forgetAttrs(i.fs.node(i.id)) })
+	i.fs.forgetAttrs(i.id)
 	i.mu.Lock()
 	i.capsGone = true // also if the answer has been overtaken by writes
 	i.mu.Unlock()

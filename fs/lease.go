@@ -42,7 +42,7 @@ func (fs *FS) OnLeaseRecall(ctx context.Context, items []metarpc.LeaseItem) {
 		// What happens here from now on is seen by those who asked the kernel before, too: it does not take answers to
 		// questions that are older than this.
 		if it.Lease&metarpc.LeaseAttrs != 0 {
-			fs.notify(func(k kernel) { k.forgetAttrs(fs.node(it.ID)) })
+			fs.forgetAttrs(it.ID)
 		}
 		if fs.pages.forget(it.ID) || it.Lease&metarpc.LeaseData != 0 && i != nil {
 			pages.Go(func() { fs.forgetPages(ctx, it.ID, i) }) // waits for one file's pages to be dropped

@@ -356,7 +356,9 @@ func wantFile(t *testing.T, path, want string) {
 }
 
 // After a change of one mount has returned, the other sees it, though its kernel had kept everything.
-func TestMountCoherence(t *testing.T) {
+func TestMountCoherence(t *testing.T) { eachTransport(t, testMountCoherence) }
+
+func testMountCoherence(t *testing.T) {
 	for _, cache := range []string{"", "1"} {
 		t.Run("cache="+cache, func(t *testing.T) {
 			m, b := startTwo(t, serveEnv+"_CACHE="+cache)
@@ -445,7 +447,9 @@ func TestMountCoherence(t *testing.T) {
 }
 
 // Pages that are mapped are those of when the file was opened, or newer.
-func TestMountMapped(t *testing.T) {
+func TestMountMapped(t *testing.T) { eachTransport(t, testMountMapped) }
+
+func testMountMapped(t *testing.T) {
 	m, b := startTwo(t)
 	old, young := strings.Repeat("a", 8192), strings.Repeat("b", 8192)
 	write(t, m.dir+"/f", old)
@@ -489,7 +493,9 @@ func TestMountMapped(t *testing.T) {
 }
 
 // With cache=lease what was read stays, also from one open to the next, until somebody writes.
-func TestMountPages(t *testing.T) {
+func TestMountPages(t *testing.T) { eachTransport(t, testMountPages) }
+
+func testMountPages(t *testing.T) {
 	m, b := startTwo(t, serveEnv+"_CACHE=1")
 	data := strings.Repeat("x", 100_000)
 	write(t, m.dir+"/f", data)
@@ -521,7 +527,9 @@ func TestMountPages(t *testing.T) {
 }
 
 // Two mounts that change one directory never wait long for one another, with a single thread for Go code.
-func TestMountStorm(t *testing.T) {
+func TestMountStorm(t *testing.T) { eachTransport(t, testMountStorm) }
+
+func testMountStorm(t *testing.T) {
 	m, b := startTwo(t, "GOMAXPROCS=1")
 	const duration = 4 * time.Second
 	dirs := []string{m.dir, b}
@@ -583,7 +591,9 @@ func TestMountStorm(t *testing.T) {
 }
 
 // A process keeps its working directory, and programs that watch a directory hear of changes through their mount.
-func TestMountWatch(t *testing.T) {
+func TestMountWatch(t *testing.T) { eachTransport(t, testMountWatch) }
+
+func testMountWatch(t *testing.T) {
 	m, b := startTwo(t)
 	ok(t, os.MkdirAll(m.dir+"/d/e", 0755))
 	watch := must[int](t)(unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK))
@@ -617,7 +627,9 @@ func TestMountWatch(t *testing.T) {
 }
 
 // Without names to keep a kernel sees changes all the same, and file systems mounted inside stay.
-func TestMountForgetNames(t *testing.T) {
+func TestMountForgetNames(t *testing.T) { eachTransport(t, testMountForgetNames) }
+
+func testMountForgetNames(t *testing.T) {
 	m, b := startTwo(t, serveEnv+"_FORGET=1")
 	ok(t, os.MkdirAll(m.dir+"/d/sub", 0755))
 	ok(t, unix.Mount("none", b+"/d/sub", "tmpfs", 0, ""))
@@ -638,7 +650,9 @@ func TestMountForgetNames(t *testing.T) {
 }
 
 // How many calls of the service operations need. The table of the README comes from here.
-func TestMountCalls(t *testing.T) {
+func TestMountCalls(t *testing.T) { eachTransport(t, testMountCalls) }
+
+func testMountCalls(t *testing.T) {
 	m := startMount(t)
 	dir := m.dir
 	ok(t, os.Mkdir(dir+"/d", 0755))

@@ -55,8 +55,12 @@ func (h *handle) locks(owner lockOwner) {
 	through[h] = struct{}{}
 }
 
+// killedTime is how long the end of a killed process waits for the service to know that its locks are gone. Who has waited
+// for the process must not find them, and a service that is away must not hold it up.
+const killedTime = time.Second
+
 // closed drops the locks of a process on a file of which it has closed a descriptor. It returns when the service knows
-// that, or when ctx ends; the service gets to know all the same.
+// that, or killedTime after ctx ended; the service gets to know all the same.
 func (i *inode) closed(ctx context.Context, owner uint64) {
 	i.mu.Lock()
 	_, known := i.lockOwners[lockOwner{number: owner}]
@@ -65,9 +69,15 @@ func (i *inode) closed(ctx context.Context, owner uint64) {
 	if !known {
 		return
 	}
+	dropped := i.fs.meta.DropLocks(i.id, false, owner)
 	select {
-	case <-i.fs.meta.DropLocks(i.id, false, owner):
+	case <-dropped:
+		return
 	case <-ctx.Done():
+	}
+	select {
+	case <-dropped:
+	case <-time.After(killedTime):
 	}
 }
 

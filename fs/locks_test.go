@@ -292,7 +292,9 @@ func TestLockLost(t *testing.T) {
 func TestLockWorker(t *testing.T) { locktest.Serve(t) }
 
 // Locks on a mount are like those on a local directory.
-func TestMountLocks(t *testing.T) {
+func TestMountLocks(t *testing.T) { eachTransport(t, testMountLocks) }
+
+func testMountLocks(t *testing.T) {
 	m := startMount(t)
 	local := publicDir(t)
 	t.Run("local", func(t *testing.T) { locktest.Run(t, local, local) })

@@ -18,6 +18,8 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/fs/device"
 )
 
 // fsType is what the kernel calls our mounts; the part after the dot is the subtype.
@@ -36,6 +38,29 @@ type MountConfig struct {
 	// ForgetNames makes the kernel ask for each name each time. Otherwise file systems that are mounted on directories of
 	// this mount vanish when directories are changed elsewhere; see the package comment.
 	ForgetNames bool
+	// Transport reads requests and writes answers.
+	Transport Transport
+	// Memory bounds what the device loop keeps READs in, and WRITEs, in bytes each. 0 means the default of package device.
+	Memory int64
+}
+
+// Transport is a way to serve the FUSE device.
+type Transport int
+
+const (
+	GoFuse     Transport = iota // go-fuse's server: a goroutine for each request
+	DeviceLoop                  // package device: READs and WRITEs need none
+)
+
+func (t Transport) String() string {
+	return [...]string{GoFuse: "gofuse", DeviceLoop: "device"}[t]
+}
+
+// transport serves the requests of a mount.
+type transport interface {
+	KernelSettings() *fuse.InitIn
+	// Serve returns when the mount is gone and no request is being served any more.
+	Serve()
 }
 
 // MaxWrites are the request sizes that are tried. Large ones matter: the kernel sends the parts of a large read(2) or
@@ -56,7 +81,8 @@ func (c *MountConfig) Validate() error {
 // Server is a mount being served.
 type Server struct {
 	fs         *FS
-	fuse       *fuse.Server
+	transport  transport
+	kind       Transport
 	mountpoint string
 	minor      uint32
 	maxWrite   int
@@ -99,29 +125,14 @@ func (fs *FS) Mount(cfg MountConfig) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{fs: fs, mountpoint: mountpoint, maxWrite: maxWrite, gone: make(chan struct{})}
+	s := &Server{fs: fs, kind: cfg.Transport, mountpoint: mountpoint, maxWrite: maxWrite, gone: make(chan struct{})}
 	if own, dupErr := unix.FcntlInt(uintptr(device), unix.F_DUPFD_CLOEXEC, 3); dupErr != nil {
 		err = dupErr
 		unix.Close(device)
 	} else {
-		s.device = os.NewFile(uintptr(own), "/dev/fuse")
-		// go-fuse takes over the descriptor and answers the kernel's INIT.
-		s.fuse, err = fuse.NewServer(fs.RawFileSystem(), "/dev/fd/"+strconv.Itoa(device), &fuse.MountOptions{
-			Name:          subtype,
-			FsName:        cfg.Source,
-			MaxWrite:      maxWrite,
-			MaxBackground: 65535, // data servers are bounded one by one, so that a dead one does not stop the others
-			EnableLocks:   true,  // they hold between mounts
-			DisableSplice: true,  // data comes from sockets
-			Logger:        slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-			PanicHandler: func(v any) fuse.Status {
-				log.Error("a request handler failed; this is a bug", "panic", v, "stack", string(debug.Stack()))
-				return fuse.EIO
-			},
-			ExtraCapabilities:    wantedCapabilities(),
-			DisabledCapabilities: fuse.CAP_PASSTHROUGH,
-			DisableReadDirPlus:   true,
-		})
+		s.device = os.NewFile(uintptr(own), "/dev/fuse") // still a blocking one, so Go's poller does not watch it
+		// The transport takes over the descriptor and answers the kernel's INIT.
+		s.transport, err = fs.newTransport(cfg, device, maxWrite)
 		if err != nil {
 			s.device.Close()
 		}
@@ -139,7 +150,7 @@ func (fs *FS) Mount(cfg MountConfig) (*Server, error) {
 	}
 	told := kernel(s)
 	fs.kernel.Store(&told)
-	offered := s.fuse.KernelSettings().Flags64()
+	offered := s.transport.KernelSettings().Flags64()
 	for _, c := range capabilities {
 		if offered&c.flag == 0 {
 			log.Warn("this kernel lacks something: "+c.lack, "capability", c.name)
@@ -153,11 +164,38 @@ func (fs *FS) Mount(cfg MountConfig) (*Server, error) {
 	s.minor = entry.minor
 	// The goroutine answers the kernel and ends when the mount is gone.
 	go func() {
-		s.fuse.Serve()
+		s.transport.Serve()
 		s.device.Close()
 		close(s.gone)
 	}()
 	return s, nil
+}
+
+// newTransport makes what serves the FUSE device.
+func (fs *FS) newTransport(cfg MountConfig, fd, maxWrite int) (transport, error) {
+	log := fs.log
+	options := &fuse.MountOptions{
+		Name:          subtype,
+		FsName:        cfg.Source,
+		MaxWrite:      maxWrite,
+		MaxBackground: 65535, // data servers are bounded one by one, so that a dead one does not stop the others
+		EnableLocks:   true,  // they hold between mounts
+		DisableSplice: true,  // data comes from sockets
+		Logger:        slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		PanicHandler: func(v any) fuse.Status {
+			log.Error("a request handler failed; this is a bug", "panic", v, "stack", string(debug.Stack()))
+			return fuse.EIO
+		},
+		ExtraCapabilities:    wantedCapabilities(),
+		DisabledCapabilities: fuse.CAP_PASSTHROUGH,
+		DisableReadDirPlus:   true,
+	}
+	if cfg.Transport == GoFuse {
+		return fuse.NewServer(fs.RawFileSystem(), "/dev/fd/"+strconv.Itoa(fd), options)
+	}
+	return device.New(device.Config{
+		FD: fd, FileSystem: fs.RawFileSystem(), Options: options, Handler: transfers{fs}, Memory: cfg.Memory, Log: log,
+	})
 }
 
 // capabilities are asked of the kernel beside those that go-fuse asks for.
@@ -183,6 +221,9 @@ func wantedCapabilities() (flags uint64) {
 
 // Wait returns when the mount is gone, however that came about, and all requests have been answered.
 func (s *Server) Wait() { <-s.gone }
+
+// Transport is what serves the mount.
+func (s *Server) Transport() Transport { return s.kind }
 
 // MaxWrite is the largest request, in bytes.
 func (s *Server) MaxWrite() int { return s.maxWrite }

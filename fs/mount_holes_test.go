@@ -14,7 +14,9 @@ import (
 )
 
 // Random changes of a file on a mount and of one in memory: contents, sizes, and what lseek(2) finds must be the same.
-func TestMountHoles(t *testing.T) {
+func TestMountHoles(t *testing.T) { eachTransport(t, testMountHoles) }
+
+func testMountHoles(t *testing.T) {
 	m := startMount(t)
 	local, err := os.MkdirTemp("/dev/shm", "weft-fs-test")
 	if err != nil {
@@ -77,7 +79,9 @@ func TestMountHoles(t *testing.T) {
 }
 
 // System calls that the kernel makes requests of its own from, or answers itself.
-func TestMountCopies(t *testing.T) {
+func TestMountCopies(t *testing.T) { eachTransport(t, testMountCopies) }
+
+func testMountCopies(t *testing.T) {
 	m := startMount(t)
 	data := pattern(3, 3_000_000)
 	ok(t, os.WriteFile(m.path("src"), data, 0644))
@@ -169,7 +173,9 @@ func TestMountCopies(t *testing.T) {
 }
 
 // Offsets at the end of what there is: what the data servers cannot hold is EFBIG, whoever finds out.
-func TestMountFarOffsets(t *testing.T) {
+func TestMountFarOffsets(t *testing.T) { eachTransport(t, testMountFarOffsets) }
+
+func testMountFarOffsets(t *testing.T) {
 	m := startMount(t)
 	f := must[*os.File](t)(os.Create(m.path("f")))
 	defer f.Close()
@@ -218,7 +224,9 @@ func TestMountFarOffsets(t *testing.T) {
 }
 
 // The kernel asks for access times again after a read, and relatime is the default.
-func TestMountAtime(t *testing.T) {
+func TestMountAtime(t *testing.T) { eachTransport(t, testMountAtime) }
+
+func testMountAtime(t *testing.T) {
 	m := startMount(t)
 	ok(t, os.WriteFile(m.path("f"), []byte("data"), 0644))
 	ok(t, os.Mkdir(m.path("d"), 0755))

@@ -44,9 +44,14 @@ func TestServe(t *testing.T) {
 	commands, answers := os.NewFile(3, "commands"), os.NewFile(4, "answers")
 	flags, _ := strconv.ParseUint(os.Getenv(serveEnv+"_FLAGS"), 0, 64)
 	maxWrite, _ := strconv.Atoi(os.Getenv(serveEnv + "_MAX_WRITE"))
+	transport, _ := strconv.Atoi(os.Getenv(serveEnv + "_TRANSPORT"))
+	const memory = 64 << 20 // the race detector wants several times as much
 	cached := func(c *Config) { c.CachePages = os.Getenv(serveEnv+"_CACHE") != "" }
 	r := newRig(t, newService(4, 1<<20), cached)
-	server, err := r.Mount(MountConfig{Mountpoint: mountpoint, Source: "meta.example:7049:/", Flags: uintptr(flags), MaxWrite: maxWrite})
+	server, err := r.Mount(MountConfig{
+		Mountpoint: mountpoint, Source: "meta.example:7049:/", Flags: uintptr(flags), MaxWrite: maxWrite,
+		Transport: Transport(transport), Memory: memory,
+	})
 	if err != nil {
 		fmt.Fprintf(answers, "%v\n", err)
 		return
@@ -54,7 +59,10 @@ func TestServe(t *testing.T) {
 	rigs, servers := []*rig{r}, []*Server{server}
 	if dir := os.Getenv(serveEnv + "_SECOND"); dir != "" {
 		r := newRig(t, r.s, cached)
-		server, err := r.Mount(MountConfig{Mountpoint: dir, Source: "meta.example:7049:/", ForgetNames: os.Getenv(serveEnv+"_FORGET") != ""})
+		server, err := r.Mount(MountConfig{
+			Mountpoint: dir, Source: "meta.example:7049:/", ForgetNames: os.Getenv(serveEnv+"_FORGET") != "",
+			Transport: Transport(transport), Memory: memory,
+		})
 		if err != nil {
 			fmt.Fprintf(answers, "%v\n", err)
 			return
@@ -168,6 +176,16 @@ func publicDir(t *testing.T) string {
 	return dir
 }
 
+// eachTransport runs a test over every way to serve the FUSE device.
+func eachTransport(t *testing.T, f func(t *testing.T)) {
+	for _, transport := range []Transport{GoFuse, DeviceLoop} {
+		t.Run(transport.String(), func(t *testing.T) {
+			t.Setenv(serveEnv+"_TRANSPORT", strconv.Itoa(int(transport)))
+			f(t)
+		})
+	}
+}
+
 // startMount serves a mount until the end of the test.
 func startMount(t *testing.T, env ...string) *testMount {
 	t.Helper()
@@ -257,7 +275,9 @@ func ok(t testing.TB, err error) {
 	}
 }
 
-func TestMountFiles(t *testing.T) {
+func TestMountFiles(t *testing.T) { eachTransport(t, testMountFiles) }
+
+func testMountFiles(t *testing.T) {
 	m := startMount(t)
 	if m.maxWrite < 1<<20 {
 		t.Errorf("requests of %d bytes at most", m.maxWrite)
@@ -672,7 +692,9 @@ func TestMountFiles(t *testing.T) {
 }
 
 // What a user who is not root may do is checked by the kernel, from the attributes the service gives it.
-func TestMountPermissions(t *testing.T) {
+func TestMountPermissions(t *testing.T) { eachTransport(t, testMountPermissions) }
+
+func testMountPermissions(t *testing.T) {
 	m := startMount(t)
 	ok(t, os.Chmod(m.dir, 0755))
 	ok(t, os.WriteFile(m.path("secret"), []byte("s"), 0600))
@@ -700,7 +722,9 @@ func TestMountPermissions(t *testing.T) {
 }
 
 // Much data at once, in requests as large as the kernel makes them, from several processes and threads.
-func TestMountConcurrency(t *testing.T) {
+func TestMountConcurrency(t *testing.T) { eachTransport(t, testMountConcurrency) }
+
+func testMountConcurrency(t *testing.T) {
 	m := startMount(t)
 	const region, regions = 4 << 20, 8
 	p := m.path("shared")
@@ -800,7 +824,9 @@ func TestBusy(t *testing.T) {
 }
 
 // Signals that do not kill a program do not disturb it; those that do end its wait.
-func TestMountSignals(t *testing.T) {
+func TestMountSignals(t *testing.T) { eachTransport(t, testMountSignals) }
+
+func testMountSignals(t *testing.T) {
 	m := startMount(t)
 	m.command("slow")
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestBusy$", "-test.v")
@@ -831,7 +857,9 @@ func TestMountSignals(t *testing.T) {
 	}
 }
 
-func TestMountEnds(t *testing.T) {
+func TestMountEnds(t *testing.T) { eachTransport(t, testMountEnds) }
+
+func testMountEnds(t *testing.T) {
 	m := startMount(t)
 	if e := must[mounted](t)(findMount(m.dir)); e.fsType != fsType || e.source != "meta.example:7049:/" || fmt.Sprint(e.minor) != m.id {
 		t.Errorf("mounted as %+v, connection %s", e, m.id)
@@ -876,7 +904,9 @@ func TestMountEnds(t *testing.T) {
 	}
 }
 
-func TestMountFlags(t *testing.T) {
+func TestMountFlags(t *testing.T) { eachTransport(t, testMountFlags) }
+
+func testMountFlags(t *testing.T) {
 	m := startMount(t, serveEnv+fmt.Sprint("_FLAGS=", unix.MS_RDONLY|unix.MS_NOEXEC|unix.MS_NODEV|unix.MS_NOSUID), serveEnv+"_MAX_WRITE=65536")
 	if m.maxWrite != 65536 {
 		t.Errorf("requests of up to %d bytes, want 65536", m.maxWrite)
@@ -894,7 +924,9 @@ func TestMountFlags(t *testing.T) {
 	}
 }
 
-func TestMountErrors(t *testing.T) {
+func TestMountErrors(t *testing.T) { eachTransport(t, testMountErrors) }
+
+func testMountErrors(t *testing.T) {
 	needMount(t)
 	m := startMount(t)
 	file := filepath.Join(t.TempDir(), "file")
@@ -912,7 +944,9 @@ func TestMountErrors(t *testing.T) {
 }
 
 // An ordinary user mounts with fusermount3.
-func TestMountHelper(t *testing.T) {
+func TestMountHelper(t *testing.T) { eachTransport(t, testMountHelper) }
+
+func testMountHelper(t *testing.T) {
 	needMount(t)
 	if _, err := exec.LookPath(helper); err != nil {
 		t.Skipf("missing: %s", helper)

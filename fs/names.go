@@ -20,7 +20,7 @@ func (r *raw) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out
 	}
 	asked := r.fs.clock.Load()
 	a, err := r.fs.meta.Lookup(ctx, cred(in), r.fs.id(in.NodeId), name)
-	return r.entry(out, a, asked, err)
+	return r.entry(out, place{in.NodeId, name}, a, asked, err)
 }
 
 // makeNode is all ways to make an inode but creat(2).
@@ -33,7 +33,7 @@ func (r *raw) makeNode(cancel <-chan struct{}, in *fuse.InHeader, args *metarpc.
 	args.Parent = r.fs.id(in.NodeId)
 	asked := r.fs.clock.Load()
 	a, err := r.fs.meta.MakeNode(ctx, cred(in), args)
-	return r.entry(out, a, asked, err)
+	return r.entry(out, place{in.NodeId, args.Name}, a, asked, err)
 }
 
 func (r *raw) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
@@ -65,7 +65,7 @@ func (r *raw) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	}
 	asked := r.fs.clock.Load()
 	a, err := r.fs.meta.Link(ctx, cred(&in.InHeader), r.fs.id(in.Oldnodeid), r.fs.id(in.NodeId), name)
-	status := r.entry(out, a, asked, err)
+	status := r.entry(out, place{in.NodeId, name}, a, asked, err)
 	if err == nil {
 		r.fs.named(a.Attr.ID)
 	}
@@ -103,7 +103,11 @@ func (r *raw) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName
 		NewParent: r.fs.id(in.Newdir), NewName: newName,
 		Flags: in.Flags,
 	}
-	return r.status(r.fs.rename(ctx, cred(&in.InHeader), args))
+	err := r.fs.rename(ctx, cred(&in.InHeader), args)
+	if err == nil {
+		r.fs.places.rename(place{in.NodeId, oldName}, place{in.Newdir, newName}, in.Flags&metarpc.RenameExchange != 0)
+	}
+	return r.status(err)
 }
 
 // rename makes the data of a file stable before the file takes the place of another one: whoever writes a file beside

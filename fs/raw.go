@@ -27,8 +27,8 @@ func (fs *FS) RawFileSystem() fuse.RawFileSystem {
 
 func (r *raw) String() string { return "weft" }
 
-// Forget has nothing to do: a node id is an inode number, which anybody may use at any time.
-func (r *raw) Forget(nodeid, nlookup uint64) {}
+// Forget matters for directories alone: the node id of anything else is its inode number, which may be used at any time.
+func (r *raw) Forget(nodeid, nlookup uint64) { r.fs.places.forget(nodeid, nlookup) }
 
 // begin returns the context of a handler, which calls end when it returns.
 func (r *raw) begin(cancel <-chan struct{}, h *fuse.InHeader) *request {
@@ -81,14 +81,15 @@ func joinTime(sec uint64, nsec uint32) int64 {
 	return s*1e9 + int64(min(nsec, 1e9-1))
 }
 
-// entry answers with the inode that a name leads to, or that it leads nowhere. The kernel may not keep the attributes:
-// see the package comment.
-func (r *raw) entry(out *fuse.EntryOut, answer metaclient.Answer, asked uint64, err error) fuse.Status {
+// entry answers with the inode that the name at a place leads to, or that it leads nowhere; a file that is made without a
+// name has no place. The kernel may not keep the attributes: see the package comment.
+func (r *raw) entry(out *fuse.EntryOut, at place, answer metaclient.Answer, asked uint64, err error) fuse.Status {
 	keep := answer.KeepName
-	if k := r.fs.kernel.Load(); k == nil || !(*k).forgetsNames() {
+	if k := r.fs.kernel.Load(); k == nil || !(*k).forgetsNames() || r.fs.places.several(r.fs.id(at.parent)) {
 		keep = 0
 	}
 	if err != nil {
+		r.fs.places.vacate(at)
 		if e, _ := errnoOf(err); e == syscall.ENOENT && keep > 0 {
 			*out = fuse.EntryOut{} // node 0: there is no such name
 			out.SetEntryTimeout(keep)
@@ -98,7 +99,11 @@ func (r *raw) entry(out *fuse.EntryOut, answer metaclient.Answer, asked uint64, 
 	}
 	a := r.fs.seen(answer, asked)
 	r.fs.accesses.show(&a.Attr)
-	out.NodeId = r.fs.node(a.ID)
+	if out.NodeId = r.fs.node(a.ID); a.Mode&unix.S_IFMT != unix.S_IFDIR {
+		r.fs.places.vacate(at)
+	} else if out.NodeId != fuse.FUSE_ROOT_ID {
+		out.NodeId = r.fs.enter(at, a.ID)
+	}
 	fillAttr(&out.Attr, &a.Attr)
 	out.SetEntryTimeout(keep)
 	return fuse.OK
@@ -113,7 +118,7 @@ func (r *raw) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.Attr
 	}
 	r.fs.accesses.show(&a.Attr)
 	fillAttr(&out.Attr, &a.Attr)
-	out.SetTimeout(a.keep)
+	out.SetTimeout(r.fs.keepAttr(&a))
 	return fuse.OK
 }
 
@@ -146,7 +151,7 @@ func (r *raw) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut
 		RdevMajor: unix.Major(uint64(basic.Rdev)),
 		RdevMinor: unix.Minor(uint64(basic.Rdev)),
 	}
-	out.SetTimeout(a.keep)
+	out.SetTimeout(r.fs.keepAttr(&a))
 	return fuse.OK
 }
 

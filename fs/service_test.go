@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -27,10 +28,12 @@ import (
 
 // service is a metadata service in memory, with data servers in memory behind it.
 type service struct {
-	servers []*targettest.Server
-	unit    int64
-	cookies uint64        // how many different ones there are; few make names share them
-	lease   time.Duration // 0: none are given
+	servers  []*targettest.Server
+	unit     int64
+	cookies  uint64        // how many different ones there are; few make names share them
+	lease    time.Duration // 0: none are given
+	mirrors  bool          // files have two copies of each column
+	patience time.Duration // of mounts with a copy that does not answer
 
 	mu       sync.Mutex
 	nodes    map[layout.FileID]*node
@@ -48,6 +51,7 @@ type node struct {
 	target     string
 	xattrs     map[string][]byte
 	files      []*layout.DataFile // all or only the first, nil if there are none
+	second     []*layout.DataFile // the second copies, if the service makes any
 	truncating bool
 }
 
@@ -124,17 +128,26 @@ type rig struct {
 
 func newRig(t testing.TB, s *service, change ...func(*Config)) *rig {
 	t.Helper()
-	r := &rig{t: t, s: s, m: s.session()}
-	targets := map[layout.DeviceID]*faulty.Target{}
+	targets := map[layout.DeviceID]dataplane.Target{}
+	var faults []*faulty.Target
 	for _, server := range s.servers {
 		target := faulty.New(server.NewTarget(1<<20, 1<<20), faulty.Config{Seed: 1})
 		targets[server.ID()] = target
-		r.faults = append(r.faults, target)
+		faults = append(faults, target)
 	}
+	r := newRigOver(t, s, targets, change...)
+	r.faults = faults
+	return r
+}
+
+// newRigOver makes a rig whose data servers are behind other targets.
+func newRigOver(t testing.TB, s *service, targets map[layout.DeviceID]dataplane.Target, change ...func(*Config)) *rig {
+	t.Helper()
+	r := &rig{t: t, s: s, m: s.session()}
 	log := slog.New(slog.NewTextHandler(testLog{t}, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	plane, err := dataplane.New(dataplane.Config{
 		Dial:        func(id layout.DeviceID) (dataplane.Target, error) { return targets[id], nil },
-		RetainBytes: 16 << 20, Log: log,
+		RetainBytes: 16 << 20, MirrorTimeout: s.patience, Log: log,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -952,6 +965,68 @@ func (m *session) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport
 	return attrs, nil
 }
 
+func (m *session) LayoutError(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef, _ string) error {
+	if err := m.enter(ctx, "LayoutError"); err != nil {
+		return err
+	}
+	n, err := m.node(metarpc.OpLayoutError, id)
+	if err != nil {
+		m.s.mu.Unlock()
+		return err
+	}
+	var stale []metarpc.CopyRef
+	for k := range n.files {
+		for _, ref := range copies {
+			good := 0
+			var named *layout.DataFile
+			for _, d := range append([]*layout.DataFile{n.files[k]}, n.mirrored(k)...) {
+				if d.State == layout.CopyGood {
+					good++
+				}
+				if d.Device == ref.Device && bytes.Equal(d.Handles[0], ref.Handle) {
+					named = d
+				}
+			}
+			if named != nil && good > 1 {
+				changed := *named
+				changed.State = layout.CopyStale
+				n.exchange(named, &changed)
+			}
+		}
+	}
+	for _, d := range append(slices.Clone(n.files), n.second...) {
+		if d.State == layout.CopyStale {
+			stale = append(stale, metarpc.CopyRef{Device: d.Device, Handle: d.Handles[0]})
+		}
+	}
+	sessions := slices.Clone(m.s.sessions)
+	m.s.mu.Unlock()
+	for _, o := range sessions {
+		if o.fs != nil && len(stale) > 0 {
+			o.fs.OnCopiesStale(id, stale)
+		}
+	}
+	return nil
+}
+
+// mirrored is the second copy of a column, if there is one.
+func (n *node) mirrored(k int) []*layout.DataFile {
+	if k < len(n.second) {
+		return n.second[k : k+1]
+	}
+	return nil
+}
+
+func (n *node) exchange(old, now *layout.DataFile) {
+	for _, files := range [][]*layout.DataFile{n.files, n.second} {
+		for k := range files {
+			if files[k] == old {
+				files[k] = now
+			}
+		}
+	}
+}
+
 func (m *session) Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, appendOnly bool) (*layout.Segment, error) {
 	how := writing(0)
 	if mode == layout.IOModeRW {
@@ -998,11 +1073,20 @@ func (m *session) grant(id layout.FileID, mode layout.IOMode, off, n int64) (boo
 		}
 		for k := len(f.files); k < want; k++ {
 			f.files = append(f.files, s.servers[(int(id)+k)%len(s.servers)].NewFile())
+			if s.mirrors {
+				f.second = append(f.second, s.servers[(int(id)+k+1)%len(s.servers)].NewFile())
+			}
 		}
 	}
 	seg := layout.Segment{IOMode: mode, StripeUnit: s.unit, Range: layout.Range{Len: layout.ToEOF}, Mirrors: make([]layout.Mirror, 1)}
 	for _, d := range f.files {
 		seg.Mirrors[0].Servers = append(seg.Mirrors[0].Servers, *d)
+	}
+	if s.mirrors {
+		seg.Mirrors = append(seg.Mirrors, layout.Mirror{})
+		for _, d := range f.second {
+			seg.Mirrors[1].Servers = append(seg.Mirrors[1].Servers, *d)
+		}
 	}
 	if len(f.files) < len(s.servers) {
 		seg.Len = s.unit

@@ -25,7 +25,7 @@ func (r *raw) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 	i.opened()
 	i.mu.Unlock()
 	r.opened(&out.OpenOut, i, in.Flags)
-	return r.entry(&out.EntryOut, made, asked, nil)
+	return r.entry(&out.EntryOut, place{}, made, asked, nil)
 }
 
 // named records that a file got a name: what is written to it is wanted even when nobody has it open, however much the

@@ -100,6 +100,31 @@ type DataFile struct {
 	Handles [][]byte
 	// Cred is the synthetic identity to use. A READ layout's owns nothing and has only the data file's group.
 	Cred Credential
+	// State says what this copy of the column is good for. RFC 8435 leaves mirrors that are out of date out of a layout as a
+	// whole; here it is each column's copies.
+	State CopyState
+}
+
+// CopyState is what one of the copies of a stripe column is good for.
+type CopyState uint8
+
+const (
+	CopyGood    CopyState = iota // read it, write it
+	CopyStale                    // it lacks a write: it is neither read nor written, ever again
+	CopyFilling                  // it is being made: writes go to it as well, it is not read
+	copyStateEnd
+)
+
+func (s CopyState) String() string {
+	switch s {
+	case CopyGood:
+		return "good"
+	case CopyStale:
+		return "stale"
+	case CopyFilling:
+		return "filling"
+	}
+	return fmt.Sprintf("copy state(%d)", uint8(s))
 }
 
 // Mirror is one copy of the segment's data; server i holds the units u with u mod len(Servers) == i.
@@ -179,6 +204,15 @@ func (s *Segment) Validate() error {
 			}
 		}
 	}
+	for j := range w {
+		good := false
+		for i := range s.Mirrors {
+			good = good || s.Mirrors[i].Servers[j].State == CopyGood
+		}
+		if !good {
+			return fmt.Errorf("layout segment: no good copy of column %d", j)
+		}
+	}
 	return nil
 }
 
@@ -190,6 +224,9 @@ func (f *DataFile) validate() error {
 		if len(h) == 0 || len(h) > MaxHandle {
 			return fmt.Errorf("file handle of %d bytes, want 1 to %d", len(h), MaxHandle)
 		}
+	}
+	if f.State >= copyStateEnd {
+		return fmt.Errorf("%v", f.State)
 	}
 	return nil
 }

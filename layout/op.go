@@ -60,6 +60,10 @@ type Op struct {
 	Count  int64     // COMMIT: bytes from Off, 0 = to the end
 	Stable Stability // WRITE: asked for
 	Done   func(*Op)
+	// Overdue, if set, may be called once before Done, for a WRITE whose time is over while nobody knows whether the
+	// server will still carry it out: the request goes on until there is an answer. The target calls it with its locks
+	// held, so it must not call the target.
+	Overdue func(op *Op, err error)
 
 	N         int       // bytes read or written; less than len(Data) only at EOF of the data file (READ) or with Err
 	EOF       bool      // READ: the data file ends at Off+N

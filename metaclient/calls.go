@@ -235,6 +235,14 @@ func (c *Client) Open(ctx context.Context, cred metarpc.Cred, args *metarpc.Open
 // Release follows Open and Create when the last user of the file is gone. It does not wait; the service hears of it soon.
 func (c *Client) Release(id layout.FileID) { c.opens.letGo(id) }
 
+// LayoutError says which copies of a file may lack data that others have. When it returns nil, those that are stale have been
+// told to Config.OnCopiesStale, and nobody takes them for good any more.
+func (c *Client) LayoutError(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef, reason string) error {
+	args := &metarpc.LayoutErrorArgs{ID: id, Copies: copies, Reason: reason[:min(len(reason), metarpc.MaxText)]}
+	// Recalls wait for writes, which wait for this.
+	return c.do(prior(ctx), metarpc.OpLayoutError, metarpc.Cred{}, args, nil, nil)
+}
+
 // LayoutCommit reports sizes and times; there is an attribute record for each report, with ID 0 for a file that is
 // gone. A long list is sent in parts, of which the first that fails ends the rest.
 func (c *Client) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport, provisional bool) ([]metarpc.Attr, error) {
@@ -296,6 +304,19 @@ func (c *Client) AddDevice(ctx context.Context, url string) (metarpc.DeviceInfo,
 	var r metarpc.AddDeviceResult
 	err := c.do(ctx, metarpc.OpAddDevice, metarpc.Cred{}, &metarpc.AddDeviceArgs{URL: url}, &r, nil)
 	return r.Info, err
+}
+
+// DrainDevice makes the service move all data files of a device elsewhere, or ends that.
+func (c *Client) DrainDevice(ctx context.Context, id layout.DeviceID, cancel bool) (metarpc.DeviceInfo, error) {
+	var r metarpc.AddDeviceResult
+	err := c.do(ctx, metarpc.OpDrainDevice, metarpc.Cred{}, &metarpc.DrainDeviceArgs{Device: id, Cancel: cancel}, &r, nil)
+	return r.Info, err
+}
+
+// RemoveDevice takes a device that is drained and empty out of the volume; lost says that it is gone for good, with the
+// garbage there.
+func (c *Client) RemoveDevice(ctx context.Context, id layout.DeviceID, lost bool) error {
+	return c.do(ctx, metarpc.OpRemoveDevice, metarpc.Cred{}, &metarpc.RemoveDeviceArgs{Device: id, Lost: lost}, &metarpc.Empty{}, nil)
 }
 
 func (c *Client) StatFS(ctx context.Context) (metarpc.StatFSResult, error) {

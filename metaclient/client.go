@@ -34,6 +34,8 @@ type Config struct {
 	// the session or the instance of the service. As OnRecall, it is called in a goroutine of its own and makes its calls
 	// with ctx; recalls of one inode, by either, come one after the other. nil = there is never anything to do.
 	OnLeaseRecall func(ctx context.Context, items []metarpc.LeaseItem)
+	// OnCopiesStale gives copies of a file up: they are neither read nor written any more. It does not wait for anything.
+	OnCopiesStale func(id layout.FileID, copies []metarpc.CopyRef)
 	// OnSizeQuery reports, by a provisional LayoutCommit, what has been written to these files. It is called like OnRecall.
 	OnSizeQuery func(ctx context.Context, ids []layout.FileID)
 	// OnLost is called when the session has ended without us, before another one is begun: nothing may be done in that one

@@ -333,6 +333,14 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 			}
 			return metarpc.StatusOK
 		}
+	case *metarpc.CopiesStaleArgs:
+		c.cache.recall(a.ID, layout.Range{Len: layout.ToEOF})
+		answer = func() metarpc.Status {
+			if c.cfg.OnCopiesStale != nil {
+				c.cfg.OnCopiesStale(a.ID, a.Copies)
+			}
+			return metarpc.StatusOK
+		}
 	case *metarpc.LeaseShrinkArgs:
 		answer = func() metarpc.Status {
 			c.leases.shrink(a.Keep)

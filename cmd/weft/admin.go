@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -68,6 +69,66 @@ func runDeviceAdd(ctx context.Context, c *command, args []string) error {
 	})
 }
 
+func runDeviceDrain(ctx context.Context, c *command, args []string) error {
+	fl := c.flags("\nThe data files move in the background, while the files are read and written; ls shows how many are left. When there are\n" +
+		"none the data server can be taken away with weft admin device remove. DEVICE is the beginning of its id, or its address.\n")
+	server := serviceFlag(fl)
+	cancel := fl.Bool("cancel", false, "use it again as before")
+	if err := c.parse(fl, args, 1, 1); err != nil {
+		return err
+	}
+	return withService(ctx, *server, "admin device drain", func(ctx context.Context, mc *metaclient.Client) error {
+		info, err := findDevice(ctx, mc, fl.Arg(0))
+		if err != nil {
+			return err
+		}
+		if info, err = mc.DrainDevice(ctx, info.Device.ID, *cancel); err != nil {
+			return err
+		}
+		printDevices([]deviceStatus{deviceOf(info)}, "")
+		return nil
+	})
+}
+
+func runDeviceRemove(ctx context.Context, c *command, args []string) error {
+	fl := c.flags("\nIt must have been drained, and ls must show no data files there any more. What is left there is the directory of the volume, without data files;\n" +
+		"the data server can be added again. DEVICE is the beginning of its id, or its address.\n")
+	server := serviceFlag(fl)
+	lost := fl.Bool("lost", false, "it is gone for good: do not remove what nobody needs there")
+	if err := c.parse(fl, args, 1, 1); err != nil {
+		return err
+	}
+	return withService(ctx, *server, "admin device remove", func(ctx context.Context, mc *metaclient.Client) error {
+		info, err := findDevice(ctx, mc, fl.Arg(0))
+		if err != nil {
+			return err
+		}
+		if err := mc.RemoveDevice(ctx, info.Device.ID, *lost); err != nil {
+			return err
+		}
+		fmt.Printf("device %v at %s is no longer part of the volume\n", info.Device.ID, info.URL)
+		return nil
+	})
+}
+
+// findDevice looks a device up by its address or the beginning of its id.
+func findDevice(ctx context.Context, mc *metaclient.Client, name string) (metarpc.DeviceInfo, error) {
+	infos, err := mc.Devices(ctx)
+	if err != nil {
+		return metarpc.DeviceInfo{}, err
+	}
+	var found []metarpc.DeviceInfo
+	for _, info := range infos {
+		if info.URL == name || name != "" && strings.HasPrefix(info.Device.ID.String(), name) {
+			found = append(found, info)
+		}
+	}
+	if len(found) != 1 {
+		return metarpc.DeviceInfo{}, usagef("%q is %d of the volume's %d data servers; see weft admin device ls", name, len(found), len(infos))
+	}
+	return found[0], nil
+}
+
 func runDeviceList(ctx context.Context, c *command, args []string) error {
 	fl := c.flags("")
 	server := serviceFlag(fl)
@@ -104,6 +165,7 @@ func deviceOf(info metarpc.DeviceInfo) deviceStatus {
 		Total:     info.Total,
 		Free:      info.Free,
 		DataFiles: info.DataFiles,
+		Draining:  info.Draining,
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,6 +20,7 @@ import (
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/dataplane/nfs3"
 	"github.com/weftfs/weft/fs"
+	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/version"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -40,6 +42,7 @@ const (
 type daemon struct {
 	cfg    mountConfig
 	since  time.Time
+	secret *tls.Config // of connections to data servers, nil = none
 	meta   *metaclient.Client
 	data   *dataplane.Plane
 	fsys   *fs.FS
@@ -95,6 +98,9 @@ func (d *daemon) start(ctx context.Context) error {
 	defer cancel()
 	var front atomic.Pointer[fs.FS] // set before there is anything to recall
 	var err error
+	if d.secret, err = rpctls.Client(d.cfg.options.xprtsec, d.cfg.options.tls); err != nil {
+		return err
+	}
 	d.meta, err = metaclient.Dial(connect, metaclient.Config{
 		Addrs:  d.cfg.source.addrs,
 		Client: clientInfo(d.cfg.mountpoint),
@@ -107,6 +113,11 @@ func (d *daemon) start(ctx context.Context) error {
 		OnLeaseRecall: func(ctx context.Context, items []metarpc.LeaseItem) {
 			if f := front.Load(); f != nil {
 				f.OnLeaseRecall(ctx, items)
+			}
+		},
+		OnCopiesStale: func(id layout.FileID, copies []metarpc.CopyRef) {
+			if f := front.Load(); f != nil {
+				f.OnCopiesStale(id, copies)
 			}
 		},
 		OnSizeQuery: func(ctx context.Context, ids []layout.FileID) {
@@ -137,13 +148,16 @@ func (d *daemon) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.data, err = dataplane.New(dataplane.Config{Dial: d.dialDevice, RetainBytes: d.cfg.options.retain})
+	d.data, err = dataplane.New(dataplane.Config{
+		Dial: d.dialDevice, RetainBytes: d.cfg.options.retain, Patience: d.cfg.options.patience(),
+		MirrorTimeout: d.cfg.options.mirror,
+	})
 	if err != nil {
 		return err
 	}
 	d.fsys, err = fs.New(fs.Config{
 		Meta: d.meta, Data: d.data, Root: root,
-		Atime: fs.AtimeOf(d.cfg.options.flags), CachePages: d.cfg.options.cache == cacheLease,
+		Atime: fs.AtimeOf(d.cfg.options.flags), CachePages: d.cfg.options.cache == cacheLease, StableClose: d.cfg.options.stable,
 	})
 	if err != nil {
 		return err
@@ -156,6 +170,7 @@ func (d *daemon) start(ctx context.Context) error {
 		MaxWrite:   int(d.cfg.options.maxWrite),
 
 		ForgetNames: !d.cfg.options.names,
+		Transport:   d.cfg.options.transport,
 	})
 	return err
 }
@@ -189,6 +204,11 @@ func (d *daemon) dialDevice(id layout.DeviceID) (dataplane.Target, error) {
 		Connections: d.cfg.options.nconnect,
 		RSize:       int(d.cfg.options.rsize),
 		WSize:       int(d.cfg.options.wsize),
+		Timeout:     d.cfg.options.timeo,
+		Patience:    d.cfg.options.patience(),
+		TLS:         d.secret,
+
+		ReservedPort: !d.cfg.options.anyPort,
 	}
 	for _, a := range dev.Addrs {
 		cfg.Addrs = append(cfg.Addrs, a.Addr)
@@ -235,6 +255,9 @@ func (d *daemon) close() error {
 	if d.meta != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
+		if err != nil {
+			cancel() // the session runs out instead, and the service finds out what was written
+		}
 		if e := d.meta.Close(ctx); e != nil {
 			slog.Warn("the metadata service will notice the end of the session by itself", "err", e)
 		}
@@ -264,12 +287,13 @@ const statusTime = 3 * time.Second
 
 func (d *daemon) status(ctx context.Context) mountStatus {
 	st := mountStatus{
-		PID:      os.Getpid(),
-		Version:  version.String(),
-		Since:    d.since,
-		MaxWrite: d.server.MaxWrite(),
-		Retained: d.data.Retained(),
-		Devices:  []deviceStatus{},
+		PID:       os.Getpid(),
+		Version:   version.String(),
+		Since:     d.since,
+		MaxWrite:  d.server.MaxWrite(),
+		Transport: d.server.Transport().String(),
+		Retained:  d.data.Retained(),
+		Devices:   []deviceStatus{},
 	}
 	state := d.meta.State()
 	st.Service = serviceStatus{
@@ -292,6 +316,7 @@ func (d *daemon) status(ctx context.Context) mountStatus {
 		st.Service.Sessions = len(service.Sessions)
 		st.Service.Grace = service.Grace
 		st.Service.Garbage = service.Garbage
+		st.Service.Stale, st.Service.Copied = service.Stale, service.Copied
 		var devices []metarpc.DeviceInfo
 		if devices, err = d.meta.Devices(ctx); err == nil {
 			for _, info := range devices {

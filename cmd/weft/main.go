@@ -33,6 +33,8 @@ func init() {
 		{"layout set", "DIR [--stripe-unit SIZE] [--stripe-count N] [--mirrors N]", "say how new files in a directory are laid out", runLayoutSet},
 		{"status", "[MOUNTPOINT] [--json]", "show how mounts, their metadata service and their data servers are", runStatus},
 		{"admin device add", "nfs://HOST:PORT/EXPORT [--server HOST[:PORT]]", "make a data server part of the volume", runDeviceAdd},
+		{"admin device drain", "DEVICE [--cancel] [--server HOST[:PORT]]", "move everything off a data server, which gets nothing new; DEVICE as ls shows it", runDeviceDrain},
+		{"admin device remove", "DEVICE [--lost] [--server HOST[:PORT]]", "take a data server that is drained and empty out of the volume; DEVICE as ls shows it", runDeviceRemove},
 		{"admin device ls", "[--server HOST[:PORT]] [--json]", "list the volume's data servers", runDeviceList},
 		{"version", "", "print the version", runVersion},
 	}

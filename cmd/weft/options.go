@@ -2,24 +2,42 @@ package main
 
 import (
 	"fmt"
+	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/dataplane/nfs3"
+	"github.com/weftfs/weft/fs"
+	"github.com/weftfs/weft/internal/rpctls"
+	"github.com/weftfs/weft/layout"
 )
 
 // mountOptions is what -o says.
 type mountOptions struct {
 	flags    uintptr // MS_ flags of mount(2)
 	nconnect int
-	rsize    int64 // bytes
-	wsize    int64 // bytes
+	rsize    int64         // bytes
+	wsize    int64         // bytes
+	soft     syscall.Errno // of requests that are given up; 0 = hard
+	timeo    time.Duration
+	retrans  int
+	anyPort  bool // data servers see any source port
+	xprtsec  rpctls.Policy
+	tls      rpctls.Files
 	maxWrite int64 // bytes, 0 = the largest the kernel allows
 	retain   int64 // bytes
+	mirror   time.Duration
 	cache    string
+	stable   bool // close waits for it
 	names    bool // the kernel may keep names
-	log      string
+	// transport serves the FUSE device.
+	transport fs.Transport
+	log       string
 }
 
 // Values of the option cache.
@@ -33,7 +51,11 @@ func defaultOptions() mountOptions {
 		nconnect: 4,
 		rsize:    1 << 20,
 		wsize:    1 << 20,
+		timeo:    nfs3.DefaultTimeout,
+		retrans:  2,
+		xprtsec:  rpctls.None,
 		retain:   256 << 20,
+		mirror:   10 * time.Second,
 		cache:    cacheNone,
 		names:    true,
 	}
@@ -65,23 +87,50 @@ var mountOptionTable = []option{
 	flagOption("diratime", unix.MS_NODIRATIME, false, "change them like those of files (default)"),
 	{"defaults", "", "rw, suid, dev, exec, relatime", func(o *mountOptions, _ string) error { o.flags = 0; return nil }},
 	{"_netdev", "", "accepted and ignored", func(*mountOptions, string) error { return nil }},
-	{"nconnect", "N", "TCP connections to each data server, 1 to 16 (default 4)", func(o *mountOptions, v string) error {
-		n, err := strconv.Atoi(v)
-		if err != nil || n < 1 || n > 16 {
-			return fmt.Errorf("want a number from 1 to 16")
-		}
-		o.nconnect = n
-		return nil
-	}},
+	numberOption("nconnect", "TCP connections to each address of a data server, 1 to 16 (default 4); one more is made for small requests when large ones are under way", 1, nfs3.MaxConnections, func(o *mountOptions, n int) { o.nconnect = n }),
 	sizeOption("rsize", "largest READ sent to a data server (default 1MiB)", 4<<10, 4<<20, func(o *mountOptions) *int64 { return &o.rsize }),
 	sizeOption("wsize", "largest WRITE sent to a data server (default 1MiB)", 4<<10, 4<<20, func(o *mountOptions) *int64 { return &o.wsize }),
+	softOption("hard", 0, "wait for a data server as long as it takes (default)"),
+	softOption("soft", syscall.EIO, "fail reads, writes and fsync with EIO when a data server has not answered for timeo x (retrans + 1); programs that ignore errors lose data"),
+	softOption("softerr", syscall.ETIMEDOUT, "the same with ETIMEDOUT"),
+	numberOption("timeo", "tenths of a second without a reply after which a connection to a data server is made anew (default 600)", 1, 6000, func(o *mountOptions, n int) {
+		o.timeo = time.Duration(n) * time.Second / 10
+	}),
+	numberOption("retrans", "how many times timeo a soft mount waits before it gives up (default 2)", 0, 1000, func(o *mountOptions, n int) { o.retrans = n }),
+	{"resvport", "", "connect to data servers from a port below 1024 if the process may (default)", func(o *mountOptions, _ string) error { o.anyPort = false; return nil }},
+	{"noresvport", "", "connect from any port; the exports must allow that (insecure)", func(o *mountOptions, _ string) error { o.anyPort = true; return nil }},
+	{"xprtsec", "none|tls|mtls", "connections to data servers: in clear text (default), with TLS (RFC 9289), or with TLS and a certificate of ours; never with less than that", func(o *mountOptions, v string) error {
+		o.xprtsec = rpctls.Policy(v)
+		if o.xprtsec != rpctls.None && o.xprtsec != rpctls.TLS && o.xprtsec != rpctls.Mutual {
+			return fmt.Errorf("want none, tls or mtls")
+		}
+		return nil
+	}},
+	fileOption("tls_ca", "PEM file of the certificates that sign those of data servers (default: the system's)", func(o *mountOptions) *string { return &o.tls.CA }),
+	fileOption("tls_cert", "PEM file of our certificate, for xprtsec=mtls", func(o *mountOptions) *string { return &o.tls.Cert }),
+	fileOption("tls_key", "PEM file of the key that belongs to it", func(o *mountOptions) *string { return &o.tls.Key }),
 	sizeOption("max_write", "largest request the kernel sends (default: the largest of 8MiB, 4MiB, 1MiB it allows)", 64<<10, 8<<20, func(o *mountOptions) *int64 { return &o.maxWrite }),
 	sizeOption("retain", "memory for written data until data servers have made it stable (default 256MiB)", 1<<20, 1<<40, func(o *mountOptions) *int64 { return &o.retain }),
+	{"mirror-timeout", "TIME", "how long a copy of mirrored data may leave unanswered what another copy has answered, before it is done without, 1s to 1h (default 10s)", func(o *mountOptions, v string) error {
+		d, err := time.ParseDuration(v)
+		if err != nil || d < time.Second || d > time.Hour {
+			return fmt.Errorf("want a time from 1s to 1h")
+		}
+		o.mirror = d
+		return nil
+	}},
 	{"cache", "none|lease", "none: data does not stay in memory (default); lease: the kernel keeps data of files opened for reading, until somebody writes to them anywhere", func(o *mountOptions, v string) error {
 		if v != cacheNone && v != cacheLease {
 			return fmt.Errorf("want %s or %s", cacheNone, cacheLease)
 		}
 		o.cache = v
+		return nil
+	}},
+	{"close", "written|stable", "written: close(2) waits until data servers have what was written (default); stable: until it is stable and its size durable, as NFS clients do", func(o *mountOptions, v string) error {
+		if v != "written" && v != "stable" {
+			return fmt.Errorf("want written or stable")
+		}
+		o.stable = v == "stable"
 		return nil
 	}},
 	{"lookupcache", "all|none", "all: the kernel keeps names (default); none: it asks for each one each time, which is needed if other file systems are mounted on directories of this one", func(o *mountOptions, v string) error {
@@ -90,6 +139,15 @@ var mountOptionTable = []option{
 		}
 		o.names = v == "all"
 		return nil
+	}},
+	{"transport", "gofuse|device", "what serves the kernel's requests; gofuse: the server of the library go-fuse (default); device: a loop of weft's own, which is faster when many small reads or writes are under way", func(o *mountOptions, v string) error {
+		for _, t := range []fs.Transport{fs.GoFuse, fs.DeviceLoop} {
+			if v == t.String() {
+				o.transport = t
+				return nil
+			}
+		}
+		return fmt.Errorf("want %v or %v", fs.GoFuse, fs.DeviceLoop)
 	}},
 	{"log", "FILE", "where the serving process logs (default /var/log/weft/MOUNTPOINT.log, for others than root in a directory log beside the control socket; with -f standard error)", func(o *mountOptions, v string) error {
 		if v == "" {
@@ -116,6 +174,41 @@ func atimeOption(name string, flag uintptr, help string) option {
 		o.flags = o.flags&^(unix.MS_NOATIME|unix.MS_STRICTATIME) | flag
 		return nil
 	}}
+}
+
+// softOption is one of several, of which the last one counts.
+func softOption(name string, errno syscall.Errno, help string) option {
+	return option{name, "", help, func(o *mountOptions, _ string) error { o.soft = errno; return nil }}
+}
+
+func fileOption(name, help string, field func(*mountOptions) *string) option {
+	return option{name, "FILE", help, func(o *mountOptions, v string) error {
+		if !filepath.IsAbs(v) {
+			return fmt.Errorf("want the path of a file from / on")
+		}
+		*field(o) = v
+		return nil
+	}}
+}
+
+func numberOption(name, help string, least, most int, set func(*mountOptions, int)) option {
+	return option{name, "N", help, func(o *mountOptions, v string) error {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < least || n > most {
+			return fmt.Errorf("want a number from %d to %d", least, most)
+		}
+		set(o, n)
+		return nil
+	}}
+}
+
+// patience is what hard, soft, softerr, timeo and retrans say together. As in nfs(5), the time for each answer is timeo
+// and gets longer by timeo with each of retrans repetitions, so that is when the last one has ended.
+func (o *mountOptions) patience() layout.Patience {
+	if o.soft == 0 {
+		return layout.Patience{}
+	}
+	return layout.Patience{Time: o.timeo * time.Duration(o.retrans+1), Errno: o.soft}
 }
 
 func sizeOption(name, help string, least, most int64, field func(*mountOptions) *int64) option {

@@ -5,9 +5,14 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/rpctls"
+	"github.com/weftfs/weft/layout"
 )
 
 func TestParseSource(t *testing.T) {
@@ -90,8 +95,10 @@ func TestParseOptions(t *testing.T) {
 		{[]string{"nodiratime,strictatime,diratime,relatime"}, with(func(o *mountOptions) { o.flags = 0 })},
 		{[]string{"ro,nosuid", "rw"}, with(func(o *mountOptions) { o.flags = unix.MS_NOSUID })},
 		{[]string{"ro,defaults"}, defaultOptions()},
-		{[]string{"nconnect=16,rsize=4MiB,wsize=4096,max_write=1MiB,retain=1GiB,cache=lease,lookupcache=none,log=/a=b"}, mountOptions{
-			nconnect: 16, rsize: 4 << 20, wsize: 4 << 10, maxWrite: 1 << 20, retain: 1 << 30, cache: cacheLease, log: "/a=b",
+		{[]string{"nconnect=16,rsize=4MiB,wsize=4096,max_write=1MiB,retain=1GiB,mirror-timeout=30s,cache=lease,close=stable,lookupcache=none,log=/a=b,hard,softerr,timeo=50,retrans=1,noresvport,xprtsec=mtls,tls_ca=/ca,tls_cert=/c,tls_key=/k"}, mountOptions{
+			nconnect: 16, rsize: 4 << 20, wsize: 4 << 10, maxWrite: 1 << 20, retain: 1 << 30, mirror: 30 * time.Second, cache: cacheLease, stable: true, log: "/a=b",
+			soft: syscall.ETIMEDOUT, timeo: 5 * time.Second, retrans: 1,
+			anyPort: true, xprtsec: rpctls.Mutual, tls: rpctls.Files{CA: "/ca", Cert: "/c", Key: "/k"},
 		}},
 	} {
 		if got, err := parseOptions(c.lists); err != nil || got != c.want {
@@ -99,16 +106,23 @@ func TestParseOptions(t *testing.T) {
 		}
 	}
 	for in, word := range map[string]string{
-		"nconect=4":   `"nconnect"`,
-		"ROO":         "did you mean",
-		"ro=1":        "takes no value",
-		"rsize":       "rsize=SIZE",
-		"nconnect=":   "1 to 16",
-		"nconnect=17": "1 to 16",
-		"rsize=1KiB":  "4.0 KiB to 4.0 MiB",
-		"retain=-1":   "want a size",
-		"log=":        "want a file",
-		"cache=all":   "want none or lease",
+		"nconect=4":         `"nconnect"`,
+		"ROO":               "did you mean",
+		"ro=1":              "takes no value",
+		"rsize":             "rsize=SIZE",
+		"nconnect=":         "1 to 16",
+		"nconnect=17":       "1 to 16",
+		"timeo=0":           "1 to 6000",
+		"retrans=-1":        "0 to 1000",
+		"soft=1":            "no value",
+		"rsize=1KiB":        "4.0 KiB to 4.0 MiB",
+		"retain=-1":         "want a size",
+		"log=":              "want a file",
+		"cache=all":         "want none or lease",
+		"close=":            "want written or stable",
+		"mirror-timeout=0s": "1s to 1h",
+		"xprtsec=ssl":       "none, tls or mtls",
+		"tls_ca=ca":         "from / on",
 
 		"lookupcache=pos": "want all or none",
 	} {
@@ -120,7 +134,7 @@ func TestParseOptions(t *testing.T) {
 
 // TestOptionDefaults holds the help to the defaults.
 func TestOptionDefaults(t *testing.T) {
-	o, err := parseOptions([]string{"defaults,nconnect=4,rsize=1MiB,wsize=1MiB,retain=256MiB,cache=none,lookupcache=all"})
+	o, err := parseOptions([]string{"defaults,hard,resvport,xprtsec=none,timeo=600,retrans=2,nconnect=4,rsize=1MiB,wsize=1MiB,retain=256MiB,mirror-timeout=10s,cache=none,close=written,lookupcache=all"})
 	if err != nil || o != defaultOptions() {
 		t.Errorf("the defaults of the help are %+v, %v; those in effect %+v", o, err, defaultOptions())
 	}
@@ -213,5 +227,20 @@ func TestCleanMountpoint(t *testing.T) {
 	}
 	if got, err := cleanMountpoint(filepath.Join(top, "loop")); err == nil {
 		t.Errorf("a loop: %s", got)
+	}
+}
+
+func TestPatience(t *testing.T) {
+	for list, want := range map[string]layout.Patience{
+		"":                            {},
+		"timeo=50,retrans=5":          {},
+		"soft":                        {Time: 3 * time.Minute, Errno: syscall.EIO},
+		"softerr,timeo=50,retrans=1":  {Time: 10 * time.Second, Errno: syscall.ETIMEDOUT},
+		"soft,timeo=5,retrans=0,hard": {},
+	} {
+		o, err := parseOptions([]string{list})
+		if got := o.patience(); err != nil || got != want {
+			t.Errorf("%q: %+v, %v; want %+v", list, got, err, want)
+		}
 	}
 }

@@ -21,6 +21,7 @@ type mountStatus struct {
 	Since      time.Time      `json:"since"`
 	Error      string         `json:"error,omitempty"` // why the rest is not known
 	MaxWrite   int            `json:"max_write"`       // bytes the kernel sends at once
+	Transport  string         `json:"transport"`       // what serves the FUSE device: gofuse or device
 	Retained   int64          `json:"retained_bytes"`  // written, not yet stable on the data servers
 	Service    serviceStatus  `json:"service"`
 	Devices    []deviceStatus `json:"devices"`
@@ -32,8 +33,10 @@ type serviceStatus struct {
 	Problem   string `json:"problem,omitempty"`
 	Version   string `json:"version,omitempty"`
 	Sessions  int    `json:"sessions"`
-	Grace     bool   `json:"grace"`   // restarted and still waiting for clients of before
-	Garbage   int64  `json:"garbage"` // data files that wait for removal
+	Grace     bool   `json:"grace"`        // restarted and still waiting for clients of before
+	Garbage   int64  `json:"garbage"`      // data files that wait for removal
+	Stale     int64  `json:"stale_files"`  // with copies of mirrored data that are still to be made anew
+	Copied    int64  `json:"copied_bytes"` // for that, since the service was started
 
 	Calls  map[string]uint64 `json:"calls"`  // that the mount has sent, for each kind
 	Leases int               `json:"leases"` // inodes of which attributes or names need not be asked for
@@ -47,6 +50,7 @@ type deviceStatus struct {
 	Total     int64  `json:"total_bytes"`
 	Free      int64  `json:"free_bytes"`
 	DataFiles int64  `json:"data_files"`
+	Draining  bool   `json:"draining"`
 }
 
 // selectMounts is the mount at the operand, or all.
@@ -99,10 +103,14 @@ func (st *mountStatus) print() {
 		return
 	}
 	fmt.Printf("  served by   process %d, weft %s, since %s\n", st.PID, st.Version, humanize.Time(st.Since))
-	fmt.Printf("  requests    up to %s; %s written and not stable yet\n", humanize.IBytes(uint64(st.MaxWrite)), humanize.IBytes(uint64(st.Retained)))
+	fmt.Printf("  requests    up to %s, transport=%s; %s written and not stable yet\n",
+		humanize.IBytes(uint64(st.MaxWrite)), st.Transport, humanize.IBytes(uint64(st.Retained)))
 	if s := st.Service; s.Connected && s.Problem == "" {
 		fmt.Printf("  metadata    %s, %s, %d sessions, %d data files to remove%s\n", s.Address, s.Version, s.Sessions, s.Garbage,
 			map[bool]string{true: ", in grace after a restart"}[s.Grace])
+		if s.Stale > 0 || s.Copied > 0 {
+			fmt.Printf("  mirrors     %d files with copies to be made anew; %s copied\n", s.Stale, humanize.IBytes(uint64(s.Copied)))
+		}
 	} else {
 		fmt.Printf("  metadata    %s: %s\n", s.Address, s.Problem)
 	}
@@ -115,6 +123,9 @@ func printDevices(devices []deviceStatus, indent string) {
 		state := "ok"
 		if !d.Reachable {
 			state = d.Problem
+		}
+		if d.Draining {
+			state += ", is drained"
 		}
 		fmt.Fprintf(w, "%sdevice %s\t%s\t%s free of %s\t%d data files\t%s\n", indent, d.ID[:8], d.Address,
 			humanize.IBytes(uint64(d.Free)), humanize.IBytes(uint64(d.Total)), d.DataFiles, state)

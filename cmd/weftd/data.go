@@ -2,13 +2,18 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"time"
 
+	"github.com/spf13/pflag"
+
+	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/server/data"
+	"github.com/weftfs/weft/server/meta/datafile/store"
 )
 
 // shutdownTime is how long requests that have begun may take to end.
@@ -19,15 +24,30 @@ func runData(ctx context.Context, c *command, args []string) error {
 		"service need no port mapper. Runs until SIGTERM or SIGINT, which let requests that have begun end.\n")
 	dirs := fl.StringSlice("dir", nil, "directories for data files, made if missing")
 	addrs := fl.StringSlice("listen", nil, "addresses HOST:PORT, as many as directories")
+	ioMode := ioFlag(fl)
+	files := tlsFlags(fl, "certificates that sign those of clients: every client that asks for TLS needs one then")
+	require := fl.Bool("tls-required", false, "refuse clients that do not ask for TLS")
 	verbose := fl.BoolP("verbose", "v", false, "log more")
 	if err := c.parse(fl, args, "dir", "listen"); err != nil {
 		return err
+	}
+	io, err := data.ParseIO(*ioMode)
+	if err != nil {
+		return usagef("data: --io: %v", err)
+	}
+	if *require && files.Cert == "" {
+		return usagef("data: --tls-required needs --tls-cert and --tls-key")
+	}
+	servers := dataServers{io: io, required: *require}
+	if *files != (rpctls.Files{}) {
+		if servers.tls, err = rpctls.Server(*files); err != nil {
+			return usagef("data: %v", err)
+		}
 	}
 	if len(*dirs) == 0 || len(*dirs) != len(*addrs) {
 		return usagef("data: %d directories and %d addresses: give one address for each directory", len(*dirs), len(*addrs))
 	}
 	log := newLog(*verbose)
-	var servers dataServers
 	for i, dir := range *dirs {
 		l, err := listen((*addrs)[i], "2049")
 		if err == nil {
@@ -41,15 +61,45 @@ func runData(ctx context.Context, c *command, args []string) error {
 	return servers.run(ctx)
 }
 
+func ioFlag(fl *pflag.FlagSet) *string {
+	return fl.String("io", data.IOAuto.String(), "how data files are read and written: direct (past the page cache, with O_DIRECT), buffered, or auto:\n"+
+		"large requests direct if the file system can, the rest buffered")
+}
+
+// tlsFlags adds the flags that name certificates.
+func tlsFlags(fl *pflag.FlagSet, ca string) *rpctls.Files {
+	f := new(rpctls.Files)
+	fl.StringVar(&f.Cert, "tls-cert", "", "PEM file of this server's certificate, with what leads from it to the CA")
+	fl.StringVar(&f.Key, "tls-key", "", "PEM file of the key that belongs to it")
+	fl.StringVar(&f.CA, "tls-ca", "", "PEM file of "+ca)
+	return f
+}
+
+// dialFlags adds the flags for connections to data servers. The function that it returns makes the dialer of them.
+func dialFlags(fl *pflag.FlagSet) func() (store.Dialer, error) {
+	policy := fl.String("xprtsec", string(rpctls.None), "connections to data servers: none, tls or mtls (RFC 9289)")
+	files := tlsFlags(fl, "the certificates that sign those of data servers (default: the system's)")
+	return func() (store.Dialer, error) {
+		secret, err := rpctls.Client(rpctls.Policy(*policy), *files)
+		if err != nil {
+			return nil, usagef("%v", err)
+		}
+		return store.DialTLS(secret), nil
+	}
+}
+
 // dataServers are the data servers of this process.
 type dataServers struct {
-	list   []*data.Server
-	failed chan error // of those that stopped serving by themselves
+	io       data.IO
+	list     []*data.Server
+	failed   chan error  // of those that stopped serving by themselves
+	tls      *tls.Config // nil = none is offered
+	required bool
 }
 
 // start serves dir on l.
 func (d *dataServers) start(dir string, l net.Listener, log *slog.Logger) error {
-	s, err := data.Open(data.Config{Dir: dir, Log: log})
+	s, err := data.Open(data.Config{Dir: dir, IO: d.io, Log: log, TLS: d.tls, RequireTLS: d.required})
 	if err != nil {
 		l.Close()
 		return err

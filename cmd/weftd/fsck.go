@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/weftfs/weft/server/meta/datafile/store"
 	"github.com/weftfs/weft/server/meta/fsck"
 )
 
@@ -34,10 +35,15 @@ func runFsck(ctx context.Context, c *command, args []string) error {
 		"except those of weftd single, which fsck starts and stops. Without --repair nothing is changed.\n")
 	dir := fl.String("dir", "", "directory of a stopped weftd meta or weftd single")
 	repair := fl.Bool("repair", false, "mend what is found; no bytes of a file are dropped")
+	dialer := dialFlags(fl)
 	asJSON := fl.Bool("json", false, "print one JSON object")
 	verbose := fl.BoolP("verbose", "v", false, "log more")
 	if err := c.parse(fl, args, "dir"); err != nil {
 		return err
+	}
+	dial, err := dialer()
+	if err != nil {
+		return couldNotRun(err)
 	}
 	// What the parts log at their start and end is of no interest here.
 	level := slog.LevelWarn
@@ -46,7 +52,7 @@ func runFsck(ctx context.Context, c *command, args []string) error {
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	slog.SetDefault(log)
-	report, err := check(ctx, *dir, *repair, log)
+	report, err := check(ctx, *dir, *repair, dial, log)
 	if err != nil {
 		return couldNotRun(err)
 	}
@@ -65,7 +71,7 @@ func runFsck(ctx context.Context, c *command, args []string) error {
 }
 
 // check runs fsck on a directory that nobody else uses meanwhile.
-func check(ctx context.Context, dir string, repair bool, log *slog.Logger) (report *fsck.Report, err error) {
+func check(ctx context.Context, dir string, repair bool, dial store.Dialer, log *slog.Logger) (report *fsck.Report, err error) {
 	if _, err := os.Stat(filepath.Join(dir, "catalog")); err != nil {
 		return nil, fmt.Errorf("%s is not a directory of weftd meta or weftd single: %w", dir, err)
 	}
@@ -84,7 +90,7 @@ func check(ctx context.Context, dir string, repair bool, log *slog.Logger) (repo
 	if err := servers.startAgain(dir, log); err != nil {
 		return nil, err
 	}
-	return fsck.Check(ctx, fsck.Config{Engine: engine, Repair: repair, Log: log})
+	return fsck.Check(ctx, fsck.Config{Engine: engine, Dial: dial, Repair: repair, Log: log})
 }
 
 func printReport(r *fsck.Report) error {
@@ -92,9 +98,9 @@ func printReport(r *fsck.Report) error {
 		fmt.Println(p)
 	}
 	fmt.Printf("%d inodes (%d directories), %d entries, %d data files\n", r.Inodes, r.Directories, r.Entries, r.DataFiles)
-	if n := r.Garbage + r.Orphans + r.Truncations + r.Writers; n > 0 {
-		fmt.Printf("left for the service to finish: %d data files to remove, %d files without names, %d truncations, %d sizes to find out\n",
-			r.Garbage, r.Orphans, r.Truncations, r.Writers)
+	if n := r.Garbage + r.Orphans + r.Truncations + r.Writers + r.Copies; n > 0 {
+		fmt.Printf("left for the service to finish: %d data files to remove, %d files without names, %d truncations, %d sizes to find out, %d copies to fill\n",
+			r.Garbage, r.Orphans, r.Truncations, r.Writers, r.Copies)
 	}
 	if r.Clean() {
 		fmt.Println("clean")

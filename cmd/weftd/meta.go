@@ -19,6 +19,7 @@ import (
 	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/catalog/pebble"
 	"github.com/weftfs/weft/server/meta/datafile"
+	"github.com/weftfs/weft/server/meta/datafile/store"
 )
 
 var defaultPort = strconv.Itoa(metarpc.DefaultPort)
@@ -29,7 +30,9 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 	addr := fl.String("listen", ":"+defaultPort, "address HOST:PORT")
 	servers := fl.StringArray("data-server", nil, "data server to add to the volume, HOST:PORT:/EXPORT (may be repeated)")
 	lease := fl.Duration("lease", meta.DefaultLease, "how long a client that is silent keeps what it holds")
+	rate := rateFlag(fl)
 	exports := exportFlag(fl)
+	dialer := dialFlags(fl)
 	verbose := fl.BoolP("verbose", "v", false, "log more")
 	if err := c.parse(fl, args, "dir"); err != nil {
 		return err
@@ -42,12 +45,16 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 		}
 		urls[i] = url
 	}
+	dial, err := dialer()
+	if err != nil {
+		return err
+	}
 	log := newLog(*verbose)
 	l, err := listen(*addr, defaultPort)
 	if err != nil {
 		return err
 	}
-	m, err := openMeta(ctx, *dir, *lease, exports.rules, log)
+	m, err := openMeta(ctx, *dir, *lease, int64(*rate), exports.rules, dial, log)
 	if err != nil {
 		l.Close()
 		return err
@@ -91,7 +98,7 @@ func openEngine(dir string, mustExist bool, log *slog.Logger) (catalog.Engine, e
 	return engine, err
 }
 
-func openMeta(ctx context.Context, dir string, lease time.Duration, exports []meta.Export, log *slog.Logger) (*metaService, error) {
+func openMeta(ctx context.Context, dir string, lease time.Duration, resilver int64, exports []meta.Export, dial store.Dialer, log *slog.Logger) (*metaService, error) {
 	engine, err := openEngine(dir, false, log)
 	if err != nil {
 		return nil, err
@@ -100,11 +107,11 @@ func openMeta(ctx context.Context, dir string, lease time.Duration, exports []me
 	m.ctx, m.stop = context.WithCancel(ctx)
 	volume, err := meta.OpenVolume(ctx, engine, layout.Policy{})
 	if err == nil {
-		m.files, err = datafile.New(datafile.Config{Engine: engine, Volume: volume.ID, Log: log})
+		m.files, err = datafile.New(datafile.Config{Engine: engine, Volume: volume.ID, Dial: dial, Log: log})
 	}
 	if err == nil {
 		m.service, err = meta.New(ctx, meta.Config{
-			Engine: engine, Files: m.files, Log: log, Lease: lease, Exports: exports, Program: "weftd " + version.String(),
+			Engine: engine, Files: m.files, Log: log, Lease: lease, Resilver: resilver, Exports: exports, Program: "weftd " + version.String(),
 		})
 	}
 	if err != nil {

@@ -13,7 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/server/data"
 	"github.com/weftfs/weft/server/meta"
+	"github.com/weftfs/weft/server/meta/datafile/store"
 )
 
 // singleState is what weftd single remembers in its directory, in single.json.
@@ -32,13 +34,19 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	count := fl.Int("data-servers", 4, fmt.Sprintf("how many data servers, 1 to %d", maxDataServers))
 	addr := fl.String("listen", "127.0.0.1:"+defaultPort, "address HOST:PORT of the metadata service")
 	lease := fl.Duration("lease", meta.DefaultLease, "how long a client that is silent keeps what it holds")
+	rate := rateFlag(fl)
 	exports := exportFlag(fl)
+	ioMode := ioFlag(fl)
 	verbose := fl.BoolP("verbose", "v", false, "log more")
 	if err := c.parse(fl, args, "dir"); err != nil {
 		return err
 	}
 	if *count < 1 || *count > maxDataServers {
 		return usagef("single: --data-servers %d: want 1 to %d", *count, maxDataServers)
+	}
+	io, err := data.ParseIO(*ioMode)
+	if err != nil {
+		return usagef("single: --io: %v", err)
 	}
 	log := newLog(*verbose)
 	lock, err := lockDir(*dir)
@@ -50,7 +58,7 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return err
 	}
-	var servers dataServers
+	servers := dataServers{io: io}
 	host := "127.0.0.1"
 	if ip := l.Addr().(*net.TCPAddr).IP; !ip.IsUnspecified() {
 		host = ip.String()
@@ -60,7 +68,7 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 		l.Close()
 		return errors.Join(err, servers.stop())
 	}
-	m, err := openMeta(ctx, *dir, *lease, exports.rules, log)
+	m, err := openMeta(ctx, *dir, *lease, int64(*rate), exports.rules, store.DialNFS, log)
 	if err != nil {
 		l.Close()
 		return errors.Join(err, servers.stop())

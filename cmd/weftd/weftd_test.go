@@ -139,6 +139,7 @@ func TestExitCodes(t *testing.T) {
 		{"single --dir " + dir + " --no-such-flag", exitUsage},
 		{"data --dir a,b --listen 127.0.0.1:0", exitUsage},
 		{"data --dir= --listen=", exitUsage},
+		{"data --dir " + dir + " --listen 127.0.0.1:0 --io fast", exitUsage},
 		{"meta --dir " + dir + " --data-server host:/", exitUsage},
 		{"meta --dir " + dir + " --listen nowhere.invalid:port", exitFailed},
 		{"fsck", fsckCouldNotRun},

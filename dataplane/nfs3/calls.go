@@ -2,6 +2,7 @@ package nfs3
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -277,28 +278,79 @@ func (t *Target) Commit(ctx context.Context, cred layout.Credential, file []byte
 	return layout.Verifier(res.Verf), err
 }
 
-// Mount asks the MOUNT service that shares addr with the NFS service for the handle of an exported directory. Unlike the
-// methods of a Target it does not try again when the server cannot be reached.
-func Mount(ctx context.Context, addr netip.AddrPort, export string) (root []byte, err error) {
-	t, err := New(Config{Name: addr.String(), Addrs: []netip.AddrPort{addr}, Connections: 1, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		return nil, err
-	}
-	defer t.Close()
-	t.failFast = true
+// Mount asks the MOUNT service at addr for the handle of an exported directory, with TLS unless that is nil (see Config).
+// Unlike the methods of a Target it does not try again when the server cannot be reached.
+func Mount(ctx context.Context, addr netip.AddrPort, export string, secret *tls.Config) (root []byte, err error) {
 	if len(export) > wire.MaxMountPath {
 		return nil, fmt.Errorf("nfs3: export path of %d bytes, the longest is %d", len(export), wire.MaxMountPath)
 	}
 	var res wire.MountRes
 	ctl := &control{
 		prog: oncrpc.ProgMount, proc: uint32(wire.MountProcMnt), name: wire.MountProcMnt.String(),
-		args: (&wire.MountPath{Path: export}).Append(nil), res: &res,
+		args: (&wire.MountPath{Path: export}).Append(nil), res: &res, bare: true,
 	}
-	if err := t.call(ctx, ctl, quoted(export)); err != nil {
+	if err := callOnce(ctx, addr, secret, ctl, quoted(export)); err != nil {
 		return nil, err
 	}
 	if res.Status != wire.OK {
 		return nil, &Error{Op: ctl.name, Detail: quoted(export), Status: res.Status, Addr: addr}
 	}
 	return res.FH.Bytes(), nil
+}
+
+// Port asks the port mapper of a host (RFC 1833 section 3, version 2) for the TCP port of a program. A program that is not
+// registered is an error that tells so. There is no TLS there.
+func Port(ctx context.Context, host netip.Addr, prog, vers uint32) (uint16, error) {
+	var res portmapRes
+	args := portmapArgs{prog: prog, vers: vers}
+	ctl := &control{prog: oncrpc.ProgPortmap, vers: 2, proc: 3, name: "GETPORT", args: args.append(nil), res: &res, bare: true}
+	addr := netip.AddrPortFrom(host, PortmapPort)
+	if err := callOnce(ctx, addr, nil, ctl, ""); err != nil {
+		return 0, err
+	}
+	if res.port == 0 || res.port > math.MaxUint16 {
+		return 0, &NotRegisteredError{Addr: addr, Prog: prog, Vers: vers}
+	}
+	return uint16(res.port), nil
+}
+
+// PortmapPort is where port mappers listen.
+const PortmapPort = 111
+
+// NotRegisteredError says that a port mapper does not know a program.
+type NotRegisteredError struct {
+	Addr       netip.AddrPort // of the port mapper
+	Prog, Vers uint32
+}
+
+func (e *NotRegisteredError) Error() string {
+	return fmt.Sprintf("the port mapper at %v knows no program %d version %d on TCP: is the NFS server running, with NFSv3?", e.Addr, e.Prog, e.Vers)
+}
+
+type portmapArgs struct{ prog, vers uint32 }
+
+func (a *portmapArgs) append(b []byte) []byte {
+	const tcp = 6
+	for _, v := range []uint32{a.prog, a.vers, tcp, 0} {
+		b = xdr.AppendUint32(b, v)
+	}
+	return b
+}
+
+type portmapRes struct{ port uint32 }
+
+func (r *portmapRes) Decode(d *xdr.Decoder) error {
+	r.port = d.Uint32()
+	return d.Err()
+}
+
+// callOnce makes one call on a connection of its own.
+func callOnce(ctx context.Context, addr netip.AddrPort, secret *tls.Config, ctl *control, detail string) error {
+	t, err := New(Config{Name: addr.String(), Addrs: []netip.AddrPort{addr}, Connections: 1, TLS: secret, ReservedPort: true, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	t.failFast, t.prog = true, ctl.prog
+	return t.call(ctx, ctl, detail)
 }

@@ -20,25 +20,25 @@ var root = layout.Credential{}
 
 func TestMount(t *testing.T) {
 	srv := newServer(t)
-	fh, err := Mount(t.Context(), srv.addr, "/export")
+	fh, err := Mount(t.Context(), srv.addr, "/export", nil)
 	if err != nil || string(fh) != "root" {
 		t.Errorf("handle %q, error %v", fh, err)
 	}
 	srv.script = func(*callInfo) *action { return &action{status: wire.ErrAcces} }
-	if _, err := Mount(t.Context(), srv.addr, "/secret"); !isStatus(err, wire.ErrAcces) || !strings.Contains(err.Error(), `"/secret"`) {
+	if _, err := Mount(t.Context(), srv.addr, "/secret", nil); !isStatus(err, wire.ErrAcces) || !strings.Contains(err.Error(), `"/secret"`) {
 		t.Errorf("error %v", err)
 	}
 	srv.mu.Lock()
 	srv.script = func(*callInfo) *action { return &action{hangup: true} }
 	srv.mu.Unlock()
-	if _, err := Mount(t.Context(), srv.addr, "/export"); err == nil {
+	if _, err := Mount(t.Context(), srv.addr, "/export", nil); err == nil {
 		t.Error("no error from a server that hangs up")
 	}
-	if _, err := Mount(t.Context(), srv.addr, strings.Repeat("x", 2000)); err == nil {
+	if _, err := Mount(t.Context(), srv.addr, strings.Repeat("x", 2000), nil); err == nil {
 		t.Error("no error for a path that is too long")
 	}
 	srv.close()
-	if _, err := Mount(t.Context(), srv.addr, "/export"); !errors.Is(err, syscall.ECONNREFUSED) || !strings.Contains(err.Error(), srv.addr.String()) {
+	if _, err := Mount(t.Context(), srv.addr, "/export", nil); !errors.Is(err, syscall.ECONNREFUSED) || !strings.Contains(err.Error(), srv.addr.String()) {
 		t.Errorf("error %v", err)
 	}
 }

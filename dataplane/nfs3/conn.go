@@ -1,6 +1,7 @@
 package nfs3
 
 import (
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -20,6 +21,9 @@ import (
 // leanSize is from which READ on the stream keeps payload out of its buffer.
 const leanSize = 16 << 10
 
+// maxUnknown is how many replies in a row may belong to no call.
+const maxUnknown = 1000
+
 // replyHeadMax is the longest head of a READ reply.
 const replyHeadMax = oncrpc.ReplyMax + wire.ReadHeadAttrs
 
@@ -27,6 +31,7 @@ const replyHeadMax = oncrpc.ReplyMax + wire.ReadHeadAttrs
 // otherwise.
 type conn struct {
 	t    *Target
+	slot *slot
 	nc   *net.TCPConn
 	addr netip.AddrPort
 	in   stream       // of the goroutine that reads
@@ -34,6 +39,7 @@ type conn struct {
 	lean atomic.Int32 // READs of leanSize and more outstanding
 
 	dead    bool // nothing is to be sent any more
+	retired bool // gets nothing new and ends when nothing is outstanding
 	err     error
 	proved  bool            // a reply has come
 	missed  bool            // when it ended something was outstanding
@@ -42,25 +48,31 @@ type conn struct {
 	sendq   rpcList         // of those in calls that no writer has taken
 	count   int             // outstanding rpcs, current included
 	bytes   int             // what they cost
-	since   time.Time       // when count was 0 last
-	watch   *time.Timer
+	bulk    int             // what those of them cost that are not small
+	since   time.Time       // when the present spell with something outstanding began
+	watch   watch
 	writing bool      // somebody uses out
 	idle    sync.Cond // writing became false
 	drain   func()    // writeRest, made once
 
+	unknown int // replies in a row to calls that are not outstanding
+
 	moved bool // replies have made calls that are not flushed; of the goroutine that reads
 }
 
-func newConn(t *Target, nc *net.TCPConn, addr netip.AddrPort) (*conn, error) {
+// newConn makes the connection on nc, through secret if that is not nil.
+func newConn(s *slot, nc *net.TCPConn, secret *tls.Conn, addr netip.AddrPort) (*conn, error) {
+	t := s.t
 	raw, err := nc.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{t: t, nc: nc, addr: addr, calls: make(map[uint32]*rpc, maxInFlight)}
+	c := &conn{t: t, slot: s, nc: nc, addr: addr, calls: make(map[uint32]*rpc, maxInFlight)}
 	c.in.init(raw, t.cfg.RSize+streamBuffer)
 	c.in.lean = &c.lean
 	c.in.before = c.flushMoved
 	c.out.init(raw)
+	c.in.tls, c.out.tls = secret, secret
 	c.idle.L = &t.mu
 	c.drain = c.writeRest
 	return c, nil
@@ -73,9 +85,7 @@ func (c *conn) fail(err error) {
 		return
 	}
 	c.dead, c.err, c.missed = true, err, c.count > 0
-	if c.watch != nil {
-		c.watch.Stop()
-	}
+	c.watch.stop()
 	if c.missed {
 		// What the kernel has buffered should not reach the server any more: it is going to be sent again.
 		c.nc.SetLinger(0)
@@ -97,12 +107,17 @@ func (c *conn) assign(r *rpc) {
 	}
 	r.setXID(xid)
 	r.conn, r.state, r.end = c, stateWaiting, 0
+	r.at = time.Now()
 	if c.count == 0 {
-		c.since = time.Now()
+		c.since = r.at
 	}
 	c.calls[xid] = r
 	c.count++
 	c.bytes += r.cost()
+	if r.class() == bulk {
+		c.bulk += r.cost()
+		c.t.window.used += r.cost()
+	}
 	if r.isRead() && r.count >= leanSize {
 		c.lean.Add(1)
 	}
@@ -118,14 +133,29 @@ func (c *conn) remove(r *rpc) {
 	}
 	c.count--
 	c.bytes -= r.cost()
+	if r.class() == bulk {
+		c.bulk -= r.cost()
+		c.t.window.used -= r.cost()
+	}
 	if r.isRead() && r.count >= leanSize {
 		c.lean.Add(-1)
 	}
 	r.conn = nil
+	if c.retired && c.count == 0 {
+		c.fail(errRetired)
+	}
 }
 
-// load puts what is queued into the sender's batch.
-func (c *conn) load() {
+// load is what r would have to wait for.
+func (c *conn) load(r *rpc) int {
+	if r.class() == small {
+		return 2*c.bulk + c.bytes // rather behind many small ones than behind a large one
+	}
+	return c.bytes
+}
+
+// fillBatch puts what is queued into the sender's batch.
+func (c *conn) fillBatch() {
 	for r := c.sendq.head; r != nil && c.out.load(r); r = c.sendq.head {
 		r.unlink()
 		r.state = stateSent
@@ -141,7 +171,7 @@ func (c *conn) flush() {
 	c.writing = true
 	const rounds = 4 // so that this caller does not end up writing for all others
 	for i := 0; ; i++ {
-		c.load()
+		c.fillBatch()
 		c.t.mu.Unlock()
 		done, err := c.out.write(false)
 		c.t.mu.Lock()
@@ -174,7 +204,7 @@ func (c *conn) writeRest() {
 		if c.sendq.head == nil {
 			break
 		}
-		c.load()
+		c.fillBatch()
 	}
 	c.stopWriting()
 }
@@ -190,30 +220,6 @@ func (c *conn) flushMoved() {
 		c.moved = false
 		c.t.Flush()
 	}
-}
-
-// checkSilence ends the connection if for Config.Timeout something was outstanding and nothing was heard. It runs when
-// the watch goes off, which it winds again.
-func (c *conn) checkSilence() {
-	c.t.mu.Lock()
-	defer c.t.mu.Unlock()
-	if c.dead {
-		return
-	}
-	timeout := c.t.cfg.Timeout
-	left := timeout
-	if c.count > 0 {
-		latest := c.since
-		if heard := c.in.lastHeard(); heard.After(latest) {
-			latest = heard
-		}
-		left = time.Until(latest.Add(timeout))
-	}
-	if left <= 0 {
-		c.fail(fmt.Errorf("%w for %v with %d calls outstanding", errSilent, timeout, c.count))
-		return
-	}
-	c.watch.Reset(left)
 }
 
 // read receives replies and completes what they belong to, until the connection ends. It returns why.
@@ -271,8 +277,12 @@ func (c *conn) take(xid uint32) (*rpc, error) {
 	r := c.calls[xid]
 	if r == nil {
 		t.stats.unknown++
+		if c.unknown++; c.unknown == maxUnknown {
+			return nil, malformedf("%d replies in a row to calls that nobody made", maxUnknown)
+		}
 		return nil, nil
 	}
+	c.unknown = 0
 	delete(c.calls, xid)
 	c.current = r
 	r.state = stateReceiving
@@ -387,6 +397,7 @@ func (c *conn) complete(r *rpc, ans *answer) (*layout.Op, error) {
 	defer t.mu.Unlock()
 	if !c.proved {
 		c.proved = true
+		t.works(c.slot.path)
 		t.settle()
 	}
 	if r.ctl != nil && r.ctl.res != nil && ans.refused == nil {
@@ -395,6 +406,12 @@ func (c *conn) complete(r *rpc, ans *answer) (*layout.Op, error) {
 		if err := r.ctl.res.Decode(&d); err != nil {
 			return nil, &malformed{err}
 		}
+	}
+	switch {
+	case r.ctl != nil && r.ctl.probe:
+		c.watch.answered(c.in.lastHeard())
+	case r.class() == bulk && ans.refused == nil:
+		t.window.answered(r, time.Now())
 	}
 	var op *layout.Op
 	next, err := r.advance(t, c, ans)
@@ -408,14 +425,13 @@ func (c *conn) complete(r *rpc, ans *answer) (*layout.Op, error) {
 		c.remove(r)
 		r.garbled = 0
 		r.prepare(t)
-		r.state = stateQueued
-		t.queue.pushFront(r)
+		t.requeue(r)
 	case later:
 		c.remove(r)
 		r.garbled = 0
 		t.postpone(r)
 	}
-	if t.queue.head != nil {
+	if t.queued() > 0 {
 		t.dispatch()
 		c.moved = true
 	}
@@ -441,7 +457,7 @@ func (r *rpc) advance(t *Target, c *conn, ans *answer) (next, error) {
 	}
 	if r.ctl != nil {
 		t.stats.calls++
-		if r.ctl.res != nil && wire.Status(binary.BigEndian.Uint32(ans.body)) == wire.ErrJukebox {
+		if r.ctl.res != nil && !r.ctl.bare && wire.Status(binary.BigEndian.Uint32(ans.body)) == wire.ErrJukebox {
 			return later, nil
 		}
 		return ended, nil
@@ -487,6 +503,10 @@ func (r *rpc) advance(t *Target, c *conn, ans *answer) (next, error) {
 			return again, nil
 		}
 	}
+	if t.cfg.Patience.Time > 0 {
+		r.heard = time.Now()
+	}
+	r.resent = false
 	r.n += int(count)
 	switch {
 	case r.n == len(r.data) || r.eof:

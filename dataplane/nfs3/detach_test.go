@@ -226,9 +226,10 @@ func TestDetachHalfSent(t *testing.T) {
 		}
 		return nil
 	}
-	srv.conns[c] = true
+	stream := &prefixed{Conn: c, prefix: buf}
+	srv.conns[stream] = true
 	srv.mu.Unlock()
-	srv.wg.Go(func() { srv.serve(&prefixed{Conn: c, prefix: buf}, 1) })
+	srv.wg.Go(func() { srv.serve(stream, 1) })
 	for _, r := range rs {
 		wait(t, r.done, "WRITE")
 		if r.Err != nil {

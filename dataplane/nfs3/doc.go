@@ -8,8 +8,10 @@
 //
 // # Requests
 //
-// A [Target] is "hard": an Op ends with what the server answered, however long that takes, unless it is detached or
-// the Target is closed. Inside, and invisible to the caller,
+// A [Target] is "hard" unless Config.Patience says otherwise: an Op ends with what the server answered, however long that
+// takes, unless it is detached or the Target is closed. A soft Target ends what had no answer for so long with a
+// [layout.TimeoutError], except a WRITE that was sent, whose outcome nobody knows: of that it tells by Op.Overdue.
+// Inside, and invisible to the caller,
 //
 //   - a READ or WRITE that the server cut short goes on with the rest; three answers in a row that bring nothing end
 //     it with a [ReplyError];
@@ -29,14 +31,24 @@
 // # Connections
 //
 // A connection is made when there is something to send, and further ones when those that are up have some work in
-// flight already. A request goes to the connection with the fewest bytes outstanding. A connection that is lost is
-// made again, after a back-off of 0.1 to 15 s, as long as there are requests; the addresses are tried in turn. One on
-// which nothing was heard for Config.Timeout while something is outstanding is reset. A reply that cannot be
-// understood ends its connection, since nothing behind it can be trusted; a request whose replies were such three
-// times ends with a ReplyError.
+// flight already: up to Config.Connections for each address, and one more, the lane, for small requests (64 KiB or less,
+// COMMIT, everything but READ and WRITE) while all others have large ones. A request goes to the connection with the
+// fewest bytes outstanding. What is in flight is bounded for each connection, and that of large requests also for the
+// server, by a window that follows the delay (see window); the rest waits in queues, small requests in one of their own.
+//
+// A connection that is lost is made again, after a back-off of 0.1 to 15 s for each address, as long as there are
+// requests. While an address does not work its connections are made to the others; it is tried again every minute, and
+// once it answers they come back, each when nothing is outstanding on it. A connection on which nothing was heard for
+// Config.Timeout while something is outstanding is reset, and much earlier if it does not answer a NULL call while
+// others are answered (see watch). One that was not used for 5 minutes is closed. A reply that cannot be understood ends
+// its connection, since nothing behind it can be trusted; a request whose replies were such three times ends with a
+// ReplyError.
 //
 // Before the first READ or WRITE, FSINFO is asked, with the handle and identity of that request, and Limits shrinks
 // to what the server can take. Requests cut to the old limits are continued inside.
+//
+// With Config.TLS every connection asks for TLS first (RFC 9289) and is not used if that fails; there is no way back to
+// clear text. Then reads and writes block, in memory of the connection's own, and payloads are copied once more.
 //
 // # Buffers
 //
@@ -48,7 +60,7 @@
 // # Goroutines and locks
 //
 // Each configured connection has at most one goroutine that dials and then reads and completes replies, so Done runs
-// on it: neither Close nor a blocking call may be made from there. Whoever calls Flush writes until the socket is
+// on it: neither Close nor a blocking call may be made from there. An address that does not work has one that tries it. Whoever calls Flush writes until the socket is
 // full; then a goroutine that lives until the queue is empty takes over.
 //
 // Lock order: Target.mu, then stream.mu or sender.mu. The latter two are held across one non-blocking system call, and

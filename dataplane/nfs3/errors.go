@@ -60,6 +60,10 @@ var (
 	errRestarts   = fmt.Errorf("verifier changed %d times during one request", maxRestarts)
 	errHungUp     = errors.New("closed by the server")
 	errSilent     = errors.New("no reply")
+	errStalled    = errors.New("no reply, while other connections have some")
+	errSlow       = errors.New("the rest of a reply does not come")
+	errIdle       = errors.New("not used for long")
+	errRetired    = errors.New("given up for one to another address")
 )
 
 // malformed is why a connection was given up: the server sent something that cannot be understood.

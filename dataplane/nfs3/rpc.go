@@ -33,6 +33,9 @@ const (
 	// overhead is what a call without payload counts for when bytes outstanding are compared.
 	overhead = 256
 
+	// smallSize is the payload up to which a request counts as small.
+	smallSize = 64 << 10
+
 	maxEmpty   = 3 // replies in a row without progress
 	maxGarbled = 3 // replies that cannot be understood
 
@@ -53,6 +56,7 @@ type rpc struct {
 	prev, next *rpc
 
 	conn *conn
+	at   time.Time // when conn got it
 	xid  uint32
 	end  uint64 // where the call ends in what the connection sends; 0 until a writer has taken it
 	vec  int    // index of the payload in sender.vec
@@ -73,6 +77,8 @@ type rpc struct {
 	garbled   int              // replies that could not be understood
 	restarts  int              // times that a verifier changed under way
 	resent    bool             // a call that was wholly sent lost its connection: perhaps it was executed
+	heard     time.Time        // latest answer, or the start; unless patience is endless
+	overdue   bool             // Op.Overdue was called
 	delay     time.Duration    // latest back-off
 	retryAt   time.Time
 
@@ -87,6 +93,7 @@ type control struct {
 	name       string // of the procedure
 	args       []byte
 	res        result // nil if there are none
+	bare       bool   // of a program whose results do not begin with a status of NFS
 	probe      bool   // belongs to one connection: not sent again when that is lost
 
 	end    func(err error) // called once with Target.mu held, after res was filled
@@ -99,6 +106,14 @@ func (r *rpc) abandoned() bool { return r.op == nil && r.ctl == nil }
 func (r *rpc) isRead() bool { return r.proc == wire.ProcRead }
 
 func (r *rpc) cost() int { return overhead + r.count }
+
+// class is the queue of a prepared rpc.
+func (r *rpc) class() int {
+	if r.count > smallSize {
+		return bulk
+	}
+	return small
+}
 
 // name and detail are for errors.
 func (r *rpc) name() string {

@@ -1,6 +1,7 @@
 package nfs3
 
 import (
+	"crypto/tls"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -19,6 +20,7 @@ const maxVec = 1024
 // conn.writing, or the one it handed that to.
 type sender struct {
 	raw  syscall.RawConn
+	tls  *tls.Conn             // instead of raw, if not nil
 	step func(fd uintptr) bool // writeSome, made once so that using it does not allocate
 
 	wait   bool   // write: whether to wait when the socket is full
@@ -31,6 +33,8 @@ type sender struct {
 	vec  [][]byte   // the batch
 	next int        // the first of vec that is not wholly written
 	iov  []unix.Iovec
+
+	stage []byte // of writeTLS
 }
 
 func (s *sender) init(raw syscall.RawConn) {
@@ -65,6 +69,12 @@ func (s *sender) load(r *rpc) bool {
 
 // write writes the batch until it is done or, unless wait, until the socket takes no more for now.
 func (s *sender) write(wait bool) (done bool, err error) {
+	if s.tls != nil {
+		if !wait {
+			return false, nil
+		}
+		return true, s.writeTLS()
+	}
 	s.wait, s.err = wait, nil
 	if err := s.raw.Write(s.step); err != nil {
 		return false, err
@@ -99,19 +109,49 @@ func (s *sender) writeSome(fd uintptr) bool {
 			s.err = io.ErrShortWrite
 			return true
 		}
-		s.pos.Add(uint64(n))
-		for left := int(n); left > 0; {
-			b := s.vec[s.next]
-			if left < len(b) {
-				s.vec[s.next] = b[left:]
-				break
-			}
-			left -= len(b)
-			s.vec[s.next] = nil
-			s.next++
-		}
+		s.advance(int(n))
 	}
 	return true
+}
+
+// advance notes that n bytes more of the batch are written. mu is held.
+func (s *sender) advance(n int) {
+	s.pos.Add(uint64(n))
+	for n > 0 {
+		b := s.vec[s.next]
+		if n < len(b) {
+			s.vec[s.next] = b[n:]
+			return
+		}
+		n -= len(b)
+		s.vec[s.next] = nil
+		s.next++
+	}
+}
+
+// stageSize is how much is encrypted at once.
+const stageSize = 128 << 10
+
+// writeTLS writes the batch by way of memory of our own, since it blocks. What was copied there counts as written.
+func (s *sender) writeTLS() error {
+	if s.stage == nil {
+		s.stage = make([]byte, 0, stageSize)
+	}
+	for {
+		s.mu.Lock()
+		s.stage = s.stage[:0]
+		for _, b := range s.vec[s.next:] {
+			s.stage = append(s.stage, b[:min(len(b), cap(s.stage)-len(s.stage))]...)
+		}
+		s.advance(len(s.stage))
+		s.mu.Unlock()
+		if len(s.stage) == 0 {
+			return nil
+		}
+		if _, err := s.tls.Write(s.stage); err != nil {
+			return err
+		}
+	}
 }
 
 // sent tells whether the call that ends at end is wholly written. It waits for a system call under way only if that

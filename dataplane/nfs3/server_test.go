@@ -132,6 +132,7 @@ func (s *server) hangup() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.conns {
+		delete(s.conns, c)
 		c.Close()
 	}
 }
@@ -189,6 +190,9 @@ func (s *server) serve(c net.Conn, nc int) {
 		}
 		s.wg.Go(func() {
 			if !s.call(c, nc, rec, &wmu) {
+				s.mu.Lock()
+				delete(s.conns, c)
+				s.mu.Unlock()
 				c.Close()
 			}
 		})
@@ -338,6 +342,9 @@ func (s *server) results(b []byte, c *callInfo, hexName, name string, stable wir
 		b = res.AppendHead(b)
 		return xdr.AppendFixedOpaque(b, f)
 	case wire.ProcWrite:
+		if !s.conns[c.conn] {
+			return b // it has been sent again, and what came after that must not be overwritten
+		}
 		res := wire.WriteRes{Status: act.status, Wcc: wire.WccData{After: attr}, Verf: s.verf, Committed: stable, Count: uint32(n)}
 		if act.weak {
 			res.Committed = wire.Unstable

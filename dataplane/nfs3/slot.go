@@ -1,6 +1,7 @@
 package nfs3
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -25,15 +26,14 @@ const briefly = time.Second
 
 // slot is the place of one connection: none, one in the making, or one that is up. Guarded by Target.mu.
 type slot struct {
-	t         *Target
-	index     int
-	running   bool  // the goroutine that makes and reads connections lives
-	conn      *conn // that is up
-	addr      int   // index of the address to try next
-	fails     int   // attempts in a row that were no good
-	notBefore time.Time
-	err       error     // of the latest loss; nil while all is well
-	since     time.Time // when that was, or when the connection was made
+	t       *Target
+	running bool      // the goroutine that makes and reads connections lives
+	conn    *conn     // that is up
+	home    int       // index of the path that it uses while that works
+	path    int       // index of the one it used last
+	err     error     // of the latest loss; nil while all is well
+	since   time.Time // when that was, or when the connection was made
+	stalls  int       // connections ended because they stood still, see watch
 }
 
 // start makes the slot connect. Its goroutine owns the slot's connection and the reading of it; it ends when the Target
@@ -49,9 +49,13 @@ func (s *slot) run() {
 	defer s.t.wg.Done()
 	for {
 		nc, addr, err := s.dial()
+		var secret *tls.Conn
+		if err == nil && s.t.cfg.TLS != nil {
+			secret, err = s.t.startTLS(nc, addr)
+		}
 		var c *conn
 		if err == nil {
-			if c, err = newConn(s.t, nc, addr); err != nil {
+			if c, err = newConn(s, nc, secret, addr); err != nil {
 				nc.Close()
 			}
 		}
@@ -68,8 +72,9 @@ func (s *slot) run() {
 func (s *slot) dial() (*net.TCPConn, netip.AddrPort, error) {
 	t := s.t
 	t.mu.Lock()
-	addr := t.cfg.Addrs[s.addr]
-	wait := time.Until(s.notBefore)
+	s.path = t.route(s)
+	addr := t.paths[s.path].addr
+	wait := time.Until(t.paths[s.path].notBefore)
 	t.mu.Unlock()
 	if wait > 0 {
 		timer := time.NewTimer(wait)
@@ -80,8 +85,7 @@ func (s *slot) dial() (*net.TCPConn, netip.AddrPort, error) {
 			return nil, addr, ErrClosed
 		}
 	}
-	d := net.Dialer{Timeout: min(t.cfg.Timeout, maxDial), Control: t.setUserTimeout}
-	nc, err := d.DialTCP(t.ctx, "tcp", netip.AddrPort{}, addr) // Go sets TCP_NODELAY and keep-alive
+	nc, err := t.connect(addr)
 	if op := (*net.OpError)(nil); errors.As(err, &op) {
 		err = op.Err // the rest says again what and where
 	}
@@ -89,7 +93,7 @@ func (s *slot) dial() (*net.TCPConn, netip.AddrPort, error) {
 }
 
 // setUserTimeout makes the kernel give up a connection whose bytes are not acknowledged for as long as we would wait for a reply.
-func (t *Target) setUserTimeout(_, _ string, raw syscall.RawConn) error {
+func (t *Target) setUserTimeout(raw syscall.RawConn) error {
 	return raw.Control(func(fd uintptr) {
 		// A refinement: without it our own watch still sees the silence.
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(t.cfg.Timeout.Milliseconds()))
@@ -107,16 +111,18 @@ func (s *slot) serve(c *conn) error {
 	}
 	s.conn, s.since = c, time.Now()
 	t.epoch.Add(1)
-	c.watch = time.AfterFunc(t.cfg.Timeout, c.checkSilence)
+	c.watch.start(c)
+	t.window.connections(t.up())
 	if s.err != nil {
 		c.probe()
 	}
+	t.mindHome(s)
 	t.dispatch()
 	t.mu.Unlock()
 	t.Flush()
 
 	err := c.read()
-	if err == io.EOF {
+	if err == io.EOF || err == io.ErrUnexpectedEOF { // the latter with TLS
 		err = errHungUp
 	}
 
@@ -174,8 +180,8 @@ func (c *conn) evacuate() (done []*layout.Op) {
 				r.resent = true
 				t.stats.resent++
 			}
-			r.state, r.end = stateQueued, 0
-			t.queue.pushFront(r)
+			r.end = 0
+			t.requeue(r)
 		}
 	}
 	return done
@@ -187,24 +193,21 @@ func (s *slot) lost(c *conn, addr netip.AddrPort, err error) bool {
 	t.mu.Lock()
 	now := time.Now()
 	var ended []*layout.Op
-	s.notBefore = now
+	p := &t.paths[s.path]
+	p.notBefore = now
+	retired := err == errRetired
 	switch useful := c != nil && c.proved && !isGarbage(err); {
 	case useful && now.Sub(s.since) > briefly:
-		s.fails = 0
+		p.fails = 0
 	case useful:
-		s.fails = 0
-		s.notBefore = now.Add(jitter(minDelay)) // it may go on like this
-	default:
-		// When all addresses were tried, wait before the next round.
-		s.fails++
-		s.addr = (s.addr + 1) % len(t.cfg.Addrs)
-		if round := s.fails / len(t.cfg.Addrs); s.fails%len(t.cfg.Addrs) == 0 {
-			s.notBefore = now.Add(jitter(min(minDelay<<min(round-1, 20), maxDelay)))
-		}
+		p.fails = 0
+		p.notBefore = now.Add(jitter(minDelay)) // it may go on like this
+	case !retired:
+		p.failed(now)
 	}
-	// A connection that had nothing to do is not replaced before there is something; servers close idle ones.
+	// A connection that had nothing to do is not replaced before there is something; servers close idle ones, and so do we.
 	quiet := c != nil && !c.missed && !isGarbage(err)
-	again := t.live > 0 && !t.closed && !quiet
+	again := t.live > 0 && !t.closed && (!quiet || retired)
 	if !t.closed && !quiet {
 		s.mourn(now, addr, err)
 		if t.failFast {
@@ -213,6 +216,7 @@ func (s *slot) lost(c *conn, addr netip.AddrPort, err error) bool {
 		}
 	}
 	s.running = again
+	t.window.connections(t.up())
 	t.settle()
 	t.dispatch() // what was evacuated may find room elsewhere
 	t.mu.Unlock()
@@ -228,6 +232,14 @@ type trouble struct {
 	slots int
 	since time.Time
 	err   error // the latest
+}
+
+// current is what is wrong now, or nil.
+func (tr *trouble) current() error {
+	if tr.slots == 0 {
+		return nil
+	}
+	return tr.err
 }
 
 // mourn records the loss and logs the first of them.

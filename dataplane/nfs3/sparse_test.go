@@ -51,7 +51,7 @@ func TestSparseContract(t *testing.T) {
 		})
 		addr := netip.MustParseAddrPort(l.Addr().String())
 		tg := newTarget(t, Config{}, addr)
-		root, err := Mount(t.Context(), addr, "/")
+		root, err := Mount(t.Context(), addr, "/", nil)
 		if err != nil {
 			t.Fatal(err)
 		}

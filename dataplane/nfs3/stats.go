@@ -15,7 +15,8 @@ type counters struct {
 // Stats is what a Target is doing and has done.
 type Stats struct {
 	Name        string
-	Connections []ConnStats // one for each that may exist
+	TLS         bool
+	Connections []ConnStats // one for each that may exist; the last one is for small requests
 
 	Outstanding int // requests from Start to Done, blocking calls included
 	Queued      int // of them: waiting for a connection, for room on one, or for FSINFO
@@ -28,6 +29,7 @@ type Stats struct {
 	Unknown                       uint64 // replies that nobody waited for
 	Connects                      uint64 // connections made
 
+	Window  int       // bytes of large requests that may be in flight
 	Trouble time.Time // since when connections are missing that are needed; zero: none
 	Err     error     // why the latest connection was lost or could not be made, if ever
 }
@@ -48,15 +50,15 @@ func (t *Target) Stats() Stats {
 	defer t.mu.Unlock()
 	n := &t.stats
 	st := Stats{
-		Name: t.cfg.Name, Outstanding: t.live, Queued: t.queue.len + t.held.len, Delayed: t.delayed.len,
+		Name: t.cfg.Name, TLS: t.cfg.TLS != nil, Outstanding: t.live, Queued: t.queued() + t.held.len, Delayed: t.delayed.len,
 		Reads: n.reads, Writes: n.writes, Commits: n.commits, Calls: n.calls,
 		BytesRead: n.bytesRead, BytesWritten: n.bytesWritten,
 		Jukebox: n.jukebox, Resent: n.resent, Unknown: n.unknown, Connects: t.epoch.Load(),
-		Trouble: t.trouble.since, Err: t.trouble.err,
+		Window: t.window.size, Trouble: t.trouble.since, Err: t.trouble.err,
 	}
 	for i := range t.slots {
 		s := &t.slots[i]
-		cs := ConnStats{Addr: t.cfg.Addrs[s.addr], Since: s.since, Err: s.err}
+		cs := ConnStats{Addr: t.paths[s.path].addr, Since: s.since, Err: s.err}
 		if c := s.conn; c != nil {
 			cs.Addr, cs.Up, cs.Outstanding, cs.Bytes = c.addr, true, c.count, c.bytes
 		}

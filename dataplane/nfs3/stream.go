@@ -1,6 +1,7 @@
 package nfs3
 
 import (
+	"crypto/tls"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -32,6 +33,7 @@ const (
 // not received yet included. Marks of further fragments are cut out of the buffer as they come.
 type stream struct {
 	raw    syscall.RawConn
+	tls    *tls.Conn             // instead of raw, if not nil
 	step   func(fd uintptr) bool // readSome, made once so that using it does not allocate
 	before func()                // called before the stream may have to wait
 	lean   *atomic.Int32         // more than 0: expect large payloads
@@ -175,6 +177,11 @@ func (s *stream) payload(n int) error {
 			}
 			s.mu.Unlock()
 			s.r += k
+		} else if s.tls != nil {
+			if err := s.recv(); err != nil {
+				return err
+			}
+			continue
 		} else {
 			s.want, s.direct = 0, k
 			if err := s.recv(); err != nil {
@@ -223,7 +230,14 @@ func (s *stream) recv() error {
 	if s.r == s.w {
 		s.r, s.w = 0, 0
 	}
-	if err := s.raw.Read(s.step); err != nil {
+	if s.tls != nil {
+		// Into our own memory alone, since it blocks: the payload is copied from there.
+		var n int
+		n, s.err = s.tls.Read(s.buf[s.w:])
+		if s.w += n; n > 0 {
+			s.err = nil // one that lasts comes again
+		}
+	} else if err := s.raw.Read(s.step); err != nil {
 		return err
 	}
 	if s.err == nil {

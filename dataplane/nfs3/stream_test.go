@@ -55,7 +55,7 @@ func newFakeConn(t *testing.T, in []byte) (*Target, *conn) {
 	}
 	tg.limits, tg.xid = limitsKnown, 0
 	s := &tg.slots[0]
-	c := &conn{t: tg, calls: map[uint32]*rpc{}}
+	c := &conn{t: tg, slot: s, calls: map[uint32]*rpc{}}
 	raw := rawFile{pr, null}
 	c.in.init(raw, tg.cfg.RSize+streamBuffer)
 	c.in.lean, c.in.before = &c.lean, c.flushMoved

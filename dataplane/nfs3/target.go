@@ -2,6 +2,7 @@ package nfs3
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -53,11 +54,18 @@ const maxAsked = 3
 type Config struct {
 	Name        string           // for messages
 	Addrs       []netip.AddrPort // all lead to the same server
-	Connections int              // most TCP connections; 0: DefaultConnections
+	Connections int              // most TCP connections to each address; 0: DefaultConnections
 	RSize       int              // largest READ in bytes, lowered by FSINFO; 0: DefaultSize
 	WSize       int              // largest WRITE
 	Timeout     time.Duration    // a connection that is silent for so long while calls are outstanding is replaced; 0: DefaultTimeout
-	Log         *slog.Logger     // nil: slog.Default()
+	Patience    layout.Patience  // for how long an Op may have no answer; zero: for ever
+	// TLS makes every connection RPC-with-TLS (RFC 9289), as package rpctls configures it; nil: none does. What cannot be
+	// made so is not used. Without a ServerName the server's certificate must name its IP address.
+	TLS *tls.Config
+	// ReservedPort makes connections come from a port below 1024 if the process may use one, as root of the client's
+	// machine: what exports that are "secure" ask for. Otherwise any port is used.
+	ReservedPort bool
+	Log          *slog.Logger // nil: slog.Default()
 }
 
 // Validate fills in the defaults and checks the rest.
@@ -91,8 +99,8 @@ func (c *Config) Validate() error {
 	if min(c.RSize, c.WSize) < MinSize || max(c.RSize, c.WSize) > MaxSize {
 		return fmt.Errorf("nfs3: largest READ %d and WRITE %d bytes, want %d to %d", c.RSize, c.WSize, MinSize, MaxSize)
 	}
-	if c.Timeout < 0 {
-		return fmt.Errorf("nfs3: timeout %v", c.Timeout)
+	if c.Timeout < 0 || c.Patience.Time < 0 {
+		return fmt.Errorf("nfs3: timeout %v, patience %v", c.Timeout, c.Patience.Time)
 	}
 	return nil
 }
@@ -101,6 +109,7 @@ func (c *Config) Validate() error {
 type Target struct {
 	cfg    Config
 	cred   oncrpc.Auth // template, see appendCall
+	prog   uint32      // that the server at the addresses has
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // one for each slot.running
@@ -109,22 +118,35 @@ type Target struct {
 	epoch        atomic.Uint64
 	foreign      atomic.Uint64 // 1 more than the epoch in which the server was found not to have the program of package sparse
 
+	// homeAfter and idleAfter are constants but for tests.
+	homeAfter, idleAfter time.Duration
+
 	mu       sync.Mutex
 	closed   bool
 	failFast bool // a lost connection ends what was outstanding instead of sending it again
-	slots    []slot
-	held     rpcList
-	queue    rpcList
+	paths    []path
+	slots    []slot     // as many for each path; the last one is the lane of small requests
+	held     rpcList    // until the limits are known
+	queues   [2]rpcList // of those that wait for a connection: small ones, and bulk
 	delayed  rpcList
+	window   window
 	free     *rpc // linked by next
 	nfree    int
 	live     int // rpcs in use
 	xid      uint32
 	limits   limitState
-	asked    int // times FSINFO failed
+	asked    int  // times FSINFO failed
+	exposed  bool // it was logged that no reserved port could be had
 	stats    counters
 	trouble  trouble
+	sweeping bool // a timer is going to call sweep
 }
+
+// The queues.
+const (
+	small = iota
+	bulk
+)
 
 // limitState says whether RSize and WSize are known to suit the server.
 type limitState uint8
@@ -149,13 +171,23 @@ func New(cfg Config) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Target{cfg: cfg, cred: cred, slots: make([]slot, cfg.Connections), xid: rand.Uint32()}
+	t := &Target{
+		cfg: cfg, cred: cred, prog: oncrpc.ProgNFS, xid: rand.Uint32(), homeAfter: homeTime, idleAfter: idleTime,
+		paths: make([]path, len(cfg.Addrs)),
+		slots: make([]slot, cfg.Connections*len(cfg.Addrs)+1),
+	}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	t.rsize.Store(int64(cfg.RSize))
 	t.wsize.Store(int64(cfg.WSize))
-	for i := range t.slots {
-		t.slots[i] = slot{t: t, index: i, addr: i % len(cfg.Addrs)}
+	for i, a := range cfg.Addrs {
+		t.paths[i].addr = a
 	}
+	for i := range t.slots {
+		home := i % len(cfg.Addrs)
+		t.slots[i] = slot{t: t, home: home, path: home}
+	}
+	t.lane().home = 0
+	t.window.init(max(cfg.RSize, cfg.WSize))
 	return t, nil
 }
 
@@ -214,6 +246,10 @@ func (t *Target) start(op *layout.Op) error {
 		r.committed = layout.FileSync // until a piece is less
 	}
 	op.Target = r
+	if t.cfg.Patience.Time > 0 {
+		r.heard = time.Now()
+		t.sweepLater()
+	}
 	if t.limits == limitsUnknown {
 		t.askLimits(op)
 	}
@@ -344,7 +380,7 @@ func (t *Target) Close() error {
 
 // endAll ends every rpc that is on no connection and appends the ops whose Done is then to be called.
 func (t *Target) endAll(ended []*layout.Op, err error) []*layout.Op {
-	for _, l := range []*rpcList{&t.held, &t.queue, &t.delayed} {
+	for _, l := range []*rpcList{&t.held, &t.queues[small], &t.queues[bulk], &t.delayed} {
 		for l.head != nil {
 			r := l.head
 			if op := t.end(r, err); op != nil {
@@ -418,7 +454,13 @@ func (r *rpc) endOp(err error) *layout.Op {
 // enqueue puts a prepared rpc behind those that wait for a connection.
 func (t *Target) enqueue(r *rpc) {
 	r.state = stateQueued
-	t.queue.pushBack(r)
+	t.queues[r.class()].pushBack(r)
+}
+
+// requeue puts a prepared rpc that was on a connection before those that wait for one.
+func (t *Target) requeue(r *rpc) {
+	r.state = stateQueued
+	t.queues[r.class()].pushFront(r)
 }
 
 func (t *Target) enqueueControl(ctl *control) *rpc {
@@ -429,29 +471,45 @@ func (t *Target) enqueueControl(ctl *control) *rpc {
 	return r
 }
 
+// queued is how many rpcs wait for a connection.
+func (t *Target) queued() int { return t.queues[small].len + t.queues[bulk].len }
+
 // dispatch gives connections to those that wait for one, as far as there is room.
 func (t *Target) dispatch() {
-	for r := t.queue.head; r != nil; r = t.queue.head {
-		c := t.pick(r.cost())
+	for r := t.queues[small].head; r != nil; r = t.queues[small].head {
+		c := t.pick(r)
 		if c == nil {
-			return
+			break
+		}
+		r.unlink()
+		c.assign(r)
+	}
+	for r := t.queues[bulk].head; r != nil && t.window.admits(r.cost()); r = t.queues[bulk].head {
+		c := t.pick(r)
+		if c == nil {
+			break
 		}
 		r.unlink()
 		c.assign(r)
 	}
 }
 
-// pick returns the connection with the fewest bytes outstanding that has room for cost more, or nil. It sees to it that
-// more connections are made if those there are have something to do.
-func (t *Target) pick(cost int) *conn {
+// lane is the slot that is for small requests alone.
+func (t *Target) lane() *slot { return &t.slots[len(t.slots)-1] }
+
+// pick returns the connection with the fewest bytes outstanding that has room for r, or nil. It sees to it that more
+// connections are made if those there are have something to do. A small request that would come behind large ones
+// everywhere goes to the lane, once that is up.
+func (t *Target) pick(r *rpc) *conn {
 	var best *conn
 	up, connecting := 0, 0
-	for i := range t.slots {
+	lane := t.lane()
+	for i := range t.slots[:len(t.slots)-1] {
 		s := &t.slots[i]
 		switch c := s.conn; {
-		case c != nil && !c.dead:
+		case c != nil && !c.dead && !c.retired:
 			up++
-			if c.room(cost) && (best == nil || c.bytes < best.bytes) {
+			if c.room(r.cost()) && (best == nil || c.load(r) < best.load(r)) {
 				best = c
 			}
 		case s.running:
@@ -461,15 +519,38 @@ func (t *Target) pick(cost int) *conn {
 	more := 0
 	switch {
 	case up == 0: // one attempt for each address is enough, all at once, for some may be dead
-		more = len(t.cfg.Addrs) - connecting
+		more = len(t.paths) - connecting
 	case best == nil || best.bytes > 0:
 		more = 1
 	}
-	for i := range t.slots {
+	for i := range t.slots[:len(t.slots)-1] {
 		if s := &t.slots[i]; more > 0 && !s.running {
 			s.start()
 			more--
 		}
+	}
+	reserve := lane.conn
+	if reserve != nil && (reserve.dead || reserve.retired) {
+		reserve = nil
+	}
+	switch {
+	case r.class() == bulk:
+		if up == 0 && reserve != nil && reserve.room(r.cost()) {
+			return reserve // the server gives us no other
+		}
+		return best
+	case up == 0 || best != nil && best.bulk == 0 && t.queues[bulk].len == 0:
+	case reserve == nil:
+		if !lane.running {
+			lane.start()
+		}
+	case reserve.room(r.cost()):
+		return reserve
+	default:
+		return nil
+	}
+	if best == nil && reserve != nil && reserve.room(r.cost()) {
+		return reserve
 	}
 	return best
 }
@@ -482,6 +563,7 @@ func (t *Target) nextXID() uint32 {
 // postpone queues r again after a while: the server has said JUKEBOX.
 func (t *Target) postpone(r *rpc) {
 	t.stats.jukebox++
+	r.heard = time.Now() // it is an answer
 	r.delay = min(max(2*r.delay, minDelay), maxDelay)
 	d := jitter(r.delay)
 	r.state = stateDelayed

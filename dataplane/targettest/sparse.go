@@ -42,10 +42,15 @@ func cutBlocks(b []blockState, size int64) []blockState {
 	return b[:(size+BlockSize-1)/BlockSize]
 }
 
-// punch makes [off, end) zeros, and the whole blocks in it holes.
+// punch makes [off, end) zeros, and the whole blocks in it holes, among them the last one if all that the file has of it
+// is in the range.
 func punch(data []byte, blocks []blockState, off, end int64) {
-	if size := int64(len(data)); off < size {
+	size := int64(len(data))
+	if off < size {
 		clear(data[off:min(end, size)])
+	}
+	if end >= size {
+		end = max(end, (size+BlockSize-1)/BlockSize*BlockSize)
 	}
 	for i := (off + BlockSize - 1) / BlockSize; i < int64(len(blocks)) && (i+1)*BlockSize <= end; i++ {
 		blocks[i] = holeBlock

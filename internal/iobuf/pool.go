@@ -12,13 +12,13 @@ const (
 	// PageSize is the alignment of every buffer and the unit in which memory is counted, in bytes.
 	PageSize = 4 << 10
 	// MaxSize is the largest buffer, in bytes; a pool of less than four times as much has a smaller one.
-	MaxSize = 4 << 20
+	MaxSize = 8 << 20
 )
 
 // idleAfter is how long a block stays unused before its memory goes back, at least; at most twice as long.
 const idleAfter = 5 * time.Second
 
-const maxOrders = 11 // block sizes PageSize<<0 to PageSize<<10 == MaxSize
+const maxOrders = 12 // block sizes PageSize<<0 to PageSize<<11 == MaxSize
 
 // Pool hands out buffers of at most Limit bytes altogether.
 type Pool struct {

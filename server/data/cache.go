@@ -3,6 +3,7 @@ package data
 import (
 	"container/list"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -17,10 +18,13 @@ type file struct {
 	readOnly bool // the file system was when it was opened
 
 	// mu fences data files: it is held shared from the check of a caller's rights to the end of the READ, WRITE or
-	// COMMIT, and exclusively to change the ids and modes that the check reads. Directories need none.
+	// COMMIT, and exclusively to change the ids and modes that the check reads, and to punch holes. Directories need none.
 	mu sync.RWMutex
 
 	sync syncState
+
+	direct           atomic.Int32 // descriptor for direct transfers; 0: not opened yet, or noDirect
+	reading, writing stream       // buffered
 
 	// Guarded by cache.mu.
 	refs   int           // of requests
@@ -56,7 +60,7 @@ func (c *cache) get(fh wire.FileHandle) (f, spare *file, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if other := c.take(fh); other != nil {
-		unix.Close(f.fd)
+		f.close()
 		return other, nil, nil
 	}
 	f.refs = 1
@@ -102,7 +106,7 @@ func (c *cache) put(f *file) {
 	last := f.doomed && f.refs == 0
 	c.mu.Unlock()
 	if last {
-		unix.Close(f.fd)
+		f.close()
 	}
 }
 
@@ -138,7 +142,7 @@ func (c *cache) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, f := range c.files {
-		unix.Close(f.fd)
+		f.close()
 	}
 	clear(c.files)
 	c.recent.Init()

@@ -36,9 +36,9 @@ func start(t testing.TB, dir string, change ...func(*Server)) *testServer {
 	t.Helper()
 	needRoot(t)
 	if dir == "" {
-		dir = t.TempDir()
+		dir = newDir(t)
 	}
-	s, err := Open(Config{Dir: dir, Log: testLog(t)})
+	s, err := Open(Config{Dir: dir, IO: testIO, Log: testLog(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,8 +115,23 @@ func testLog(t testing.TB) *slog.Logger {
 	return slog.New(slog.NewTextHandler(t.Output(), nil))
 }
 
-// ramDir is a directory in memory.
+// newDir is a new directory, in testDir if there is one.
+func newDir(t testing.TB) string {
+	if testDir == "" {
+		return t.TempDir()
+	}
+	dir, err := os.MkdirTemp(testDir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// ramDir is a directory in memory, unless there is a testDir.
 func ramDir(t testing.TB) string {
+	if testDir != "" {
+		return newDir(t)
+	}
 	var fs unix.Statfs_t
 	if err := unix.Statfs("/dev/shm", &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
 		t.Skip("needs a tmpfs at /dev/shm")

@@ -45,7 +45,8 @@ const lingerTime = time.Second
 // conn is a client's connection.
 type conn struct {
 	s        *Server
-	nc       net.Conn
+	nc       net.Conn            // changed before the first call alone, with s.mu
+	secret   bool                // nc is TLS
 	in       record              // of the worker that reads, as is machine
 	machine  string              // name in the last credential, which is nearly always that in the next one
 	slot     chan struct{}       // one element for each request, from before it is read until its reply was sent
@@ -108,6 +109,12 @@ func (c *conn) limitReads(t time.Time) {
 
 // serve answers calls until the client closes, breaks the protocol, or drain. It returns when the last reply was sent.
 func (c *conn) serve() error {
+	if c.s.tls != nil {
+		if err := c.startTLS(); err != nil {
+			c.nc.Close()
+			return fmt.Errorf("TLS: %w", err)
+		}
+	}
 	c.turn <- struct{}{}
 	go c.work() // ends, with those it starts, when no more calls are read
 	err := <-c.ended
@@ -134,9 +141,9 @@ func (c *conn) serve() error {
 }
 
 func (c *conn) linger() {
-	if tcp, ok := c.nc.(*net.TCPConn); ok && tcp.CloseWrite() == nil {
-		tcp.SetReadDeadline(time.Now().Add(lingerTime))
-		io.Copy(io.Discard, tcp)
+	if nc, ok := c.nc.(interface{ CloseWrite() error }); ok && nc.CloseWrite() == nil {
+		c.nc.SetReadDeadline(time.Now().Add(lingerTime))
+		io.Copy(io.Discard, c.nc)
 	}
 }
 
@@ -222,7 +229,7 @@ func (c *conn) readWrite(r *request, d xdr.Decoder) {
 	if r.garbage = r.write.DecodeHead(&d, c.in.rest()) != nil; r.garbage {
 		return
 	}
-	c.allot(r, int(min(r.write.Count, maxIO)))
+	c.allot(r, int(min(r.write.Count, maxIO)), r.write.Offset)
 	if c.in.rest() > c.in.in.Buffered() {
 		c.limitReads(time.Now().Add(stallTime))
 		defer c.limitReads(time.Time{})
@@ -234,17 +241,18 @@ func (c *conn) readWrite(r *request, d xdr.Decoder) {
 	c.in.skip()
 }
 
-// allot gives r memory for n bytes of payload, as r.data. It waits for as long as the connection or the server has too
-// much of it, so no file may be locked: others who have memory may wait for the file.
-func (c *conn) allot(r *request, n int) {
+// allot gives r memory for n bytes of payload that belong at off in a file, as r.data. It waits for as long as the
+// connection or the server has too much of it, so no file may be locked: others who have memory may wait for the file.
+func (c *conn) allot(r *request, n int, off uint64) {
 	if n == 0 {
 		return
 	}
-	size := int64(bufferSize(n))
+	skip := c.s.io.shift(n, off)
+	size := int64(bufferSize(skip + n))
 	c.payloads.Acquire(context.Background(), size)   // a context that does not end gives no error
 	c.s.payloads.Acquire(context.Background(), size) // likewise
-	r.payload = getBuffer(n)
-	r.data = r.payload.b[:n]
+	r.payload = getBuffer(skip + n)
+	r.data = r.payload.b[skip:][:n]
 }
 
 // free gives r's payload back.

@@ -235,8 +235,9 @@ func TestShutdownCuts(t *testing.T) {
 	for range 20 {
 		deaf.Write(read)
 	}
-	for ts.payloads.TryAcquire(maxPayloads - maxConnPayloads + 1) { // until READs hold all they may
-		ts.payloads.Release(maxPayloads - maxConnPayloads + 1)
+	most := int64(maxPayloads - maxConnPayloads + bufferSize(maxIO))
+	for ts.payloads.TryAcquire(most) { // until READs hold all they may
+		ts.payloads.Release(most)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()

@@ -38,8 +38,14 @@ func (c *conn) handle(r *request) {
 	}
 	if r.call.Proc == 0 { // NULL of all programs, whoever asks
 		if r.call.Cred.Flavor == oncrpc.FlavorTLS {
-			reply.Stat, reply.AuthStat = oncrpc.AuthError, oncrpc.AuthBadCred // there is no TLS (RFC 9289 section 4.1)
+			// There is no TLS, or it is too late for it (RFC 9289 section 4.1).
+			reply.Stat, reply.AuthStat = oncrpc.AuthError, oncrpc.AuthBadCred
 		}
+		r.finish(&reply, nil)
+		return
+	}
+	if s.required && !c.secret {
+		reply.Stat, reply.AuthStat = oncrpc.AuthError, oncrpc.AuthTooWeak
 		r.finish(&reply, nil)
 		return
 	}

@@ -18,7 +18,7 @@
 // The process does everything as itself and judges by mode bits what the AUTH_SYS identity of a call may do, uid 0
 // everything (it is the metadata service). authorize and authorizeChange are the only places. A data file belongs to a
 // synthetic uid and has mode 0640, so its uid may write and its gid read (RFC 8435 section 2.2). Fencing is a SETATTR
-// that changes these ids: I/O holds the file's lock shared from the check of the ids to its end, SETATTR holds it
+// that changes these ids: I/O holds the file's lock shared from the check of the ids to its end, SETATTR (and DEALLOCATE)
 // exclusively, so when SETATTR has answered nothing that was allowed by the old ids can still touch the file.
 //
 // # Stability
@@ -28,6 +28,39 @@
 // same vouches for all of it. To learn of every failure the server keeps a file open until its data was synced, and
 // runs one sync of a file at a time, for all who wait. Operations that change names or attributes are on the disk before
 // they are answered: what was made, and the directory that names it. So are ALLOCATE and DEALLOCATE.
+//
+// # The page cache
+//
+// A READ or WRITE is cut in up to three parts: the whole blocks go past the page cache, by a second descriptor of the file
+// that is open with O_DIRECT, the ends before and behind them through it. Config.IO tells from which size on; what the file
+// system can do is tried once, at the start, with blocks of what it says it needs (STATX_DIOALIGN) and a page at least. A
+// file that cannot be opened so, or refuses such a transfer with EINVAL, is read and written through the page cache. A
+// payload lies as far behind the beginning of a page in memory as in the file, so its whole blocks are aligned in both.
+//
+// Both ways see one file, since the kernel orders them: a direct READ first writes dirty pages of its range; a direct WRITE
+// does so too, and drops the pages before it begins and again before it returns, so that what a buffered READ brought in
+// meanwhile does not stay. It cannot drop a page that has become dirty meanwhile, and would then report an error of the
+// file although nothing is lost. Hence the parts are whole pages, so that the buffered ends of neighbours are none of
+// theirs; and the file systems (ext4, XFS, btrfs) hold the inode's lock over a WRITE, shared if it is direct and exclusively
+// if buffered, so that no page, nor the folio it is part of, becomes dirty in between. A program that writes a data file by
+// mmap while it is served could do it; none may.
+//
+// Stability has one rule for both. A direct WRITE that was answered is on the device but maybe in its cache, and the extents
+// and the size that lead to it may be in memory: it is UNSTABLE like any other, marks the file dirty, and one fdatasync of
+// the first descriptor covers everything. Nothing is ever synced by the second descriptor: a failure is told once for each
+// descriptor, and the first one, which was open before all writes, is where it is looked for. A direct WRITE that fails says
+// so at once, and no verifier changes for it; the buffered ends before it count as written.
+//
+// Holes are punched, and files cut, with the file's lock held exclusively or under the kernel's, which waits for direct
+// transfers. SEEK finds what a direct WRITE has written when that was answered, since only then it counts as data.
+//
+// What is buffered in sequence is dropped from the page cache behind it, at some distance: a file that is shorter stays.
+//
+// # TLS
+//
+// With Config.TLS a client whose first call on a connection asks for it gets RPC-with-TLS (RFC 9289): the answer, the
+// handshake, and everything else inside. A later question is refused. With Config.RequireTLS all calls but NULL outside
+// get AUTH_TOOWEAK.
 //
 // # Requests
 //

@@ -90,7 +90,7 @@ func (h *handles) open(fh wire.FileHandle) (*file, error) {
 	if !hmac.Equal(h.mac(body), b[len(b)-macSize:]) {
 		return nil, wire.ErrBadHandle
 	}
-	kh := unix.NewFileHandle(int32(binary.BigEndian.Uint32(body[1:])), body[handleHead:])
+	kh := kernelHandle(body)
 	f := &file{fh: fh}
 	var err error
 	f.fd, err = unix.OpenByHandleAt(h.mount, kh, unix.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC)
@@ -106,6 +106,21 @@ func (h *handles) open(fh wire.FileHandle) (*file, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// kernelHandle takes it out of a handle without the MAC.
+func kernelHandle(body []byte) unix.FileHandle {
+	return unix.NewFileHandle(int32(binary.BigEndian.Uint32(body[1:])), body[handleHead:])
+}
+
+// openDirect opens a data file once more, for direct transfers.
+func (h *handles) openDirect(f *file) (fd int, err error) {
+	b := f.fh.Bytes()
+	mode := unix.O_RDWR
+	if f.readOnly {
+		mode = unix.O_RDONLY
+	}
+	return unix.OpenByHandleAt(h.mount, kernelHandle(b[:len(b)-macSize]), mode|unix.O_DIRECT|unix.O_NOFOLLOW|unix.O_CLOEXEC)
 }
 
 // loadKey reads the key of file handles, or makes one for an export that is empty.

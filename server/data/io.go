@@ -37,20 +37,27 @@ func (s *Server) openData(r *request, fh wire.FileHandle, want uint32, st *unix.
 		return nil, statusOf(err)
 	}
 	f.mu.RLock()
-	err = s.stat(f, st)
+	if status := s.admit(r, f, want, st); status != wire.OK {
+		s.closeData(f)
+		return nil, status
+	}
+	return f, wire.OK
+}
+
+// admit looks whether f, whose lock is held, is a data file and the caller has the rights in want.
+func (s *Server) admit(r *request, f *file, want uint32, st *unix.Stat_t) wire.Status {
+	err := s.stat(f, st)
 	switch {
 	case err != nil:
+		return statusOf(err)
 	case f.dir:
-		err = wire.ErrIsDir
+		return wire.ErrIsDir
 	case !authorize(r.cred, st, want):
-		err = wire.ErrAcces
+		return wire.ErrAcces
 	case f.readOnly && want == mayWrite:
-		err = wire.ErrROFS
-	default:
-		return f, wire.OK
+		return wire.ErrROFS
 	}
-	s.closeData(f)
-	return nil, statusOf(err)
+	return wire.OK
 }
 
 func (s *Server) closeData(f *file) {
@@ -67,7 +74,7 @@ func (c *conn) read(r *request, reply *oncrpc.Reply) {
 		r.finish(reply, nil)
 		return
 	}
-	c.allot(r, int(min(args.Count, maxIO)))
+	c.allot(r, int(min(args.Count, maxIO)), args.Offset)
 	var res wire.ReadRes
 	res.Status = c.s.readData(r, &args, &res)
 	if res.Count == 0 {
@@ -93,7 +100,7 @@ func (s *Server) readData(r *request, args *wire.ReadArgs, res *wire.ReadRes) wi
 	}
 	left := st.Size - int64(args.Offset)
 	want := r.data[:min(int64(len(r.data)), left)]
-	n, err := pread(f.fd, want, int64(args.Offset))
+	n, err := s.readFile(f, want, int64(args.Offset))
 	if err != nil {
 		return statusOf(err)
 	}
@@ -147,7 +154,7 @@ func (s *Server) writeData(r *request, res *wire.WriteRes) wire.Status {
 	if args.Offset > math.MaxInt64-uint64(len(r.data)) {
 		return wire.ErrFBig
 	}
-	n, err := pwrite(f.fd, r.data, int64(args.Offset))
+	n, err := s.writeFile(f, r.data, int64(args.Offset))
 	if n > 0 {
 		f.sync.dirty.Store(true)
 		err = nil // what is left the client sends again, and gets the error then

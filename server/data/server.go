@@ -3,6 +3,7 @@ package data
 import (
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -36,7 +37,12 @@ const acceptDelay = 100 * time.Millisecond
 // Config of a server.
 type Config struct {
 	Dir string       // made if missing
+	IO  IO           // how data files are read and written
 	Log *slog.Logger // nil: slog.Default()
+	// TLS is offered to clients that ask for it (RFC 9289), as package rpctls configures it; nil: there is none.
+	TLS *tls.Config
+	// RequireTLS refuses everything but NULL on other connections.
+	RequireTLS bool
 }
 
 // ErrLocked tells that another server runs on the directory.
@@ -45,10 +51,13 @@ var ErrLocked = errors.New("another data server runs on it")
 // Server serves one directory.
 type Server struct {
 	log      *slog.Logger
+	tls      *tls.Config // nil: not offered
+	required bool
 	lock     *os.File
 	root     int // descriptor of the export
 	rootFH   wire.FileHandle
 	handles  handles
+	io       directIO
 	cache    cache
 	payloads *semaphore.Weighted
 	maxConns int
@@ -69,6 +78,9 @@ type Server struct {
 func Open(cfg Config) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
+	}
+	if cfg.RequireTLS && cfg.TLS == nil {
+		return nil, errors.New("data server: TLS is required and there is no certificate for it")
 	}
 	s, err := open(cfg)
 	if err != nil {
@@ -102,6 +114,8 @@ func open(cfg Config) (*Server, error) {
 	}
 	s := &Server{
 		log:       cfg.Log,
+		tls:       cfg.TLS,
+		required:  cfg.RequireTLS,
 		lock:      lock,
 		payloads:  semaphore.NewWeighted(maxPayloads),
 		maxConns:  int(min(nofile.Cur/4, 1<<16)),
@@ -109,33 +123,40 @@ func open(cfg Config) (*Server, error) {
 		conns:     map[*conn]bool{},
 		closed:    make(chan struct{}),
 	}
-	// A process may run several servers, which share its descriptors.
-	s.cache.init(&s.handles, int(min(nofile.Cur/8, maxFiles)))
-	if err := s.openExport(cfg.Dir); err != nil {
+	// A process may run several servers, which share its descriptors. A file may need two.
+	s.cache.init(&s.handles, int(min(nofile.Cur/16, maxFiles)))
+	if err := s.openExport(cfg); err != nil {
 		lock.Close()
 		return nil, err
 	}
 	s.newVerifier()
+	if s.io.align > 0 {
+		s.log.Info("data files are read and written with O_DIRECT", "dir", cfg.Dir, "from_bytes", s.io.least, "aligned_to", s.io.align)
+	} else {
+		s.log.Info("data files are read and written through the page cache", "dir", cfg.Dir, "because", s.io.why)
+	}
 	return s, nil
 }
 
-func (s *Server) openExport(dir string) error {
-	export := filepath.Join(dir, "export")
+func (s *Server) openExport(cfg Config) error {
+	export := filepath.Join(cfg.Dir, "export")
 	if err := makeDir(export); err != nil {
 		return err
 	}
-	key, err := loadKey(filepath.Join(dir, "key"), export)
+	key, err := loadKey(filepath.Join(cfg.Dir, "key"), export)
 	if err != nil {
 		return err
 	}
 	if s.root, err = unix.Open(export, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		return err
 	}
-	if err := s.openRoot(key); err != nil {
-		unix.Close(s.root)
-		return err
+	if err = s.openRoot(key); err == nil {
+		s.io, err = newDirectIO(cfg.IO, s.root)
 	}
-	return nil
+	if err != nil {
+		unix.Close(s.root)
+	}
+	return err
 }
 
 // openRoot makes the root's handle and finds out whether handles can be opened at all.

@@ -25,17 +25,9 @@ func (s *Server) sparse(r *request, reply *oncrpc.Reply) {
 	var res results
 	switch sparse.Proc(r.call.Proc) {
 	case sparse.ProcAllocate:
-		res = call(r, func(r *request, a *sparse.AllocateArgs) results {
-			var mode uint32
-			if a.KeepSize {
-				mode = unix.FALLOC_FL_KEEP_SIZE
-			}
-			return s.fallocate(r, &a.RangeArgs, mode)
-		})
+		res = call(r, s.allocate)
 	case sparse.ProcDeallocate:
-		res = call(r, func(r *request, a *sparse.RangeArgs) results {
-			return s.fallocate(r, a, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE)
-		})
+		res = call(r, s.deallocate)
 	case sparse.ProcSeek:
 		res = call(r, s.seek)
 	default:
@@ -60,9 +52,9 @@ func sparseRange(a *sparse.RangeArgs) (off, end int64, col layout.Column, status
 	return int64(a.Off), int64(a.Off + a.Length), col, wire.OK
 }
 
-// fallocate does what mode means in fallocate(2) to each part of the range, and makes it stable.
-func (s *Server) fallocate(r *request, a *sparse.RangeArgs, mode uint32) results {
-	off, end, col, status := sparseRange(a)
+// allocate reserves space for each part of the range and makes it stable.
+func (s *Server) allocate(r *request, a *sparse.AllocateArgs) results {
+	off, end, col, status := sparseRange(&a.RangeArgs)
 	if status != wire.OK {
 		return &sparse.RangeRes{Status: status}
 	}
@@ -72,11 +64,78 @@ func (s *Server) fallocate(r *request, a *sparse.RangeArgs, mode uint32) results
 		return &sparse.RangeRes{Status: status}
 	}
 	defer s.closeData(f)
-	done, err := s.fallocateParts(f, off, end, col, mode)
+	var mode uint32
+	if a.KeepSize {
+		mode = unix.FALLOC_FL_KEEP_SIZE
+	}
+	done, err := eachPart(off, end, col, func(from, to int64) (int64, error) {
+		to = from + min(to-from, sparseStep)
+		return to, f.fallocate(mode, from, to)
+	})
 	if err == nil {
 		err = s.stabilize(f)
 	}
 	return &sparse.RangeRes{Status: sparseStatus(err), Off: uint64(done)}
+}
+
+// deallocate punches holes into each part of the range and makes that stable.
+//
+// A part that covers what there is of the last block takes all of the block, since a hole cannot be less, and those who
+// call know of the file's end only. Meanwhile nobody may write behind the end: hence the lock is held exclusively.
+func (s *Server) deallocate(r *request, a *sparse.RangeArgs) results {
+	off, end, col, status := sparseRange(a)
+	if status != wire.OK {
+		return &sparse.RangeRes{Status: status}
+	}
+	f, err := s.get(a.FH)
+	if err != nil {
+		return &sparse.RangeRes{Status: statusOf(err)}
+	}
+	defer s.cache.put(f)
+	done, err := s.punch(r, f, off, end, col)
+	if err == nil {
+		err = s.stabilize(f)
+	}
+	return &sparse.RangeRes{Status: sparseStatus(err), Off: uint64(done)}
+}
+
+func (s *Server) punch(r *request, f *file, off, end int64, col layout.Column) (done int64, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var st unix.Stat_t
+	if status := s.admit(r, f, mayWrite, &st); status != wire.OK {
+		return off, status
+	}
+	tail := blockEnd(st.Size, max(st.Blksize, sparseBlock))
+	const mode = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+	return eachPart(off, end, col, func(from, to int64) (int64, error) {
+		upTo := to
+		if to >= st.Size {
+			to = max(to, tail)
+		}
+		err := f.fallocate(mode, from, to)
+		if err == unix.EFBIG { // the part reaches beyond what a file of this file system can have: no other one has anything
+			upTo, err = end, nil
+			if from < tail {
+				err = f.fallocate(mode, from, tail)
+			}
+		}
+		return upTo, err
+	})
+}
+
+// blockEnd is the end of the block in which a file of the given size ends, or size if there is no such offset.
+func blockEnd(size, block int64) int64 {
+	if over := size % block; over > 0 && size <= math.MaxInt64-block {
+		return size + block - over
+	}
+	return size
+}
+
+// fallocate is fallocate(2) of [from, to).
+func (f *file) fallocate(mode uint32, from, to int64) error {
+	f.sync.dirty.Store(true)
+	return retry(func(fd int) error { return unix.Fallocate(fd, mode, from, to-from) }, f.fd)
 }
 
 // sparseStatus is statusOf for system calls that a file system, or the kernel, may not have.
@@ -87,50 +146,20 @@ func sparseStatus(err error) wire.Status {
 	return statusOf(err)
 }
 
-// fallocateParts stops early when it has taken long. Everything before done is done.
-func (s *Server) fallocateParts(f *file, off, end int64, col layout.Column, mode uint32) (done int64, err error) {
-	punch := mode&unix.FALLOC_FL_PUNCH_HOLE != 0
-	began := time.Now()
-	for off < end && time.Since(began) < sparseTime {
+// eachPart has do deal with what the range has of the column, part after part. do returns how far it got. When it has taken
+// long, eachPart stops: everything before done is done.
+func eachPart(off, end int64, col layout.Column, do func(from, to int64) (int64, error)) (done int64, err error) {
+	for began := time.Now(); off < end && time.Since(began) < sparseTime; {
 		from, to := col.Next(off, end)
 		if from == to {
 			return end, nil
 		}
-		if !punch && to-from > sparseStep {
-			to = from + sparseStep
-		}
-		f.sync.dirty.Store(true)
-		err := retry(func(fd int) error { return unix.Fallocate(fd, mode, from, to-from) }, f.fd)
-		if punch && err == unix.EFBIG {
-			return end, s.punchShort(f, from, end, col)
-		}
-		if err != nil {
+		if to, err = do(from, to); err != nil {
 			return off, err
 		}
 		off = to
 	}
 	return off, nil
-}
-
-// punchShort punches a range that reaches beyond what a file of this file system can have, where there is nothing.
-func (s *Server) punchShort(f *file, off, end int64, col layout.Column) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(f.fd, &st); err != nil {
-		return err
-	}
-	for end = min(end, st.Size); off < end; {
-		from, to := col.Next(off, end)
-		if from < to {
-			err := retry(func(fd int) error {
-				return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, to-from)
-			}, f.fd)
-			if err != nil {
-				return err
-			}
-		}
-		off = to
-	}
-	return nil
 }
 
 // seek looks for data or a hole in what the range has of the column. The file's position, which it moves, is of no use to
@@ -170,10 +199,7 @@ const sparseBlock = 4 << 10
 
 // seekFile is lseek(2) in a file of the given size, but that there is a hole behind the end; math.MaxInt64 for no data.
 func seekFile(fd int, off, size int64, what sparse.What) (int64, error) {
-	tail := size
-	if over := size % sparseBlock; over > 0 && size < math.MaxInt64-sparseBlock {
-		tail += sparseBlock - over
-	}
+	tail := blockEnd(size, sparseBlock)
 	least := off
 	if off >= size && off < tail { // what the rest of the block is, the last byte tells
 		off = size - 1

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"os"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -277,4 +279,78 @@ func TestSparseNoSpace(t *testing.T) {
 	}
 	c.put(fh, 4, make([]byte, 1<<20)) // into what is reserved
 	c.check(fh, 0, []byte("data"))
+}
+
+// Punching all of the last block of a file, which it has only in part, leaves a hole there, as fallocate(2) does on a
+// local file when the range reaches to the block's end. Clients of striped files know no more than where the file ends.
+func TestPunchTail(t *testing.T) {
+	const block, size = 4096, 2*4096 + 3
+	onFileSystems(t, func(t *testing.T, dir string) {
+		ts := start(t, dir)
+		c := ts.dial()
+		for i, end := range []uint64{size, size + 100, 3 * block, 1 << 20, math.MaxInt64} {
+			for _, from := range []uint64{0, block, block + 5, 2 * block} {
+				name := fmt.Sprintf("f%d-%d", i, from)
+				fh := c.create(ts.root, name, 7, 8)
+				data := bytes.Repeat([]byte{0xaa}, size)
+				c.put(fh, 0, data)
+				if res := c.deallocate(super, fh, from, end-from, sparse.Column{}); res != (sparse.RangeRes{Off: end}) {
+					t.Fatalf("DEALLOCATE from %d to %d: %+v", from, end, res)
+				}
+				clear(data[from:])
+				c.check(fh, 0, data)
+				if attr := c.getattr(fh).Attr; attr.Size != size || attr.Used > 2*block {
+					t.Errorf("DEALLOCATE from %d to %d: size %d, %d bytes used", from, end, attr.Size, attr.Used)
+				}
+				if res := c.seek(super, fh, sparse.Data, 2*block, block, sparse.Column{}); res.Status != wire.OK || res.Found {
+					t.Errorf("DEALLOCATE from %d to %d: data in the last block: %+v", from, end, res)
+				}
+
+				// The system calls that an application makes, on a local file.
+				local, err := os.OpenFile(ts.export("local-"+name), os.O_RDWR|os.O_CREATE, 0o600)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer local.Close()
+				if _, err := local.Write(bytes.Repeat([]byte{0xaa}, size)); err != nil {
+					t.Fatal(err)
+				}
+				if err := unix.Fallocate(int(local.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(from), max(int64(end), 3*block)-int64(from)); err != nil && end < math.MaxInt64 {
+					t.Fatal(err)
+				}
+				if end == math.MaxInt64 {
+					continue // not all file systems take this
+				}
+				for _, whence := range []int{unix.SEEK_DATA, unix.SEEK_HOLE} {
+					for off := int64(0); off < size; off += block / 2 {
+						want, err := unix.Seek(int(local.Fd()), off, whence)
+						what := sparse.Data
+						if whence == unix.SEEK_HOLE {
+							what = sparse.Hole
+						}
+						res := c.seek(super, fh, what, uint64(off), uint64(size-off), sparse.Column{})
+						found := err == nil && want < size
+						if res.Status != wire.OK || res.Found != found || found && res.Off != uint64(want) {
+							t.Errorf("DEALLOCATE from %d to %d: SEEK %d from %d: %+v; in the local file %d, %v", from, end, what, off, res, want, err)
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+// Bytes that are written behind the end of the file while its last block is punched stay.
+func TestPunchTailRace(t *testing.T) {
+	ts := start(t, ramDir(t))
+	punch, write := ts.dial(), ts.dial()
+	for i := range 300 {
+		fh := punch.create(ts.root, fmt.Sprint("f", i), 7, 8)
+		punch.put(fh, 0, []byte("abc"))
+		var wg sync.WaitGroup
+		wg.Go(func() { punch.deallocate(super, fh, 0, 3, sparse.Column{}) })
+		wg.Go(func() { write.put(fh, 3, []byte("def")) })
+		wg.Wait()
+		punch.check(fh, 0, []byte("\x00\x00\x00def"))
+	}
 }

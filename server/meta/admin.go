@@ -57,6 +57,40 @@ func (s *Service) addDevice(ctx context.Context, c *call, a *metarpc.AddDeviceAr
 	return &metarpc.AddDeviceResult{Info: info}, nil
 }
 
+func (s *Service) drainDevice(ctx context.Context, c *call, a *metarpc.DrainDeviceArgs) (*metarpc.AddDeviceResult, error) {
+	switch who := s.caller(c); {
+	case !who.privileged:
+		return nil, errPerm
+	case who.readOnly:
+		return nil, errReadOnly
+	}
+	info, err := s.cfg.Files.DrainDevice(ctx, a.Device, a.Cancel)
+	if err != nil {
+		return nil, err
+	}
+	s.resilverSoon()
+	return &metarpc.AddDeviceResult{Info: info}, nil
+}
+
+func (s *Service) removeDevice(ctx context.Context, c *call, a *metarpc.RemoveDeviceArgs) (*metarpc.Empty, error) {
+	switch who := s.caller(c); {
+	case !who.privileged:
+		return nil, errPerm
+	case who.readOnly:
+		return nil, errReadOnly
+	}
+	if err := s.cfg.Files.RemoveDevice(ctx, a.Device, a.Lost); err != nil {
+		if c.sess.ctx.Err() != nil {
+			return nil, err
+		}
+		s.log.Warn("data server not removed", "device", a.Device, "session", c.sess, "error", err)
+		errno := syscall.EIO
+		errors.As(err, &errno)
+		return nil, refusef(metarpc.Status(errno), "%v", err)
+	}
+	return &metarpc.Empty{}, nil
+}
+
 func (s *Service) statFS(ctx context.Context, _ *call, _ *metarpc.Empty) (*metarpc.StatFSResult, error) {
 	raw, err := s.engine.Get(ctx, schema.KeyUsage)
 	if err != nil {
@@ -76,6 +110,8 @@ func (s *Service) statusOf(ctx context.Context, _ *call, _ *metarpc.Empty) (*met
 		Program: s.cfg.Program,
 		Started: s.started.UnixNano(),
 		Garbage: s.cfg.Files.GarbageCount(ctx),
+		Stale:   s.staleFiles(ctx),
+		Copied:  s.resilver.copied.Load(),
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

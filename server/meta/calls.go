@@ -46,6 +46,9 @@ var handlers = [...]handler{
 	metarpc.OpLeaseReturn:    handle((*Service).leaseReturn),
 
 	metarpc.OpReclaimComplete: handle((*Service).reclaimComplete),
+	metarpc.OpLayoutError:     handle((*Service).layoutError),
+	metarpc.OpDrainDevice:     handle((*Service).drainDevice),
+	metarpc.OpRemoveDevice:    handle((*Service).removeDevice),
 }
 
 // execute has a call's handler execute it.

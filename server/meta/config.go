@@ -27,14 +27,41 @@ type Files interface {
 	Discard(b *catalog.Batch, row schema.Layout)
 	// Kick tells that there is new garbage.
 	Kick()
-	// Truncate cuts every data file that is longer. While a data server is away it waits, until ctx ends.
+	// Truncate cuts every data file that is longer. While a data server is away it waits, until ctx ends. An error with a
+	// method LateCopies names copies of data that was cut elsewhere; nothing else is missing then.
 	Truncate(ctx context.Context, row schema.Layout, size int64) error
 	// Sync makes every data file stable and returns the end of the longest. It waits as Truncate does.
 	Sync(ctx context.Context, row schema.Layout) (end int64, err error)
 	// Fence gives every data file of a file new owners, so that nobody can write it with a layout that was granted before.
 	// When it returns the data servers have confirmed that, and the layout row has the new owners. It waits as Truncate
-	// does.
+	// does. Of a column with several copies it makes all but one stale.
 	Fence(ctx context.Context, id layout.FileID) error
+	// MarkStale records durably that copies may lack data, but never the last good one of a column. It returns all copies of
+	// the file that are stale then.
+	MarkStale(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) ([]metarpc.CopyRef, error)
+
+	// Fillable reports whether StartFill would find something to fill now.
+	Fillable(ctx context.Context, id layout.FileID) (bool, error)
+	// StartFill begins, or goes on, to make new copies for those that are stale, and returns the layout and up to where copies that
+	// are being filled are full. Nobody has a layout for writing the file meanwhile.
+	StartFill(ctx context.Context, id layout.FileID) (row schema.Layout, done int64, err error)
+	// Fill copies a range of the file to the copies that are being filled, and returns where the good ones end. Nobody has a layout
+	// for writing the range meanwhile. pace is called with the number of bytes before they are copied. After an error copies
+	// that are being filled may be written to later, until StartFill is called again.
+	Fill(ctx context.Context, id layout.FileID, row schema.Layout, off, n int64, pace func(context.Context, int) error) (end int64, err error)
+	// Moving lists files that have data files on devices that are drained, at most limit of them, after the file from.
+	Moving(ctx context.Context, from layout.FileID, limit int) ([]layout.FileID, error)
+	// DrainDevice sets whether a device is drained.
+	DrainDevice(ctx context.Context, id layout.DeviceID, cancel bool) (metarpc.DeviceInfo, error)
+	// RemoveDevice forgets a device that is drained and that no layout has a data file on, else the error is EBUSY. With lost
+	// it does without what would have to be removed there.
+	RemoveDevice(ctx context.Context, id layout.DeviceID, lost bool) error
+	// Exchange puts data files that have moved into the places of those they were copied from, which are stale then, with
+	// whatever else there was for the moving. Nobody may write the file. DropMoved makes those garbage, once nobody reads them.
+	Exchange(ctx context.Context, id layout.FileID) error
+	DropMoved(ctx context.Context, id layout.FileID) error
+	// EndFill makes the copies that were being filled in row good, and reports whether all copies of the file are.
+	EndFill(ctx context.Context, id layout.FileID, row schema.Layout) (complete bool, err error)
 
 	Devices(ctx context.Context) []metarpc.DeviceInfo
 	AddDevice(ctx context.Context, url string) (metarpc.DeviceInfo, error)
@@ -62,7 +89,9 @@ type Config struct {
 	Leases  int            // inodes a session may have leases on; 0 = DefaultLeases
 	Policy  layout.Policy  // default policy of a volume that is made now; unset fields from DefaultPolicy
 	Program string         // "weftd 1.2.3", for Status
-	Exports []Export       // what clients may do, the first that fits; nil = all of them everything that their users may
+	// Resilver bounds how fast copies of mirrored data are made anew, bytes per second; 0 = as fast as they can be.
+	Resilver int64
+	Exports  []Export // what clients may do, the first that fits; nil = all of them everything that their users may
 }
 
 // Validate checks the configuration.
@@ -75,6 +104,9 @@ func (c *Config) Validate() error {
 	}
 	if c.Slots < 0 || c.Slots > metarpc.MaxSlots {
 		return fmt.Errorf("metadata service: %d slots, want 1 to %d", c.Slots, metarpc.MaxSlots)
+	}
+	if c.Resilver < 0 {
+		return fmt.Errorf("metadata service: %d bytes per second for new copies", c.Resilver)
 	}
 	if c.Leases < 0 {
 		return fmt.Errorf("metadata service: leases on %d inodes", c.Leases)

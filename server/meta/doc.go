@@ -54,12 +54,13 @@
 // What an inode row says of the inode's attributes (Flags) changes with them in one batch, so most checks read
 // nothing but the row. Capabilities of root are one: there are callers who are root, and all others.
 //
-// # Removed directories
+// # Removed inodes
 //
 // Clients do not tell which directories are open, or the working directory of somebody; to ask for each opendir(3) would
-// cost a call. So the last removed ones are remembered in memory (removedDirs): their attributes, with no links, can be
-// got and set, and there is nothing in them (ENOENT). No lease on them is given. One that was removed before the service
-// started, or too many others ago, is ESTALE like an inode that never was.
+// cost a call. Nor can the kernel look up a name and get the attributes of what it leads to in one step. So the last
+// removed inodes are remembered in memory (removedInodes): their attributes, with no links, can be got and set, and there
+// is nothing in directories (ENOENT). No lease on them is given. One that was removed before the service started, or too many
+// others ago, is ESTALE like an inode that never was. So is the data of a removed file, which nobody had open.
 //
 // # Start and grace
 //
@@ -69,6 +70,52 @@
 // that had none on the file. A file without names is kept, since a session may yet say that it has it open. The size of a file
 // whose writers have not reported yet is asked of its data files, so that nobody sees it shorter than before the
 // restart. Truncations that a crash cut short go on in the background.
+//
+// # Copies that differ
+//
+// Clients write all copies of a mirrored file. One who cannot write a copy says so (LayoutError), and acknowledges the write
+// only after the answer, which comes when these things are done, in this order:
+//
+//	mark     the copy is stale, durably; or it stays, being the last good one of its column, and the client waits for it
+//	tell     all who have the file open are called back (CopiesStale), and no longer read or write the copy
+//
+// So no reader takes for good a copy that lacks an acknowledged write. Clients answer this callback at once, whatever they are
+// waiting for: two who report at the same time would otherwise wait for each other, and a recall of layouts waits for
+// writes which wait for the answer to a report. Who does not answer is waited for until his lease is over, also if
+// his session had ended before (fading). In the grace period all sessions that have not come back are called.
+//
+// A crash after mark leaves a stale copy that some may still read: no write was acknowledged without it yet. The client asks
+// again, finds the copy stale, and all are told then. A crash before leaves nothing.
+//
+// The writer row is the intent: a client with a layout for writing may have written to some copies only. If its session
+// is lost the file is fenced, by which one copy of each column becomes the truth and the others stale. A client that ends its
+// session has reported, or had nothing to. A truncation marks copies that do not answer while others have been cut.
+//
+// # New copies
+//
+// One worker makes new copies of files that have stale ones (resilver.go), a file at a time:
+//
+//	tell     everybody once more which copies are stale
+//	gate     the whole file: no layout for writing is out, nobody cuts it
+//	start    a new data file takes the place of each stale one, in one batch; the old one is garbage
+//	open     clients get layouts in which the new copies are written, and not read
+//	gate     a range; copy it from a good copy; record that; open; and so on to the end that the good copies have
+//	end      the new copies are good; clients are told to ask for layouts again
+//
+// What clients write outside the range that is being copied goes to the new copies as well as to the good ones, so each byte
+// is either copied after it was written or written to both. A gate (gated) is a recall of the layouts for writing in the
+// range, while none are granted there, with the file's sizing held; lost sessions are fenced before. It is open again after
+// gatePatience at the latest. A client that cannot write a new copy reports it like any other.
+//
+// The same worker moves data files off devices that are drained, single ones as well. The file gets a mirror more for that, which
+// has the data files that are filled and is absent elsewhere (schema.Layout.Moving). When they are full there is another gate
+// of the whole file, under which they change places with those they were copied from (Exchange), everybody is told that these
+// are stale, and they become garbage with the extra mirror (DropMoved). A crash in between leaves the extra mirror, and the
+// next worker goes on there. While a file is moved it gets no new columns.
+//
+// After a crash the worker goes on where the fill row says. What the one before had under way could come late, and over what
+// clients have written since: so data files that were being filled get new owners first, under a gate of the whole file. After
+// an error, when a write of the worker itself may come late, they are stale, and others take their places.
 //
 // # The end of a session
 //
@@ -113,13 +160,13 @@
 //
 //	Service.mu   sessions, and all file, claim and lease records. Held for moments.
 //	lockTable.mu locks of files. Taken with Service.mu held or without.
-//	removedDirs.mu removed directories. Taken alone.
+//	removedInodes.mu removed inodes. Taken alone.
 //	session.mu   a session's slots, connection and callbacks. Taken with Service.mu held or without.
 //	conn.mu      a connection's queue of frames. Taken with session.mu held or without.
 //
 // What has to exclude others for longer is a flag in the file record that is waited for (Service.wait): removing, from
 // the decision whether somebody has the file open until the batch that removes it is done; and sizing, over a truncation
-// or over finding the size that a dead client left. Nobody waits for one while having the other. Both may be held over a
+// over finding the size that a dead client left, or over the copying of a range. Nobody waits for one while having the other. Both may be held over a
 // recall: neither LayoutCommit nor LayoutReturn waits for them. Directories that change
 // their parent are put in order by a guarded catalog row, and inside this process by a token (Service.moving) as well, so
 // that they need not fail each other's guards; another token reserves inode numbers.

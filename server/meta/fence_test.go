@@ -385,6 +385,36 @@ func TestDeafWriter(t *testing.T) {
 	})
 }
 
+// TestDeafOwner looks at a file whose writer is known to be deaf, and has a lease on the attributes that must run out before
+// the size can be made durable. It is shown before.
+func TestDeafOwner(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		w, r := h.client(), h.client()
+		defer renewing(r)()
+		f := w.create(layout.RootID, "f")
+		must[metarpc.LayoutResult](w, metarpc.OpLayoutGet, rw(f))
+		h.files.write(t, f, 100)
+		w.attrLease(f)
+		w.namesLease(layout.RootID)
+		deaf(w)
+		r.begin(metarpc.OpMakeNode, &metarpc.MakeNodeArgs{Parent: layout.RootID, Name: "d", Mode: syscall.S_IFDIR | 0o755})
+		time.Sleep(h.lease + time.Second)
+		synctest.Wait()
+		start := time.Now()
+		if at := r.attr(f); at.Size != 100 || at.Mtime == 0 {
+			t.Errorf("%+v", at)
+		}
+		if took := time.Since(start); took != 0 {
+			t.Errorf("took %v", took)
+		}
+		time.Sleep(2 * h.lease)
+		synctest.Wait()
+		if row, _, err := h.svc.inode(t.Context(), f); err != nil || row.Size != 100 {
+			t.Errorf("durable size %d, %v", row.Size, err)
+		}
+	})
+}
+
 // TestReserveAfterRestart appends after a restart: behind what others had reserved, and not yet written, before it.
 func TestReserveAfterRestart(t *testing.T) {
 	h := startMemory(t)

@@ -17,6 +17,7 @@ type file struct {
 	sizing   bool          // somebody cuts it or finds out its size
 	stop     func()        // ends what sizing stands for, because the file is gone
 	cut      *cut          // being shortened
+	gate     layout.Range  // where no layout for writing is granted, because it is being copied; it goes with sizing
 	granting int           // layouts for writing whose answer is not yet in its connection's queue
 	moves    uint64        // how often what is reported went into the inode row, or was cut off
 	waiters  int           // who needs the record to stay

@@ -40,7 +40,10 @@ type fakeFiles struct {
 	down     error         // what Sync and Truncate fail with
 	stall    chan struct{} // Sync and Truncate wait for it, or for ctx
 	assign   error         // what Assign fails with
-	stalled  int           // calls that wait
+	stale    []metarpc.CopyRef
+	filled   func(ctx context.Context, r layout.Range) error // called by Fill; nil: there is nothing to fill
+	fillEnd  int64                                           // what Fill returns
+	stalled  int                                             // calls that wait
 	changed  *sync.Cond
 }
 
@@ -234,6 +237,63 @@ func (f *fakeFiles) Fence(ctx context.Context, id layout.FileID) error {
 			return err
 		}
 	}
+}
+
+func (f *fakeFiles) MarkStale(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) ([]metarpc.CopyRef, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stale = append(f.stale, copies...)
+	return f.stale, f.down
+}
+
+func (f *fakeFiles) Fillable(context.Context, layout.FileID) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.filled != nil, nil
+}
+
+func (f *fakeFiles) StartFill(ctx context.Context, id layout.FileID) (row schema.Layout, done int64, err error) {
+	raw, err := f.engine.Get(ctx, schema.LayoutKey(id))
+	if err == nil {
+		err = schema.Decode(raw, &row)
+	}
+	if err == nil {
+		row.Mirrors = append(row.Mirrors, []schema.DataFile{{Device: layout.DeviceID{9}, Handle: []byte{9}, State: layout.CopyFilling}})
+	}
+	return row, 0, err
+}
+
+func (f *fakeFiles) Moving(context.Context, layout.FileID, int) ([]layout.FileID, error) {
+	return nil, nil
+}
+func (f *fakeFiles) Exchange(context.Context, layout.FileID) error  { return nil }
+func (f *fakeFiles) DropMoved(context.Context, layout.FileID) error { return nil }
+func (f *fakeFiles) DrainDevice(ctx context.Context, id layout.DeviceID, cancel bool) (metarpc.DeviceInfo, error) {
+	return f.Devices(ctx)[0], nil
+}
+
+// RemoveDevice takes no device but a lost one for drained.
+func (f *fakeFiles) RemoveDevice(_ context.Context, _ layout.DeviceID, lost bool) error {
+	if !lost {
+		return fmt.Errorf("not drained: %w", syscall.EBUSY)
+	}
+	return nil
+}
+
+func (f *fakeFiles) Fill(ctx context.Context, id layout.FileID, row schema.Layout, off, n int64, pace func(context.Context, int) error) (int64, error) {
+	if err := f.filled(ctx, layout.Range{Off: off, Len: n}); err != nil {
+		return 0, err
+	}
+	return f.fillEnd, pace(ctx, int(min(n, f.fillEnd-off)))
+}
+
+func (f *fakeFiles) EndFill(ctx context.Context, id layout.FileID, row schema.Layout) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.filled = nil
+	var b catalog.Batch
+	b.Delete(schema.FillKey(id))
+	return true, f.engine.Commit(ctx, &b)
 }
 
 func (f *fakeFiles) Sync(ctx context.Context, row schema.Layout) (end int64, err error) {
@@ -674,6 +734,17 @@ func (c *client) create(parent layout.FileID, name string) layout.FileID {
 func (c *client) attr(id layout.FileID) metarpc.Attr {
 	c.t.Helper()
 	return must[metarpc.AttrResult](c, metarpc.OpGetAttr, &metarpc.IDArgs{ID: id}).Attr
+}
+
+// there is EINVAL if a regular file is there, and ESTALE if it is gone: attributes are remembered, what is read as a link is not.
+func (c *client) there(id layout.FileID) error {
+	_, err := ask[metarpc.BytesResult](c, metarpc.OpReadLink, &metarpc.IDArgs{ID: id})
+	return err
+}
+
+func (c *client) wantGone(id layout.FileID) {
+	c.h.t.Helper()
+	wantStatus(c.h.t, c.there(id), metarpc.Status(syscall.ESTALE))
 }
 
 func (c *client) remove(parent layout.FileID, name string) {

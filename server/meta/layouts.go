@@ -80,9 +80,9 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 	err := p.recall(ctx, []metarpc.LeaseItem{{ID: a.ID, Lease: metarpc.LeaseAttrs | metarpc.LeaseData}})
 	p.end()
 	s.mu.Lock()
-	var limit int64
+	var from, limit int64
 	if err == nil {
-		limit, err = s.awaitGrant(ctx, f, a.Off)
+		from, limit, err = s.awaitGrant(ctx, f, a.Off)
 	}
 	if err != nil {
 		assigned()
@@ -95,7 +95,7 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 	}
 	s.mu.Lock()
 	if err == nil {
-		limit, err = s.awaitGrant(ctx, f, a.Off)
+		from, limit, err = s.awaitGrant(ctx, f, a.Off)
 	}
 	if err != nil {
 		if errors.Is(err, errStale) {
@@ -111,33 +111,44 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 		f.granting--
 		assigned()
 	}
-	return &metarpc.LayoutResult{Segments: clipped(s.cfg.Files.Segments(l, layout.IOModeRW), limit)}, nil
+	return &metarpc.LayoutResult{Segments: clipped(s.cfg.Files.Segments(l, layout.IOModeRW), from, limit)}, nil
 }
 
-// awaitGrant returns up to where a layout for writing that holds off may be granted; s.mu is held, and released while it
-// waits for a truncation below off to end, and for the fencing of those who wrote the file before.
-func (s *Service) awaitGrant(ctx context.Context, f *file, off int64) (limit int64, err error) {
+// awaitGrant returns from where and up to where a layout for writing that holds off may be granted; s.mu is held, and released
+// while it waits for a truncation below off to end, for the copying of what is there, and for the fencing of those who wrote the
+// file before.
+func (s *Service) awaitGrant(ctx context.Context, f *file, off int64) (from, limit int64, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable,
-		"inode %d is being truncated or fenced", f.id))
+		"inode %d is being truncated, copied or fenced", f.id))
 	defer cancel()
-	for f.cut != nil && f.cut.size <= off || f.unfenced() {
+	for f.cut != nil && f.cut.size <= off || f.gate.Contains(off, 1) || f.unfenced() {
 		if err := s.wait(ctx, f); err != nil {
-			return 0, context.Cause(ctx)
+			return 0, 0, context.Cause(ctx)
 		}
 	}
+	limit = layout.ToEOF
 	if f.cut != nil {
-		return f.cut.size, nil
+		limit = f.cut.size
 	}
-	return layout.ToEOF, nil
+	switch {
+	case f.gate.Len == 0:
+	case off < f.gate.Off:
+		limit = min(limit, f.gate.Off)
+	default:
+		from = f.gate.End()
+	}
+	return from, limit, nil
 }
 
-// clipped cuts off what segments cover from limit on.
-func clipped(segments []metarpc.Segment, limit int64) []metarpc.Segment {
-	if limit == layout.ToEOF {
-		return segments
-	}
+// clipped cuts off what segments cover before from and from limit on.
+func clipped(segments []metarpc.Segment, from, limit int64) []metarpc.Segment {
 	for i := range segments {
-		segments[i].Len = min(segments[i].Len, limit-segments[i].Off)
+		seg := &segments[i]
+		r := layout.Range{Off: seg.Off, Len: seg.Len}
+		off := max(seg.Off, from)
+		if end := min(r.End(), limit); end < r.End() || off > seg.Off {
+			seg.Off, seg.Len = off, end-off
+		}
 	}
 	return slices.DeleteFunc(segments, func(seg metarpc.Segment) bool { return seg.Len <= 0 })
 }

@@ -183,6 +183,7 @@ func (s *Service) endLeases(sess *session, left bool) {
 		s.unlease(sess, id, metarpc.LeaseAttrs|metarpc.LeaseNames)
 	}
 	sess.leases = nil
+	delete(s.fading, sess)
 	close(sess.expired)
 }
 

@@ -80,13 +80,13 @@ func (m *model) drop(dir *node, name string) {
 	}
 }
 
-// remembered reports whether n is a removed directory that the service still knows.
-func (n *node) remembered() bool { return !n.exists() && n.dir() && !n.forgotten }
+// remembered reports whether n is a removed inode that the service still knows.
+func (n *node) remembered() bool { return !n.exists() && !n.forgotten }
 
 // in checks a directory that something is to be done in.
 func in(dir *node) syscall.Errno {
 	switch {
-	case dir.remembered():
+	case dir.remembered() && dir.dir():
 		return syscall.ENOENT
 	case !dir.exists():
 		return syscall.ESTALE
@@ -393,7 +393,7 @@ func (m *modelRun) stat(n *node) {
 	r, err := ask[metarpc.AttrResult](m.c, metarpc.OpGetAttr, &metarpc.IDArgs{ID: n.id})
 	if n.remembered() {
 		if m.check(fmt.Sprintf("getattr of %d, which was removed", n.id), err, 0) && (r.Attr.Nlink != 0 || r.Attr.Mode != n.mode) {
-			m.t.Errorf("removed directory %+v, want mode %o", r.Attr, n.mode)
+			m.t.Errorf("removed inode %+v, want mode %o", r.Attr, n.mode)
 		}
 		return
 	}

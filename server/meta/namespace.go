@@ -382,6 +382,7 @@ func (s *Service) unlink(ctx context.Context, t *tx, entry schema.Entry, at int6
 		}
 		t.Delete(schema.CountersKey(entry.ID))
 		s.rememberRemoved(entry.ID, row, counters, at)
+		return s.destroy(ctx, t, entry.ID, &row)
 	case row.Nlink > 1:
 		row.Nlink--
 		row.Ctime = at
@@ -403,6 +404,7 @@ func (s *Service) unlink(ctx context.Context, t *tx, entry schema.Entry, at int6
 			return err
 		}
 	}
+	s.rememberRemoved(entry.ID, row, nil, at)
 	return s.destroy(ctx, t, entry.ID, &row)
 }
 
@@ -444,6 +446,9 @@ func (s *Service) discard(ctx context.Context, t *tx, id layout.FileID) error {
 		t.GuardEqual(key, raw)
 		t.Delete(key)
 		s.cfg.Files.Discard(&t.Batch, row)
+		if row.Incomplete() {
+			t.Delete(schema.FillKey(id))
+		}
 		t.onOutcome(func(committed bool) {
 			if committed {
 				s.cfg.Files.Kick()

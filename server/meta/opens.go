@@ -148,6 +148,7 @@ func (s *Service) removeOrphan(ctx context.Context, id layout.FileID, closing *s
 		if err := s.discard(ctx, t, id); err != nil {
 			return nil, err
 		}
+		s.rememberRemoved(id, row, nil, row.Ctime)
 		return nil, s.destroy(ctx, t, id, &row)
 	})
 	return err

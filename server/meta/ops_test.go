@@ -44,14 +44,14 @@ func TestErrnos(t *testing.T) {
 		want syscall.Errno
 	}{
 		{metarpc.OpGetAttr, &metarpc.IDArgs{ID: file}, 0},
-		{metarpc.OpGetAttr, &metarpc.IDArgs{ID: gone}, syscall.ESTALE},
+		{metarpc.OpGetAttr, &metarpc.IDArgs{ID: gone}, 0}, // remembered
 		{metarpc.OpGetAttr, &metarpc.IDArgs{ID: 999999}, syscall.ESTALE},
 		{metarpc.OpLookup, &metarpc.NameArgs{Parent: root, Name: "file"}, 0},
 		{metarpc.OpLookup, &metarpc.NameArgs{Parent: root, Name: "none"}, 0}, // with an answer that says so
 		{metarpc.OpLookup, &metarpc.NameArgs{Parent: file, Name: "none"}, syscall.ENOTDIR},
 		{metarpc.OpLookup, &metarpc.NameArgs{Parent: goneDir, Name: "none"}, syscall.ENOENT},
 		{metarpc.OpLookup, &metarpc.NameArgs{Parent: root, Name: long}, syscall.ENAMETOOLONG},
-		{metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: gone, Mask: metarpc.SetMode}, syscall.ESTALE},
+		{metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: gone, Mask: metarpc.SetMode, Mode: 0o644}, 0},
 		{metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: dir, Mask: metarpc.SetSize}, syscall.EISDIR},
 		{metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: lnk, Mask: metarpc.SetSize}, syscall.EINVAL},
 		{metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: gone, Mask: metarpc.SetSize}, syscall.ESTALE},
@@ -106,7 +106,7 @@ func TestErrnos(t *testing.T) {
 		{metarpc.OpReadLink, &metarpc.IDArgs{ID: file}, syscall.EINVAL},
 
 		{metarpc.OpGetXattr, xattr(file, "user.a", "", 0), syscall.ENODATA},
-		{metarpc.OpGetXattr, xattr(gone, "user.a", "", 0), syscall.ESTALE},
+		{metarpc.OpGetXattr, xattr(gone, "user.a", "", 0), syscall.ENODATA},
 		{metarpc.OpSetXattr, xattr(file, "user.a", "1", metarpc.XattrReplace), syscall.ENODATA},
 		{metarpc.OpSetXattr, xattr(file, "user.a", "1", metarpc.XattrCreate), 0},
 		{metarpc.OpSetXattr, xattr(file, "user.a", "1", metarpc.XattrCreate), syscall.EEXIST},
@@ -116,7 +116,7 @@ func TestErrnos(t *testing.T) {
 		{metarpc.OpSetXattr, xattr(file, "user.b", strings.Repeat("v", metarpc.MaxXattr), 0), 0},
 		{metarpc.OpRemoveXattr, xattr(file, "user.b", "", 0), 0},
 		{metarpc.OpRemoveXattr, xattr(file, "user.b", "", 0), syscall.ENODATA},
-		{metarpc.OpListXattr, &metarpc.IDArgs{ID: gone}, syscall.ESTALE},
+		{metarpc.OpListXattr, &metarpc.IDArgs{ID: gone}, 0},
 		{metarpc.OpSetXattr, xattr(dir, "weft.layout", "stripe_count=0", 0), syscall.EINVAL},
 		{metarpc.OpSetXattr, xattr(dir, "weft.layout", "colour=blue", 0), syscall.EINVAL},
 		{metarpc.OpSetXattr, xattr(file, "weft.layout", "stripe_count=1", 0), syscall.EINVAL},
@@ -129,9 +129,12 @@ func TestErrnos(t *testing.T) {
 		{metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: dir, IOMode: layout.IOModeRead, Len: 1}, syscall.EISDIR},
 		{metarpc.OpDescribeLayout, &metarpc.IDArgs{ID: dir}, syscall.EISDIR},
 		{metarpc.OpDescribeLayout, &metarpc.IDArgs{ID: file}, 0},
+		{metarpc.OpRemoveDevice, &metarpc.RemoveDeviceArgs{Lost: true}, syscall.EPERM},
 		{metarpc.OpAddDevice, &metarpc.AddDeviceArgs{URL: "nfs://127.0.0.1:2049/a"}, syscall.EPERM},
 		{metarpc.OpAddDevice, &metarpc.AddDeviceArgs{URL: "nfs://nowhere:1/x"}, syscall.ECONNREFUSED},
 		{metarpc.OpAddDevice, &metarpc.AddDeviceArgs{URL: "nfs://127.0.0.1:2049/a"}, 0},
+		{metarpc.OpRemoveDevice, &metarpc.RemoveDeviceArgs{}, syscall.EBUSY},
+		{metarpc.OpRemoveDevice, &metarpc.RemoveDeviceArgs{Lost: true}, 0},
 	} {
 		result := row.op.NewResult()
 		if row.op == metarpc.OpAddDevice && row.want != syscall.EPERM {

@@ -119,6 +119,9 @@ func (s *Service) fence(sess *session, id layout.FileID) error {
 			err = nil
 		}
 	}
+	if err == nil {
+		err = s.tellOfCopies(ctx, id)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	cl.unfence = nil
@@ -168,11 +171,14 @@ func (s *Service) makeStable(f *file, sess *session) error {
 	f.stop = cancel
 	s.mu.Unlock()
 	end, err := s.sync(ctx, f.id)
-	if err != nil {
-		if _, _, gone := s.inode(s.ctx, f.id); !errors.Is(gone, errStale) {
-			return err
-		}
+	row, _, gone := s.inode(s.ctx, f.id)
+	if err == nil {
+		err = gone
 	}
+	if err != nil && !errors.Is(gone, errStale) {
+		return err
+	}
+	s.found(f, sess, end, row.Size)
 	_, err = change(s.ctx, s, nil, func(t *tx) (*struct{}, error) {
 		row, raw, err := s.regular(s.ctx, f.id)
 		t.onOutcome(func(committed bool) {
@@ -199,13 +205,8 @@ func (s *Service) makeStable(f *file, sess *session) error {
 			said = cl.report
 		}
 		s.mu.Unlock()
-		at := now()
-		if max(end, said.end) > row.Size && (end > said.end || said.mtime == 0) {
-			said.mtime = max(said.mtime, at) // it died before it said when it wrote
-		}
-		said.end = max(end, said.end)
 		before := row
-		applyReport(&row, said, at)
+		applyReport(&row, said, now())
 		if row != before {
 			t.GuardEqual(schema.InodeKey(f.id), raw)
 			t.Put(schema.InodeKey(f.id), schema.Encode(&row))
@@ -214,6 +215,25 @@ func (s *Service) makeStable(f *file, sess *session) error {
 		return nil, nil
 	})
 	return err
+}
+
+// found takes what the data files tell of what a session that is over has written for its report, so that others need not
+// wait until that is durable, for which leases may have to run out.
+func (s *Service) found(f *file, sess *session, end, size int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cl := f.claimOf(sess)
+	if cl == nil {
+		return
+	}
+	if max(end, cl.end) > size && (end > cl.end || cl.mtime == 0) {
+		cl.mtime = max(cl.mtime, now()) // it died before it said when it wrote
+	}
+	if end > size {
+		cl.end = max(end, cl.end)
+	}
+	cl.unsure = false
+	s.changedFile(f)
 }
 
 // sync makes what is in a file's data files stable and returns where it ends.
@@ -232,17 +252,16 @@ func (s *Service) sync(ctx context.Context, id layout.FileID) (end int64, err er
 func (s *Service) makeSure(ctx context.Context, id layout.FileID) error {
 	waiting, cancel := context.WithTimeout(ctx, s.cfg.Lease)
 	defer cancel()
-	f, err := s.beginSizing(waiting, id)
+	f, err := s.beginUnsure(waiting, id)
 	end := int64(0)
 	if err == nil {
+		if f == nil {
+			return nil
+		}
 		defer s.endSizing(f)
 		s.mu.Lock()
 		f.stop = cancel
-		unsure := f.unsure()
 		s.mu.Unlock()
-		if !unsure {
-			return nil
-		}
 		end, err = s.sync(waiting, id)
 	}
 	if ctx.Err() != nil {
@@ -266,6 +285,25 @@ func (s *Service) makeSure(ctx context.Context, id layout.FileID) error {
 	}
 	s.changedFile(f)
 	return nil
+}
+
+// beginUnsure is beginSizing for as long as the file may be longer than is known. If somebody else has found out it
+// returns nil.
+func (s *Service) beginUnsure(ctx context.Context, id layout.FileID) (*file, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.file(id)
+	for f.unsure() && f.sizing {
+		if err := s.wait(ctx, f); err != nil {
+			return nil, err
+		}
+	}
+	if !f.unsure() {
+		s.changedFile(f) // there may be nothing in it
+		return nil, nil
+	}
+	f.sizing = true
+	return f, nil
 }
 
 // load reads what earlier instances left: sessions that may come back, and work that is not done.
@@ -365,6 +403,7 @@ func (s *Service) resume() {
 		if sess.ended {
 			ended = append(ended, sess)
 			delete(s.sessions, id)
+			s.fading[sess] = struct{}{}
 		}
 	}
 	known := len(s.sessions)
@@ -385,6 +424,7 @@ func (s *Service) resume() {
 		s.endGrace()
 	}
 	for _, sess := range ended {
-		s.tasks.Go(func() { s.cleanUp(sess) }) // ends when nothing of the session is left, or with s.ctx
+		s.tasks.Go(func() { s.endLeases(sess, false) }) // ends when its client cannot rely on anything, or with s.ctx
+		s.tasks.Go(func() { s.cleanUp(sess) })          // ends when nothing of the session is left, or with s.ctx
 	}
 }

@@ -75,15 +75,46 @@ func TestRemovedDirectory(t *testing.T) {
 	wantStatus(t, sent(c, metarpc.OpGetAttr, &metarpc.IDArgs{ID: d}), stale)
 }
 
+// TestRemovedFile asks for what somebody asks for who has looked up a name just before it went.
+func TestRemovedFile(t *testing.T) {
+	const stale, notDir = metarpc.Status(syscall.ESTALE), metarpc.Status(syscall.ENOTDIR)
+	h := startMemory(t)
+	c, other := h.client(), h.client()
+	file := c.touch(layout.RootID, "file")
+	open := c.create(layout.RootID, "open")
+	link := must[metarpc.AttrResult](c, metarpc.OpMakeNode, &metarpc.MakeNodeArgs{
+		Parent: layout.RootID, Name: "link", Mode: syscall.S_IFLNK | 0o777, Target: "somewhere",
+	}).Attr.ID
+	wantStatus(t, sent(c, metarpc.OpLookup, &metarpc.NameArgs{Parent: file, Name: "x"}), notDir)
+	for _, name := range []string{"file", "open", "link"} {
+		c.remove(layout.RootID, name)
+	}
+	c.closeFile(open) // the last who had it
+	for _, id := range []layout.FileID{file, open, link} {
+		r := must[metarpc.AttrResult](other, metarpc.OpGetAttr, &metarpc.IDArgs{ID: id})
+		if r.Attr.ID != id || r.Attr.Nlink != 0 || r.Attr.UID != testCred.UID || r.Lease != 0 {
+			t.Errorf("attributes %+v, lease %v", r.Attr, r.Lease)
+		}
+		wantStatus(t, sent(other, metarpc.OpLookup, &metarpc.NameArgs{Parent: id, Name: "x"}), stale)
+		wantStatus(t, sent(other, metarpc.OpOpen, &metarpc.OpenArgs{ID: id}), stale)
+	}
+	wantStatus(t, sent(c, metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: file, Mask: metarpc.SetSize, Size: 1}), stale)
+	set := &metarpc.SetAttrArgs{ID: file, Mask: metarpc.SetMode, Mode: 0o604}
+	if a := must[metarpc.AttrResult](c, metarpc.OpSetAttr, set).Attr; a.Mode != syscall.S_IFREG|0o604 || a.Nlink != 0 {
+		t.Errorf("attributes set: %+v", a)
+	}
+	checkCatalog(t, h.engine)
+}
+
 // sent makes a call and returns how it failed.
 func sent(c *client, op metarpc.Op, args any) error {
 	hdr, ch := c.begin(op, args)
 	return c.finish(hdr, ch, op.NewResult())
 }
 
-// TestRemovedDirsBound has more directories removed than are remembered.
-func TestRemovedDirsBound(t *testing.T) {
-	var r removedDirs
+// TestRemovedInodesBound has more inodes removed than are remembered.
+func TestRemovedInodesBound(t *testing.T) {
+	var r removedInodes
 	const more = 1000
 	for round := range 2 { // the second time none is known anew
 		for id := layout.FileID(1); id <= maxRemoved; id++ {
@@ -95,7 +126,7 @@ func TestRemovedDirsBound(t *testing.T) {
 	}
 	for id := layout.FileID(1); id <= maxRemoved+more; id++ {
 		if _, ok := r.find(id); ok != (id > more) {
-			t.Fatalf("directory %d: remembered %v", id, ok)
+			t.Fatalf("inode %d: remembered %v", id, ok)
 		}
 	}
 	if len(r.rows) != maxRemoved || len(r.order) != maxRemoved {

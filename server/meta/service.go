@@ -33,11 +33,13 @@ type Service struct {
 	tasks    sync.WaitGroup // every goroutine of the service
 	draining atomic.Bool    // no new call is executed
 
-	locks   lockTable
-	removed removedDirs
+	locks    lockTable
+	resilver resilver
+	removed  removedInodes
 
 	mu        sync.Mutex
 	sessions  map[metarpc.SessionID]*session // those that have not ended
+	fading    map[*session]struct{}          // those that have, but whose clients may not know it yet
 	files     map[layout.FileID]*file
 	leases    map[layout.FileID]*leased
 	contended map[layout.FileID]contention
@@ -70,6 +72,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		groups:    newGroupCache(),
 		moving:    make(chan struct{}, 1),
 		sessions:  map[metarpc.SessionID]*session{},
+		fading:    map[*session]struct{}{},
 		files:     map[layout.FileID]*file{},
 		leases:    map[layout.FileID]*leased{},
 		contended: map[layout.FileID]contention{},
@@ -78,6 +81,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		listeners: map[net.Listener]struct{}{},
 	}
 	s.locks.init()
+	s.resilver.kick = make(chan struct{}, 1)
 	rand.Read(s.instance[:])
 	s.moving <- struct{}{}
 	s.graceEnd = s.started.Add(cfg.Lease)
@@ -88,6 +92,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 	}
 	s.resume()
 	s.tasks.Go(s.watchLeases)
+	s.tasks.Go(s.resilverLoop)
 	return s, nil
 }
 

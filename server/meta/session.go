@@ -460,6 +460,7 @@ func (s *Service) end(sess *session, reason string) {
 	sess.conn = nil
 	sess.mu.Unlock()
 	delete(s.sessions, sess.id)
+	s.fading[sess] = struct{}{}
 	if !left {
 		sess.doubt()
 	}

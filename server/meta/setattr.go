@@ -94,7 +94,7 @@ func (s *Service) settleTimes(ctx context.Context, c *call, a *metarpc.SetAttrAr
 		err = s.maySet(ctx, c, &row, a) // before others are troubled with recalls
 	}
 	if err == nil {
-		err = s.recallLayouts(ctx, f, c.sess, 0)
+		err = s.recallLayouts(ctx, f, c.sess, layout.Range{Len: layout.ToEOF})
 	}
 	return err
 }
@@ -286,7 +286,12 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 
 // recall is recallLayouts that also waits until those are fenced who have lost their sessions.
 func (s *Service) recall(ctx context.Context, f *file, by *session, size int64) error {
-	if err := s.recallLayouts(ctx, f, by, size); err != nil {
+	return s.recallRange(ctx, f, by, layout.Range{Off: size, Len: layout.ToEOF})
+}
+
+// recallRange is recall of a range.
+func (s *Service) recallRange(ctx context.Context, f *file, by *session, r layout.Range) error {
+	if err := s.recallLayouts(ctx, f, by, r); err != nil {
 		return err
 	}
 	// What a session still writes that was ended, now or before, would come after the cut.
@@ -300,9 +305,9 @@ func (s *Service) recall(ctx context.Context, f *file, by *session, size int64) 
 	return ctx.Err()
 }
 
-// recallLayouts takes the layouts past size away from all who may write the file, except from by, who sees to that itself.
+// recallLayouts takes the layouts of a range away from all who may write the file, except from by, who sees to that itself.
 // It returns when all have answered or have lost their sessions, or ctx ends.
-func (s *Service) recallLayouts(ctx context.Context, f *file, by *session, size int64) error {
+func (s *Service) recallLayouts(ctx context.Context, f *file, by *session, r layout.Range) error {
 	s.mu.Lock()
 	// An answer that grants a layout has to be on its way before the recall is.
 	for f.granting > 0 {
@@ -321,7 +326,7 @@ func (s *Service) recallLayouts(ctx context.Context, f *file, by *session, size 
 	var recalls sync.WaitGroup
 	for _, sess := range writers {
 		recalls.Go(func() { // ends with the answer, the session, its lease, or ctx
-			args := &metarpc.LayoutRecallArgs{ID: f.id, Off: size, Len: layout.ToEOF}
+			args := &metarpc.LayoutRecallArgs{ID: f.id, Off: r.Off, Len: r.Len}
 			if err := s.callBack(ctx, sess, metarpc.BackLayoutRecall, args); err != nil {
 				s.log.Warn("layout not given back", "inode", f.id, "session", sess, "error", err)
 			}
@@ -345,12 +350,24 @@ func (s *Service) cutData(f *file) {
 		if err != nil || raw[0] == nil {
 			return err // no inode: its intent went with it
 		}
-		if raw[1] != nil {
+		for raw[1] != nil {
 			var l schema.Layout
 			if err := decode(keys[1], raw[1], &l); err != nil {
 				return err
 			}
-			if err := s.cfg.Files.Truncate(ctx, l, size); err != nil {
+			err := s.cfg.Files.Truncate(ctx, l, size)
+			if err == nil {
+				break
+			}
+			late := lateCopies(err)
+			if late == nil {
+				return err
+			}
+			if err := s.giveUp(ctx, f.id, late); err != nil {
+				return err
+			}
+			// Once more: a copy may have become the last good one meanwhile.
+			if raw, err = s.engine.GetMany(ctx, keys); err != nil {
 				return err
 			}
 		}

@@ -12,7 +12,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// bareCommand makes this program serve the baseline: bare MOUNTPOINT MAX_WRITE VALIDITY FILES.
+// bareCommand makes this program serve the baseline: serve-bare MOUNTPOINT MAX_WRITE VALIDITY FILES
+// DELAY.
 const bareCommand = "serve-bare"
 
 // bareFS is a FUSE file system that answers from memory and does nothing else: the ceiling of what any file system over
@@ -20,6 +21,7 @@ const bareCommand = "serve-bare"
 type bareFS struct {
 	fuse.RawFileSystem
 	validity time.Duration
+	delay    time.Duration // of a READ, while its handler sleeps
 
 	mu    sync.RWMutex
 	nodes []*bareNode // index is the node id
@@ -36,8 +38,8 @@ type bareNode struct {
 const bareChunk = 1 << 20
 
 func serveBare(args []string) error {
-	if len(args) != 4 {
-		return fmt.Errorf("%s takes MOUNTPOINT MAX_WRITE VALIDITY FILES", bareCommand)
+	if len(args) != 5 {
+		return fmt.Errorf("%s takes MOUNTPOINT MAX_WRITE VALIDITY FILES DELAY", bareCommand)
 	}
 	maxWrite, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -51,7 +53,11 @@ func serveBare(args []string) error {
 	if err != nil {
 		return err
 	}
-	f := &bareFS{RawFileSystem: fuse.NewDefaultRawFileSystem(), validity: validity}
+	delay, err := time.ParseDuration(args[4])
+	if err != nil {
+		return err
+	}
+	f := &bareFS{RawFileSystem: fuse.NewDefaultRawFileSystem(), validity: validity, delay: delay}
 	f.nodes = []*bareNode{nil, {mode: fuse.S_IFDIR | 0o755, children: map[string]uint64{}}}
 	for i := range files {
 		f.add(f.nodes[1], fmt.Sprint("f", i), fuse.S_IFREG|0o644)
@@ -178,6 +184,9 @@ func (f *bareFS) OpenDir(_ <-chan struct{}, _ *fuse.OpenIn, _ *fuse.OpenOut) fus
 }
 
 func (f *bareFS) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	if f.delay > 0 {
+		sleepUntil(time.Now().Add(f.delay))
+	}
 	n := f.node(in.NodeId)
 	n.mu.RLock()
 	defer n.mu.RUnlock()

@@ -18,6 +18,30 @@ var benches = []bench{
 	{name: "fuse-seqread-1m-bare", unit: "MB/s", baseline: bareName, measure: data("--rw=read", "--bs=1m", "--ioengine=psync")},
 	{name: "fuse-seqwrite-1m-bare", unit: "MB/s", baseline: bareName, measure: data("--rw=write", "--bs=1m", "--ioengine=psync")},
 	{name: "fuse-randread-4k-bare", unit: "IOPS", baseline: bareName, measure: data("--rw=randread", "--bs=4k", "--ioengine=psync")},
+	{name: "dp-seqread-1m", unit: "MB/s", baseline: tcpName, goal: atLeast(0.85), measure: dpFiles(seqRead)},
+	{name: "dp-seqwrite-1m", unit: "MB/s", baseline: tcpName, goal: atLeast(0.85), measure: dpFiles(seqWrite)},
+	{name: "ganesha-dp-seqread-1m", unit: "MB/s", baseline: nfsName, goal: atLeast(1), measure: dpGanesha(seqRead)},
+	{name: "ganesha-dp-seqwrite-1m", unit: "MB/s", baseline: nfsName, goal: atLeast(1), measure: dpGanesha(seqWrite)},
+	{name: "ganesha-dp-randread-4k", unit: "IOPS", baseline: nfsName, goal: atLeast(1), measure: dpGanesha(randRead)},
+	{name: "server-seqread-1m", unit: "MB/s", baseline: ganeshaName, goal: atLeast(1.1), measure: server(seqRead)},
+	{name: "server-seqwrite-1m", unit: "MB/s", baseline: ganeshaName, goal: atLeast(1.1), measure: server(seqWrite)},
+	{name: "server-randread-4k", unit: "IOPS", baseline: ganeshaName, goal: atLeast(1.1), measure: server(randRead)},
+	{name: "server-bigset-seqread", unit: "MB/s", baseline: "the raw disk", goal: atLeast(0.9), measure: bigSet},
+	{name: "server-bigset-buffered", unit: "MB/s", baseline: "the raw disk", measure: bigSetBuffered},
+	{name: "stripe-scale-2", unit: "MB/s", baseline: "1 server", goal: atLeast(1.9), measure: scale(shape{rate: slowRate}, 2, connections, 1, connections)},
+	{name: "stripe-scale-4", unit: "MB/s", baseline: "1 server", goal: atLeast(3.7), measure: scale(shape{rate: slowRate}, 4, connections, 1, connections)},
+	{name: "nconnect-scale-2", unit: "MB/s", baseline: "1 connection", goal: atLeast(1.9), measure: scale(shape{connRate: slowRate / 2}, 1, 2, 1, 1)},
+	{name: "nconnect-scale-4", unit: "MB/s", baseline: "1 connection", goal: atLeast(3.8), measure: scale(shape{connRate: slowRate / 2}, 1, 4, 1, 1)},
+	{name: "nconnect-scale-8", unit: "MB/s", baseline: "1 connection", goal: atLeast(7.6), measure: scale(shape{connRate: slowRate / 2}, 1, 8, 1, 1)},
+	{name: "fuse-seqread-1m-psync", unit: "MB/s", baseline: "data plane, depth 1", goal: atLeast(0.5), measure: fioData(seqRead, 1, "--ioengine=psync")},
+	{name: "fuse-seqread-1m-qd8", unit: "MB/s", baseline: "data plane, depth 8", goal: atLeast(0.5), measure: fioData(seqRead, 8, "--ioengine=io_uring", "--iodepth=8")},
+	{name: "fuse-seqwrite-1m-psync", unit: "MB/s", baseline: "data plane, depth 1", goal: atLeast(0.5), measure: fioData(seqWrite, 1, "--ioengine=psync")},
+	{name: "fuse-seqwrite-1m-qd8", unit: "MB/s", baseline: "data plane, depth 8", goal: atLeast(0.5), measure: fioData(seqWrite, 8, "--ioengine=io_uring", "--iodepth=8")},
+	{name: "cpu-seqread", unit: "s/GB", baseline: "bare go-fuse and NFSv3 loop", goal: atMost(1.1), measure: cpuSeqRead},
+	{name: "fuse-randread-4k-qd16", unit: "IOPS", baseline: "bare go-fuse that sleeps", goal: atLeast(0.95), measure: slowRandRead(16)},
+	{name: "fuse-randread-4k-qd64", unit: "IOPS", baseline: "bare go-fuse that sleeps", goal: atLeast(0.9), measure: slowRandRead(64)},
+	{name: "fuse-8m-psync", unit: "MB/s", baseline: "1 server", goal: atLeast(3), measure: eightMiB},
+	{name: "fuse-shared-write", unit: "IOPS", baseline: "1 writer", goal: atLeast(3.5), measure: sharedWrite},
 	{name: "md-create-1", unit: "op/s", baseline: bareName, durable: true, second: true, measure: metadata(1, create)},
 	{name: "md-create-16", unit: "op/s", baseline: bareName, durable: true, second: true, measure: metadata(16, create)},
 	{name: "md-mkdir-1", unit: "op/s", baseline: bareName, durable: true, second: true, measure: metadata(1, mkdir)},
@@ -29,6 +53,13 @@ var benches = []bench{
 	{name: "find-10k", unit: "files/s", baseline: localName, measure: trees(findSize)},
 	{name: "git-status-10k", unit: "files/s", baseline: localName, measure: trees(gitStatus)},
 	{name: "rm-rf-10k", unit: "files/s", baseline: localName, durable: true, measure: trees(rmRF)},
+	{name: "loop-randread-4k-qd1", unit: "IOPS", baseline: goFuseName, goal: atLeast(0.9), measure: transports(fastServer, loopRun.io, "--rw=randread", "--bs=4k", "--ioengine=psync")},
+	{name: "loop-randread-4k-qd16", unit: "IOPS", baseline: goFuseName, goal: atLeast(2.5), measure: transports(fastServer, loopRun.io, "--rw=randread", "--bs=4k", "--ioengine=io_uring", "--iodepth=16")},
+	{name: "loop-randread-4k-qd16-cpu", unit: "I/O per CPU s", baseline: goFuseName, goal: atLeast(2), measure: transports(fastServer, loopRun.perCPU, "--rw=randread", "--bs=4k", "--ioengine=io_uring", "--iodepth=16")},
+	{name: "loop-randread-4k-qd64", unit: "IOPS", baseline: goFuseName + ", 0.5 ms", goal: atLeast(1.5), measure: transports(slowServer, loopRun.io, "--rw=randread", "--bs=4k", "--ioengine=io_uring", "--iodepth=64")},
+	{name: "loop-randread-4k-4jobs", unit: "IOPS", baseline: goFuseName, goal: atLeast(1.5), measure: transports(fastServer, loopRun.io, "--rw=randread", "--bs=4k", "--ioengine=psync", "--numjobs=4")},
+	{name: "loop-seqread-1m-qd8", unit: "MB/s", baseline: goFuseName, goal: atLeast(0.95), measure: transports(fastServer, loopRun.mb, "--rw=read", "--bs=1m", "--ioengine=io_uring", "--iodepth=8")},
+	{name: "loop-seqwrite-1m-qd8", unit: "MB/s", baseline: goFuseName, goal: atLeast(0.95), measure: transports(fastServer, loopRun.mb, "--rw=write", "--bs=1m", "--ioengine=io_uring", "--iodepth=8")},
 }
 
 // The metadata loads.
@@ -46,14 +77,14 @@ func data(args ...string) func(*lab) (figures, error) {
 	job := append(args, "--runtime=2", "--time_based")
 	fill := []string{"--rw=write", "--bs=1m", "--ioengine=psync"}
 	one := func(dir string) (float64, error) {
-		if _, _, err := fio(dir, fill...); err != nil {
+		if _, err := fio(dir, fill...); err != nil {
 			return 0, err
 		}
-		bw, iops, err := fio(dir, job...)
+		r, err := fio(dir, job...)
 		if args[1] == "--bs=4k" {
-			return iops, err
+			return r.iops, err
 		}
-		return bw / 1e6, err
+		return r.bw / 1e6, err
 	}
 	return func(l *lab) (f figures, err error) {
 		err = l.onWeft(l.mem, func(dir string) (err error) { f.weft, err = one(dir); return })
@@ -70,19 +101,20 @@ func (l *lab) onWeft(where string, do func(dir string) error) error {
 	if err != nil {
 		return err
 	}
-	dir, end, err := v.mount()
-	if err != nil {
-		return errors.Join(err, v.close())
-	}
-	return errors.Join(do(dir), end(), v.close())
+	return v.use(do)
 }
 
 func (l *lab) onBare(validity time.Duration, files int, do func(dir string) error) error {
-	dir, end, err := l.bare(validity, files)
+	return l.onBareProcess(validity, files, 0, func(dir string, _ *process) error { return do(dir) })
+}
+
+// onBareProcess is onBare whose READs take a while; do gets to know the serving process.
+func (l *lab) onBareProcess(validity time.Duration, files int, delay time.Duration, do func(dir string, p *process) error) error {
+	dir, p, err := l.bare(validity, files, delay)
 	if err != nil {
 		return err
 	}
-	return errors.Join(do(dir), end())
+	return errors.Join(do(dir, p), p.stop())
 }
 
 // A load prepares a directory for a worker and returns what the worker calls n times, each time with another i. A call

@@ -4,4 +4,12 @@
 // A row has a fixed name. Each repeat measures weft and the baseline one after the other; the figures shown are medians,
 // the ratio is the median of the repeats' ratios, and the spread is that of the ratios. Rows whose operations are
 // durable before they are answered also show the disk's own floor, an fdatasync of 512 bytes, from the same repeats.
+//
+// Baselines are the simplest correct programs there are: a file system in memory over go-fuse, a loop over TCP whose other
+// end reads and writes the same files, a loop that speaks NFS version 3. Where a loop's number of connections and depth
+// matter, short trials choose them each time. Slow networks and devices are data servers of this program that delay
+// their replies or pass a bounded number of bytes a second, for a server or for each connection. NFS-Ganesha, rpcbind if
+// none runs, and all else is started for a row, on free ports, and ended after it.
+//
+// The loop rows measure weft against itself: the transport device, our own, against gofuse.
 package main

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -74,8 +73,9 @@ func (l *lab) floor() (float64, error) {
 
 // process is a server started for a measurement.
 type process struct {
-	cmd *exec.Cmd
-	log bytes.Buffer
+	cmd      *exec.Cmd
+	log      bytes.Buffer
+	signaled bool // that a signal ends it is no error
 }
 
 func start(name string, args ...string) (*process, error) {
@@ -89,7 +89,7 @@ func (p *process) stop() error {
 	p.cmd.Process.Signal(syscall.SIGTERM)
 	timer := time.AfterFunc(30*time.Second, func() { p.cmd.Process.Kill() })
 	defer timer.Stop()
-	if err := p.cmd.Wait(); err != nil {
+	if err := p.cmd.Wait(); err != nil && !p.signaled {
 		return fmt.Errorf("%s: %w: %s", p.cmd.Path, err, p.log.String())
 	}
 	return nil
@@ -110,21 +110,40 @@ func mounted(dir string) bool {
 	return bytes.Contains(b, []byte(" "+dir+" fuse"))
 }
 
-// volume is a weftd single with its data in dir.
+// volume is a metadata service and data servers.
 type volume struct {
 	l    *lab
 	addr string
-	srv  *process
+	srv  *process // weftd single or meta
+	data *columns // of the latter; nil: srv has them
+	env  []string // added to that of mounts
 }
 
+// volume starts a weftd single with its data in dir.
 func (l *lab) volume(dir string) (*volume, error) {
-	free, err := net.Listen("tcp", "127.0.0.1:0")
+	return l.weftd(nil, "single", "--dir", filepath.Join(dir, "volume"))
+}
+
+// slowVolume starts a volume on the tmpfs whose data servers are slower than they could be.
+func (l *lab) slowVolume(servers int, s shape) (*volume, error) {
+	c, err := l.shapedServers(l.mem, servers, s)
 	if err != nil {
 		return nil, err
 	}
-	v := &volume{l: l, addr: free.Addr().String()}
-	free.Close()
-	if v.srv, err = start(filepath.Join(l.bin, "weftd"), "single", "--dir", filepath.Join(dir, "volume"), "--listen", v.addr); err != nil {
+	args := []string{"meta", "--dir", filepath.Join(l.mem, "volume")}
+	for _, f := range c.files {
+		args = append(args, "--data-server", f.addr.String()+":/")
+	}
+	return l.weftd(c, args...)
+}
+
+func (l *lab) weftd(c *columns, args ...string) (*volume, error) {
+	addr, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	v := &volume{l: l, addr: addr.String(), data: c}
+	if v.srv, err = start(filepath.Join(l.bin, "weftd"), append(args, "--listen", v.addr)...); err != nil {
 		return nil, err
 	}
 	return v, await("weftd", func() bool {
@@ -134,17 +153,31 @@ func (l *lab) volume(dir string) (*volume, error) {
 
 func (v *volume) close() error {
 	err := v.srv.stop()
+	if v.data != nil {
+		err = errors.Join(err, v.data.close())
+	}
 	return errors.Join(err, os.RemoveAll(filepath.Join(v.l.disk, "volume")), os.RemoveAll(filepath.Join(v.l.mem, "volume")))
 }
 
-// mount mounts it on a new directory and returns that with its end.
-func (v *volume) mount() (dir string, end func() error, err error) {
+// use runs do on a mount of the volume and ends both.
+func (v *volume) use(do func(dir string) error, opts ...string) error {
+	dir, end, err := v.mount(opts...)
+	if err != nil {
+		return errors.Join(err, v.close())
+	}
+	return errors.Join(do(dir), end(), v.close())
+}
+
+// mount mounts it on a new directory, with options besides the usual ones, and returns that with its end.
+func (v *volume) mount(opts ...string) (dir string, end func() error, err error) {
 	if dir, err = os.MkdirTemp(v.l.disk, "mnt"); err != nil {
 		return "", nil, err
 	}
 	weft := filepath.Join(v.l.bin, "weft")
-	opts := fmt.Sprintf("max_write=%d,log=%s.log", maxWrite, dir)
-	if out, err := exec.Command(weft, "mount", "-o", opts, v.addr+":/", dir).CombinedOutput(); err != nil {
+	opts = append([]string{fmt.Sprint("max_write=", maxWrite), "log=" + dir + ".log"}, opts...)
+	cmd := exec.Command(weft, "mount", "-o", strings.Join(opts, ","), v.addr+":/", dir)
+	cmd.Env = append(os.Environ(), v.env...)
+	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", nil, fmt.Errorf("mount: %w: %s", err, out)
 	}
 	return dir, func() error {
@@ -155,8 +188,20 @@ func (v *volume) mount() (dir string, end func() error, err error) {
 	}, nil
 }
 
-// bare mounts the baseline with some files in its root.
-func (l *lab) bare(validity time.Duration, files int) (dir string, end func() error, err error) {
+// mountPID is the process that serves a mount.
+func mountPID(dir string) (pid int) {
+	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range all {
+		args, _ := os.ReadFile(path)
+		if bytes.HasSuffix(args, []byte("\x00"+dir+"\x00")) {
+			fmt.Sscanf(path, "/proc/%d/", &pid)
+		}
+	}
+	return pid
+}
+
+// bare mounts the baseline with some files in its root, and READs that take a while.
+func (l *lab) bare(validity time.Duration, files int, delay time.Duration) (dir string, p *process, err error) {
 	if dir, err = os.MkdirTemp(l.disk, "bare"); err != nil {
 		return "", nil, err
 	}
@@ -164,36 +209,43 @@ func (l *lab) bare(validity time.Duration, files int) (dir string, end func() er
 	if err != nil {
 		return "", nil, err
 	}
-	p, err := start(self, bareCommand, dir, fmt.Sprint(maxWrite), validity.String(), fmt.Sprint(files))
+	p, err = start(self, bareCommand, dir, fmt.Sprint(maxWrite), validity.String(), fmt.Sprint(files), delay.String())
 	if err != nil {
 		return "", nil, err
 	}
-	return dir, p.stop, await("the bare file system", func() bool { return mounted(dir) })
+	return dir, p, await("the bare file system", func() bool { return mounted(dir) })
 }
 
-// fio runs one job and returns its bandwidth in bytes per second and its operations per second, read and write together.
-func fio(dir string, args ...string) (bw, iops float64, err error) {
+// fioResult is what a job did: bandwidth in bytes per second, operations per second, and bytes, of reads and writes
+// together, and the processor time that fio took, in seconds.
+type fioResult struct{ bw, iops, bytes, cpu float64 }
+
+// fio runs one job.
+func fio(dir string, args ...string) (r fioResult, err error) {
 	cmd := exec.Command("fio", append([]string{"--name=bench", "--filename=file", "--size=512m", "--direct=1", "--output-format=json"}, args...)...)
 	cmd.Dir = dir
 	var errs strings.Builder
 	cmd.Stderr = &errs
 	out, err := cmd.Output()
 	if err != nil {
-		return 0, 0, fmt.Errorf("fio: %w: %s", err, errs.String())
+		return r, fmt.Errorf("fio: %w: %s", err, errs.String())
 	}
 	type side struct {
-		BW   float64 `json:"bw_bytes"`
-		IOPS float64
+		BW    float64 `json:"bw_bytes"`
+		Bytes float64 `json:"io_bytes"`
+		IOPS  float64
 	}
 	var report struct {
 		Jobs []struct{ Read, Write side }
 	}
 	if err := json.Unmarshal(out, &report); err != nil {
-		return 0, 0, err
+		return r, err
 	}
 	for _, j := range report.Jobs {
-		bw += j.Read.BW + j.Write.BW
-		iops += j.Read.IOPS + j.Write.IOPS
+		r.bw += j.Read.BW + j.Write.BW
+		r.iops += j.Read.IOPS + j.Write.IOPS
+		r.bytes += j.Read.Bytes + j.Write.Bytes
 	}
-	return bw, iops, nil
+	r.cpu = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
+	return r, nil
 }

@@ -11,14 +11,28 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// A bench is one row: it measures weft and a baseline once, in the same unit, greater being better.
+// A bench is one row: it measures weft and a baseline once, in the same unit.
 type bench struct {
 	name     string
 	unit     string
 	baseline string
+	goal     goal
 	durable  bool // print the disk's floor
 	second   bool // there is a third figure, the local disk's file system
 	measure  func(*lab) (figures, error)
+}
+
+// goal is what the ratio should be; the zero goal is none.
+type goal struct {
+	op    string // ">=" or "<="
+	value float64
+}
+
+func atLeast(v float64) goal { return goal{">=", v} }
+func atMost(v float64) goal  { return goal{"<=", v} }
+
+func (g goal) met(ratio float64) bool {
+	return g.op == ">=" && ratio >= g.value || g.op == "<=" && ratio <= g.value
 }
 
 // figures of one repeat.
@@ -45,14 +59,15 @@ type row struct {
 }
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == bareCommand {
-		if err := serveBare(os.Args[2:]); err != nil {
-			fmt.Fprintln(os.Stderr, "bench:", err)
-			os.Exit(1)
+	do := run
+	if len(os.Args) > 1 {
+		for name, serve := range map[string]func([]string) error{bareCommand: serveBare, dataCommand: serveData, filesCommand: serveFiles} {
+			if os.Args[1] == name {
+				do = func() error { return serve(os.Args[2:]) }
+			}
 		}
-		return
 	}
-	if err := run(); err != nil && !errors.Is(err, pflag.ErrHelp) {
+	if err := do(); err != nil && !errors.Is(err, pflag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -62,14 +77,17 @@ func run() (err error) {
 	fl := pflag.NewFlagSet("bench", pflag.ContinueOnError)
 	fl.Usage = func() {
 		fmt.Printf("Usage: scripts/bench [NAME...] [--json FILE] [--runs N]\n\n%s\nRows:\n", fl.FlagUsages())
-		for _, b := range benches {
-			fmt.Printf("  %-26s %s, against %s\n", b.name, b.unit, b.baseline)
-		}
+		list()
 	}
 	jsonFile := fl.String("json", "", "also write one JSON object a row to this file")
 	runs := fl.Int("runs", 3, "alternating repeats, at least 3")
+	names := fl.Bool("list", false, "list the rows with their goals, and nothing else")
 	if err := fl.Parse(os.Args[1:]); err != nil {
 		return err
+	}
+	if *names {
+		list()
+		return nil
 	}
 	if *runs < 3 {
 		return fmt.Errorf("--runs %d: a median wants at least 3", *runs)
@@ -104,6 +122,9 @@ func run() (err error) {
 			return fmt.Errorf("%s: %w", b.name, err)
 		}
 		var also []string
+		if r.Goal != nil {
+			also = append(also, fmt.Sprintf("goal %s %g: %s", r.GoalOp, *r.Goal, map[bool]string{true: "met", false: "missed"}[*r.Met]))
+		}
 		if b.second {
 			also = append(also, fmt.Sprintf("local disk %s", number(r.Disk, b.unit)))
 		}
@@ -119,6 +140,16 @@ func run() (err error) {
 		}
 	}
 	return nil
+}
+
+func list() {
+	for _, b := range benches {
+		fmt.Printf("  %-26s %s, against %s", b.name, b.unit, b.baseline)
+		if b.goal.op != "" {
+			fmt.Printf(", ratio %s %g", b.goal.op, b.goal.value)
+		}
+		fmt.Println()
+	}
 }
 
 func number(v float64, unit string) string {
@@ -151,6 +182,10 @@ func (b bench) run(l *lab, runs int) (row, error) {
 	}
 	if b.durable {
 		r.Floor = median(floor)
+	}
+	if b.goal.op != "" {
+		met := b.goal.met(r.Ratio)
+		r.Goal, r.GoalOp, r.Met = &b.goal.value, b.goal.op, &met
 	}
 	return r, nil
 }

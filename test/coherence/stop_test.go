@@ -21,7 +21,7 @@ import (
 )
 
 // patience is what an operation may take beside the lease that it waits for.
-const patience = 4 * time.Second
+const patience = 10 * time.Second
 
 // within does something that may wait, and fails the test if it waits longer than d.
 func within(t *testing.T, d time.Duration, what string, do func() error) {

@@ -139,7 +139,7 @@ func callForever(name, dir string) error {
 // the processes are gone, others can do the same at once, and the volume is consistent.
 func TestKilledCallers(t *testing.T) {
 	v := harness.NewVolume(t, harness.Options{})
-	m := v.Mount()
+	m := v.Mount(mountOptions()...)
 	rng := rand.New(rand.NewPCG(*seed, 97))
 	t.Logf("-seed %d -kills %d", *seed, *kills)
 	for name, call := range calls {

@@ -23,6 +23,8 @@ import (
 var (
 	kills = flag.Int("kills", 4, "how often to kill")
 	seed  = flag.Uint64("seed", uint64(time.Now().UnixNano()), "of random data and choices")
+	// options are those of every mount.
+	options = flag.String("o", "", "mount options, such as transport=device")
 )
 
 // load writes files until told to stop and remembers what was acknowledged. File contents follow from name and version,
@@ -195,10 +197,18 @@ func (l *load) check(t *testing.T) {
 // the child closes its copies of them, and each close waits for the servers.
 const loadEnv = "WEFT_TEST_LOAD"
 
+func mountOptions() []string {
+	return strings.FieldsFunc(*options, func(c rune) bool { return c == ',' })
+}
+
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if call, dir, ok := strings.Cut(os.Getenv(callEnv), " "); ok {
 		fmt.Println(callForever(call, dir))
+		return
+	}
+	if path := os.Getenv(verifyEnv); path != "" {
+		fmt.Println(verifyForever(path))
 		return
 	}
 	how := strings.SplitN(os.Getenv(loadEnv), " ", 3)
@@ -246,7 +256,7 @@ func begin(t *testing.T, how, name, dir string) (end func() *load) {
 // was closed is there, also for the other mount, and each time the volume is consistent.
 func TestKillServer(t *testing.T) {
 	v := harness.NewVolume(t, harness.Options{})
-	a, b := v.Mount(), v.Mount()
+	a, b := v.Mount(mountOptions()...), v.Mount(mountOptions()...)
 	t.Logf("-seed %d -kills %d", *seed, *kills)
 	rng := rand.New(rand.NewPCG(*seed, 99))
 	endA, endB := begin(t, "close", "a", a.Dir), begin(t, "close", "b", b.Dir)
@@ -280,7 +290,7 @@ func TestKillServer(t *testing.T) {
 	v.Stop()
 	v.Fsck()
 	v.Start()
-	check(v.Mount().Dir)
+	check(v.Mount(mountOptions()...).Dir)
 }
 
 // TestKillBoth kills the mount's process together with weftd. What was fsynced must be there; the rest may be what a local
@@ -291,7 +301,7 @@ func TestKillBoth(t *testing.T) {
 	t.Logf("-seed %d -kills %d", *seed, *kills)
 	rng := rand.New(rand.NewPCG(*seed, 98))
 	for i := range max(2, *kills/4) {
-		m := v.Mount()
+		m := v.Mount(mountOptions()...)
 		name := fmt.Sprint("round", i)
 		if err := os.Mkdir(filepath.Join(m.Dir, name), 0o755); err != nil {
 			t.Fatal(err)
@@ -304,7 +314,7 @@ func TestKillBoth(t *testing.T) {
 		v.Fsck()
 		v.Start()
 		began := time.Now()
-		m = v.Mount()
+		m = v.Mount(mountOptions()...)
 		l.dir = filepath.Join(m.Dir, name)
 		l.check(t)
 		if err := os.Mkdir(filepath.Join(m.Dir, name, "after"), 0o755); err != nil {
@@ -322,7 +332,7 @@ func TestKillBoth(t *testing.T) {
 // TestKillDuringCopy is a tree copy that a kill interrupts only in time.
 func TestKillDuringCopy(t *testing.T) {
 	v := harness.NewVolume(t, harness.Options{})
-	m := v.Mount()
+	m := v.Mount(mountOptions()...)
 	src := filepath.Join(strings.TrimSpace(harness.Run(t, "", "go", "env", "GOROOT")), "src", "crypto")
 	cp := exec.Command("cp", "-a", src, m.Dir+"/copy")
 	if err := cp.Start(); err != nil {

@@ -68,6 +68,7 @@ func NeedMount(t testing.TB) {
 type Options struct {
 	DataServers int           // default 4
 	Lease       time.Duration // default that of weftd
+	Apart       bool          // the data servers are processes of their own, which Kill and Stop leave alone
 	Env         []string      // of weftd and of the mounts, beside that of the test, such as GOMAXPROCS=1
 }
 
@@ -81,6 +82,8 @@ type Volume struct {
 	run  *child // nil when stopped
 	log  *os.File
 	mu   sync.Mutex
+
+	Servers []*DataServer // if they are apart
 }
 
 // NewVolume starts one and waits until it answers.
@@ -93,6 +96,11 @@ func NewVolume(t testing.TB, opts Options) *Volume {
 	v := &Volume{t: t, opts: opts, base: Dir(t), Addr: FreeAddr(t)}
 	v.Dir = filepath.Join(v.base, "volume")
 	v.log = openLog(t, v.base, "weftd")
+	if opts.Apart {
+		for i := range opts.DataServers {
+			v.Servers = append(v.Servers, newDataServer(v, i))
+		}
+	}
 	v.Start()
 	t.Cleanup(func() { v.Stop() })
 	return v
@@ -123,6 +131,12 @@ func (v *Volume) Start() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	args := []string{"single", "--dir", v.Dir, "--data-servers", fmt.Sprint(v.opts.DataServers), "--listen", v.Addr}
+	if v.opts.Apart {
+		args = []string{"meta", "--dir", v.Dir, "--listen", v.Addr}
+		for _, d := range v.Servers {
+			args = append(args, "--data-server", d.addr+":/")
+		}
+	}
 	if v.opts.Lease > 0 {
 		args = append(args, "--lease", v.opts.Lease.String())
 	}

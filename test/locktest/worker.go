@@ -201,6 +201,9 @@ func (a *Worker) Want(what, want string) {
 	}
 }
 
+// blocked is how long a request takes at most, on a busy machine, to get to where it waits.
+const blocked = 300 * time.Millisecond
+
 // Blocks gives a command that must not be answered soon.
 func (a *Worker) Blocks(command string) {
 	a.t.Helper()
@@ -208,7 +211,7 @@ func (a *Worker) Blocks(command string) {
 	select {
 	case got := <-a.answers:
 		a.t.Errorf("%s: %s, want to wait", command, got)
-	case <-time.After(50 * time.Millisecond):
+	case <-time.After(blocked):
 	}
 }
 

@@ -18,6 +18,7 @@ var (
 	seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "of the random operations")
 
 	mounts  = flag.Int("mounts", 2, "mounts of the volume: each operation uses one of them, and the next one the next")
+	mirrors = flag.Int("mirrors", 1, "copies of the data")
 	options = flag.String("o", "", "mount options, such as cache=lease")
 )
 
@@ -49,7 +50,8 @@ func compare(t *testing.T, mounts int) {
 						t.Fatal(err)
 					}
 				}
-				harness.Weft(t, "layout", "set", a.Root, "--stripe-unit", fmt.Sprint(unit), "--stripe-count", fmt.Sprint(count))
+				harness.Weft(t, "layout", "set", a.Root, "--stripe-unit", fmt.Sprint(unit), "--stripe-count", fmt.Sprint(count),
+					"--mirrors", fmt.Sprint(*mirrors))
 				s := &Script{
 					Rng:     rand.New(rand.NewPCG(*seed, uint64(unit+count))),
 					MaxSize: min(8<<20, max(64<<10, int64(unit)*int64(count)*3)),

@@ -568,7 +568,7 @@ func contents(fd int) string {
 func TestCross(t *testing.T) {
 	keepThread(t)
 	volume := harness.NewVolume(t, harness.Options{})
-	mount, other := volume.Mount().Dir, volume.Mount().Dir
+	mount, other := volume.Mount(mountOptions()...).Dir, volume.Mount(mountOptions()...).Dir
 	disk := localPlaces(t)[0]
 	t.Run("local", func(t *testing.T) { cross(t, disk.dir, bound(t, disk.dir), crossChecks()) })
 	t.Run("two mounts", func(t *testing.T) { cross(t, mount, other, crossChecks()) })

@@ -2,6 +2,7 @@ package posix
 
 import (
 	"bytes"
+	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -26,7 +27,7 @@ func onDiskAndMemory(t *testing.T, run func(t *testing.T, v *harness.Volume, m *
 				t.Setenv("TMPDIR", "/dev/shm")
 			}
 			v := harness.NewVolume(t, harness.Options{})
-			m := v.Mount()
+			m := v.Mount(mountOptions()...)
 			run(t, v, m, t.TempDir())
 			m.Unmount()
 			v.Stop()
@@ -154,6 +155,43 @@ func TestSeekLikeLocal(t *testing.T) {
 		}
 		if !bytes.Equal([]byte(read(m.Dir+"/f")), []byte(read(local+"/f"))) {
 			t.Error("the contents differ")
+		}
+	})
+}
+
+// Punching or zeroing the last block of a file, of which there is only a part, leaves the holes that a local file has then.
+func TestPunchTail(t *testing.T) {
+	onDiskAndMemory(t, func(t *testing.T, v *harness.Volume, m *harness.Mount, local string) {
+		const size = 2*4096 + 3
+		for _, from := range []int64{0, 4096, 5000, 8192} {
+			for _, mode := range []uint32{unix.FALLOC_FL_PUNCH_HOLE, unix.FALLOC_FL_ZERO_RANGE} {
+				var found [2]string
+				for i, dir := range []string{local, m.Dir} {
+					f := create(t, dir+"/f")
+					defer f.Close()
+					if _, err := f.WriteAt(bytes.Repeat([]byte{1}, size), 0); err != nil {
+						t.Fatal(err)
+					}
+					err := unix.Fallocate(int(f.Fd()), mode|unix.FALLOC_FL_KEEP_SIZE, from, 3*4096-from)
+					if err == unix.EOPNOTSUPP && i == 0 {
+						break // tmpfs cannot zero
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					for off := int64(0); off < size; off += 2048 {
+						data, err1 := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
+						hole, err2 := unix.Seek(int(f.Fd()), off, unix.SEEK_HOLE)
+						found[i] += fmt.Sprintf("from %d: data %d, %v; hole %d, %v\n", off, data, err1, hole, err2)
+					}
+					if st := stat(dir + "/f"); st.Size != size {
+						t.Errorf("size %d", st.Size)
+					}
+				}
+				if found[0] != "" && found[0] != found[1] {
+					t.Errorf("mode %#x from %d: a local file has\n%sthe mount\n%s", mode, from, found[0], found[1])
+				}
+			}
 		}
 	})
 }

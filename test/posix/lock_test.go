@@ -9,6 +9,9 @@ import (
 // A lockScript is what two processes, A and B, do in turn, and what each step answers.
 type lockScript struct{ name, steps, want string }
 
+// blocked is how long an order takes at most, on a busy machine, to get to where it waits.
+const blocked = 300 * time.Millisecond
+
 // runLocks does the steps, which are separated by ";" and start with the process's letter. In orders p stands for a file.
 // "A> order" sends an order that is going to wait, "A<" gives its answer; "A!" ends A, "A#" kills it.
 func runLocks(dirs map[byte]world, steps string) any {
@@ -34,7 +37,7 @@ func runLocks(dirs map[byte]world, steps string) any {
 		switch step[1] {
 		case '>':
 			l.send(strings.Join(order[1:], " "))
-			time.Sleep(30 * time.Millisecond) // so that it waits; if not yet, the answer is the same
+			time.Sleep(blocked)
 		case '<':
 			answers = append(answers, l.answer())
 		case '!':

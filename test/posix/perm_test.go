@@ -251,7 +251,7 @@ var permissionCases = []struct {
 // TestPermissions does the same as various users here and on a local file system.
 func TestPermissions(t *testing.T) {
 	v := harness.NewVolume(t, harness.Options{})
-	m := v.Mount()
+	m := v.Mount(mountOptions()...)
 	try(os.Chmod(m.Dir, 0o755))
 	local := harness.Dir(t)
 	for _, dir := range []string{local, m.Dir} {

@@ -19,7 +19,14 @@ import (
 	"github.com/weftfs/weft/test/harness"
 )
 
-var long = flag.Bool("long", false, "also the checks that take long: 65,000 links and subdirectories")
+var (
+	long    = flag.Bool("long", false, "also the checks that take long: 65,000 links and subdirectories")
+	options = flag.String("o", "", "mount options, such as transport=device")
+)
+
+func mountOptions() []string {
+	return strings.FieldsFunc(*options, func(c rune) bool { return c == ',' })
+}
 
 // fewest is how many checks there must be, so that none gets lost unnoticed.
 const fewest = 1500
@@ -98,7 +105,7 @@ type place struct{ name, dir string }
 // table and against each other.
 func TestCalls(t *testing.T) {
 	keepThread(t)
-	weft := place{"weft", harness.NewVolume(t, harness.Options{}).Mount().Dir}
+	weft := place{"weft", harness.NewVolume(t, harness.Options{}).Mount(mountOptions()...).Dir}
 	local := localPlaces(t)
 	places := append([]place{weft}, local...)
 	all := checks()

@@ -264,6 +264,24 @@ func (a *LayoutGetArgs) check(Op) error {
 
 func (a *LayoutReturnArgs) check(Op) error { return checkIDs(a.IDs) }
 
+func checkCopies(id layout.FileID, copies []CopyRef) error {
+	if len(copies) > layout.MaxPolicyMirror*layout.MaxStripeCount {
+		return fmt.Errorf("%d copies of inode %d", len(copies), id)
+	}
+	for i := range copies {
+		if n := len(copies[i].Handle); n == 0 || n > maxHandle {
+			return fmt.Errorf("file handle of %d bytes, want 1 to %d", n, maxHandle)
+		}
+	}
+	return checkID(id)
+}
+
+func (a *LayoutErrorArgs) check(Op) error {
+	return first(checkCopies(a.ID, a.Copies), checkText("reason", a.Reason, MaxText))
+}
+
+func (a *CopiesStaleArgs) check(Op) error { return checkCopies(a.ID, a.Copies) }
+
 func (a *LayoutCommitArgs) check(Op) error {
 	if len(a.Reports) > MaxBatch {
 		return fmt.Errorf("%d reports in one call, want at most %d", len(a.Reports), MaxBatch)

@@ -132,6 +132,9 @@ func tame(v any) any {
 		v.IOMode = layout.IOModeRead
 		for i := range v.Mirrors {
 			v.Mirrors[i] = append([]DataFile(nil), v.Mirrors[0]...)
+			for j := range v.Mirrors[i] {
+				v.Mirrors[i][j].State = layout.CopyState(i % 3) // the first of each column is good
+			}
 		}
 	case *DevicesResult:
 		for i := range v.Devices {
@@ -309,9 +312,9 @@ func TestGolden(t *testing.T) {
 		{"segments", func() ([]byte, error) {
 			return AppendReply(nil, ReplyHeader{Slot: 0, Sequence: 1}, &LayoutResult{Segments: []Segment{{
 				Off: 0, Len: 1 << 20, IOMode: layout.IOModeRW, StripeUnit: 1 << 20,
-				Mirrors: [][]DataFile{{{Device: id, Efficiency: 1, Handle: []byte{0xaa, 0xbb}, UID: 7, GID: 8}}}}}})
-		}, "00000033" + "96 03 00 01 00 a0 91 91 97 00 ce00100000 02 ce00100000 91 91 95" +
-			"c410 010000000000000000000000000000fe 01 c402aabb 07 08 00 00"},
+				Mirrors: [][]DataFile{{{Device: id, Efficiency: 1, Handle: []byte{0xaa, 0xbb}, UID: 7, GID: 8, State: layout.CopyGood}}}}}})
+		}, "00000034" + "96 03 00 01 00 a0 91 91 97 00 ce00100000 02 ce00100000 91 91 96" +
+			"c410 010000000000000000000000000000fe 01 c402aabb 07 08 00 00 00"},
 	}
 	for _, c := range cases {
 		got, err := c.make()

@@ -21,7 +21,7 @@ func SegmentOf(s *layout.Segment) Segment {
 		w.Mirrors[i] = make([]DataFile, len(m.Servers))
 		for j, f := range m.Servers {
 			w.Mirrors[i][j] = DataFile{
-				Device: f.Device, Efficiency: f.Efficiency, Handle: f.Handles[0], UID: f.Cred.UID, GID: f.Cred.GID,
+				Device: f.Device, Efficiency: f.Efficiency, Handle: f.Handles[0], UID: f.Cred.UID, GID: f.Cred.GID, State: f.State,
 			}
 		}
 	}
@@ -43,7 +43,7 @@ func (s *Segment) Layout() (*layout.Segment, error) {
 			}
 			servers[j] = layout.DataFile{
 				Device: f.Device, Efficiency: f.Efficiency, Handles: [][]byte{f.Handle},
-				Cred: layout.Credential{UID: f.UID, GID: f.GID},
+				Cred: layout.Credential{UID: f.UID, GID: f.GID}, State: f.State,
 			}
 		}
 		l.Mirrors[i].Servers = servers

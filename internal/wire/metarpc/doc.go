@@ -99,6 +99,11 @@
 // data there before it answers. The service does this before it truncates a file that others may write. The reply that
 // grants a layout is sent before a recall of it.
 //
+// LayoutError names copies (data files) that may lack a write which others have, because they failed or did not answer. The
+// service makes them stale, but for the last good copy of a column, and answers when nobody relies on them any more: it calls
+// CopiesStale at all who have the file open, the reporter as well, with all copies of the file that are stale. A client that
+// is called so never reads or writes these copies again, and answers without waiting for anything.
+//
 // Reserve finds the place of an append and makes the file longer in the same step, so that each append of any client has a
 // place of its own. The time of that step is the time of the append; its client reports no other.
 //

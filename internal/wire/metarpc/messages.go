@@ -424,13 +424,27 @@ type (
 		Problem     string // why not, with since when
 		Total, Free int64  // bytes, when last asked
 		DataFiles   int64  // in use
+		Draining    bool   // it gets no new data files, and those it has move elsewhere
 	}
 	// AddDeviceArgs: URL is nfs://HOST:PORT/EXPORT. Adding one that is known, by address and export, answers it as it is.
 	AddDeviceArgs struct {
 		_msgpack struct{} `msgpack:",as_array"`
 		URL      string
 	}
-	AddDeviceResult struct {
+	// DrainDeviceArgs begins or, with Cancel, ends the draining of a device.
+	DrainDeviceArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Device   layout.DeviceID
+		Cancel   bool
+	}
+	// RemoveDeviceArgs takes a device that is drained and empty out of the volume. Removing one that is not known succeeds, since
+	// the call may have been sent before.
+	RemoveDeviceArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Device   layout.DeviceID
+		Lost     bool // it is gone for good: garbage there is forgotten
+	}
+	AddDeviceResult struct { // AddDevice, DrainDevice
 		_msgpack struct{} `msgpack:",as_array"`
 		Info     DeviceInfo
 	}
@@ -447,6 +461,8 @@ type (
 		Grace    bool     // still waiting for clients of an earlier instance
 		Sessions []SessionInfo
 		Garbage  int64 // data files that wait for removal
+		Stale    int64 // files with copies that are still to be made anew
+		Copied   int64 // bytes copied for that since the start
 	}
 	SessionInfo struct {
 		_msgpack struct{} `msgpack:",as_array"`
@@ -509,6 +525,25 @@ type (
 		_msgpack struct{} `msgpack:",as_array"`
 		Keep     int
 	}
+	// CopyRef names a copy of a stripe column: a data file.
+	CopyRef struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Device   layout.DeviceID
+		Handle   []byte
+	}
+	// LayoutErrorArgs says which copies may lack something that others have.
+	LayoutErrorArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		ID       layout.FileID
+		Copies   []CopyRef
+		Reason   string // for people
+	}
+	// CopiesStaleArgs names all copies of a file that are stale. What is known of its layout is out of date.
+	CopiesStaleArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		ID       layout.FileID
+		Copies   []CopyRef
+	}
 	// LayoutRecallArgs: see the package comment.
 	LayoutRecallArgs struct {
 		_msgpack struct{} `msgpack:",as_array"`
@@ -534,6 +569,7 @@ type (
 		Efficiency uint32
 		Handle     []byte
 		UID, GID   uint32
+		State      layout.CopyState
 	}
 	Device struct {
 		_msgpack     struct{} `msgpack:",as_array"`

@@ -38,6 +38,9 @@ const (
 	OpTestLock
 	OpLeaseReturn
 	OpReclaimComplete
+	OpLayoutError
+	OpDrainDevice
+	OpRemoveDevice
 	opEnd
 )
 
@@ -50,6 +53,7 @@ const (
 	BackSizeQuery
 	BackLockReady
 	BackLeaseShrink
+	BackCopiesStale
 	backOpEnd
 )
 
@@ -100,6 +104,9 @@ var ops = [opEnd]opInfo{
 	OpLeaseReturn:    {"LEASERETURN", of[LeaseReturnArgs], of[Empty], false},
 
 	OpReclaimComplete: {"RECLAIMCOMPLETE", of[Empty], of[Empty], false},
+	OpLayoutError:     {"LAYOUTERROR", of[LayoutErrorArgs], of[Empty], false},
+	OpDrainDevice:     {"DRAINDEVICE", of[DrainDeviceArgs], of[AddDeviceResult], false},
+	OpRemoveDevice:    {"REMOVEDEVICE", of[RemoveDeviceArgs], of[Empty], false},
 }
 
 // Valid reports whether there is such an op.
@@ -134,6 +141,7 @@ var backOps = [backOpEnd]struct {
 	BackSizeQuery:    {"SIZEQUERY", of[SizeQueryArgs]},
 	BackLockReady:    {"LOCKREADY", of[LockReadyArgs]},
 	BackLeaseShrink:  {"LEASESHRINK", of[LeaseShrinkArgs]},
+	BackCopiesStale:  {"COPIESSTALE", of[CopiesStaleArgs]},
 }
 
 func (o BackOp) String() string {

@@ -65,8 +65,9 @@
 // # What is promised
 //
 // ALLOCATE makes sure that later writes to the bytes do not fail for lack of space. What was a hole reads as zeros, and
-// SEEK may call it either. DEALLOCATE makes the bytes read as zeros, and frees the whole blocks among them. Neither leaves
-// anything for COMMIT to do: what has been answered is on stable storage, as after a FILE_SYNC write.
+// SEEK may call it either. DEALLOCATE makes the bytes read as zeros, and frees the whole blocks among them; the last
+// block counts as whole if the range has all that the file has of it. Neither leaves anything for COMMIT to do: what has
+// been answered is on stable storage, as after a FILE_SYNC write.
 //
 // SEEK finds the first byte meant, at or after offset, that is data (or a hole); everything behind the end of the file is
 // a hole, though the last block of data may count as data to its end. Data and holes come in blocks of the server's file

@@ -17,8 +17,8 @@ import (
 
 // Assign returns a layout row of file id with data files for the n bytes at off, and records that session may write
 // them (the writer row). ino is the file's inode as the caller read it; its policy counts. If the rows in the catalog do
-// already, nothing is committed. What a file has is not exchanged, so the layout of a concurrent Assign, and any that was
-// handed out, stays valid until the file is fenced.
+// already, nothing is committed. What a file has is not exchanged, but for stale copies, so the layout of a concurrent
+// Assign, and any that was handed out, stays valid until the file is fenced.
 //
 // Errors that callers can tell apart: ErrNoDevice, ErrNoSpace, ErrNoInode, those of the catalog.
 func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID) (schema.Layout, error) {
@@ -59,6 +59,8 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 	switch covered := covers(&row, end); {
 	case covered && writer:
 		return row, true, nil
+	case !covered && row.Moving:
+		return row, false, fmt.Errorf("%w: the file is being moved", ErrNoDevice)
 	case !covered:
 		if row, taken, err = m.extend(ctx, id, row, policy, end > row.StripeUnit); err != nil {
 			return row, false, err
@@ -93,7 +95,7 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 		return row, true, nil
 	case errors.As(err, &guard):
 		if lost := guard.Index - firstTaken; lost >= 0 && lost < len(taken) {
-			m.log.Error("a data file lost its garbage row: is there another metadata service?",
+			m.log.Error("a data file lost its garbage row: was its data server declared lost, or is there another metadata service?",
 				"device", taken[lost].Device, "number", taken[lost].Number)
 			m.release(taken[lost : lost+1])
 			taken = slices.Delete(taken, lost, lost+1)
@@ -269,6 +271,9 @@ func (m *Manager) usable() (devices []*device, pending bool, err error) {
 	best := little
 	reached := false
 	for _, d := range m.devices {
+		if d.row.Draining {
+			continue
+		}
 		if d.condition != up {
 			pending = pending || d.condition == unknown && time.Since(d.since) < firstLook
 			continue
@@ -346,7 +351,9 @@ func (m *Manager) release(files []schema.DataFile) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range files {
-		delete(m.find(files[i].Device).held, files[i].Number)
+		if d := m.find(files[i].Device); d != nil {
+			delete(d.held, files[i].Number)
+		}
 	}
 }
 
@@ -355,8 +362,9 @@ func (m *Manager) putBack(files []schema.DataFile) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range files {
-		d := m.find(files[i].Device)
-		d.pool = append(d.pool, files[i])
+		if d := m.find(files[i].Device); d != nil {
+			d.stock(files[i])
+		}
 	}
 	m.signal()
 }
@@ -375,7 +383,7 @@ func (m *Manager) Segments(row schema.Layout, mode layout.IOMode) []metarpc.Segm
 		mirror := make([]metarpc.DataFile, len(files))
 		for i := range files {
 			f := &files[i]
-			mirror[i] = metarpc.DataFile{Device: f.Device, Handle: f.Handle, UID: f.UID, GID: f.GID}
+			mirror[i] = metarpc.DataFile{Device: f.Device, Handle: f.Handle, UID: f.UID, GID: f.GID, State: f.State}
 			if mode == layout.IOModeRead {
 				mirror[i].UID = lastID
 			}
@@ -395,6 +403,9 @@ func (m *Manager) Describe(row schema.Layout, ino schema.Inode) metarpc.Describe
 	for _, files := range row.Mirrors {
 		mirror := make([]metarpc.DescribedServer, max(row.Width, len(files)))
 		for i := range files {
+			if files[i].IsAbsent() {
+				continue
+			}
 			dir, name := schema.DataFileName(files[i].Number)
 			mirror[i] = metarpc.DescribedServer{Device: files[i].Device, DataFile: volume + "/" + dir + "/" + name}
 			if d, err := m.device(files[i].Device); err == nil {

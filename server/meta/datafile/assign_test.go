@@ -332,7 +332,7 @@ func TestSweepWhileMaking(t *testing.T) {
 	})
 }
 
-// ambush runs a function before the first commit that puts a key, which fails then if err is set, or before the first
+// ambush runs a function before the first commit that puts or deletes a key, which fails then if err is set, or before the first
 // scan of the prefix that the key is of.
 type ambush struct {
 	catalog.Engine
@@ -366,6 +366,11 @@ func (a *ambush) Commit(ctx context.Context, b *catalog.Batch) error {
 	var f func()
 	for _, row := range b.Puts {
 		if string(row.Key) == a.key {
+			f, a.f = a.f, nil
+		}
+	}
+	for _, key := range b.Deletes {
+		if string(key) == a.key {
 			f, a.f = a.f, nil
 		}
 	}

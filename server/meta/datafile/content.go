@@ -12,10 +12,10 @@ import (
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
-// Truncate cuts every data file of a layout that is longer than size. It waits for data servers that cannot be reached
-// until ctx ends. A file that grows needs no call: what lies behind the end of its data files reads as zeros.
+// Truncate cuts every data file of a layout that is longer than size, but stale copies. It waits for data servers that cannot
+// be reached until ctx ends; if all that is missing are copies of what was cut elsewhere the error is a LateError. A file that grows needs no call: what lies behind the end of its data files reads as zeros.
 func (m *Manager) Truncate(ctx context.Context, row schema.Layout, size int64) error {
-	err := m.each(ctx, row, func(st *store.Store, file *schema.DataFile) error {
+	err := m.eachCopy(ctx, row, func(ctx context.Context, st *store.Store, file *schema.DataFile) error {
 		return st.Cut(ctx, file.Handle, size)
 	})
 	if err != nil {
@@ -25,10 +25,11 @@ func (m *Manager) Truncate(ctx context.Context, row schema.Layout, size int64) e
 }
 
 // Sync makes all data of a layout stable on the data servers and returns the first byte after the last one there. It
-// waits for data servers that cannot be reached until ctx ends.
+// waits for data servers that cannot be reached until ctx ends, but not for a copy while another one has what it has: what was
+// acknowledged is at all good copies, and made stable by who wrote it.
 func (m *Manager) Sync(ctx context.Context, row schema.Layout) (end int64, err error) {
 	var mu sync.Mutex // guards end
-	err = m.each(ctx, row, func(st *store.Store, file *schema.DataFile) error {
+	err = m.eachCopy(ctx, row, func(ctx context.Context, st *store.Store, file *schema.DataFile) error {
 		size, err := st.Commit(ctx, file.Handle)
 		if err != nil {
 			return err
@@ -38,6 +39,9 @@ func (m *Manager) Sync(ctx context.Context, row schema.Layout) (end int64, err e
 		end = max(end, size) // offsets in data files are those in the file
 		return nil
 	})
+	if late := (*LateError)(nil); errors.As(err, &late) {
+		err = nil
+	}
 	if err != nil {
 		return 0, fmt.Errorf("make data files stable: %w", err)
 	}
@@ -48,6 +52,9 @@ func (m *Manager) Sync(ctx context.Context, row schema.Layout) (end int64, err e
 // them. It returns when the data servers have confirmed that and the layout row has the new owners; each new owner is in
 // the row as soon as it is confirmed, so that those who may go on do not wait for a data server that is away. It waits for
 // such until ctx ends.
+//
+// If the columns have several copies, these may differ in what was being written. Then the first copy of each column that is
+// confirmed counts, and the others are stale when Fence returns. Nobody reads or writes those any more, so they need no new owner.
 //
 // The commits do not wait for the disk: whoever wants the fence to be remembered commits that it was made.
 func (m *Manager) Fence(ctx context.Context, id layout.FileID) error {
@@ -66,6 +73,12 @@ func (m *Manager) Fence(ctx context.Context, id layout.FileID) error {
 	}
 	if err != nil {
 		return fmt.Errorf("layout row of inode %d: %w", id, err)
+	}
+	if len(row.Mirrors) > 1 {
+		if err := m.fenceMirrored(ctx, id, row); err != nil {
+			return fmt.Errorf("fence inode %d: %w", id, err)
+		}
+		return nil
 	}
 	var mu sync.Mutex // held over the commits, which change the one row
 	err = m.each(ctx, row, func(st *store.Store, file *schema.DataFile) error {

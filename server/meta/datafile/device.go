@@ -26,8 +26,10 @@ const (
 
 // device is one data server and its pool.
 type device struct {
-	m  *Manager
-	id layout.DeviceID
+	m    *Manager
+	id   layout.DeviceID
+	ctx  context.Context // ends with the Manager's, or with errRemoved
+	stop context.CancelCauseFunc
 
 	// Each holds a token when its goroutine is to look again.
 	recheck, refill, sweep chan struct{}
@@ -66,9 +68,12 @@ const (
 )
 
 func newDevice(m *Manager, id layout.DeviceID, row schema.Device) *device {
+	ctx, stop := context.WithCancelCause(m.ctx)
 	return &device{
 		m:         m,
 		id:        id,
+		ctx:       ctx,
+		stop:      stop,
 		recheck:   make(chan struct{}, 1),
 		refill:    make(chan struct{}, 1),
 		sweep:     make(chan struct{}, 1),
@@ -80,7 +85,7 @@ func newDevice(m *Manager, id layout.DeviceID, row schema.Device) *device {
 	}
 }
 
-// start starts what looks after the device. Each goroutine ends with m.ctx.
+// start starts what looks after the device. Each goroutine ends with d.ctx.
 func (d *device) start() {
 	d.m.tasks.Go(d.watch)   // keeps the connection and knows how the data server is
 	d.m.tasks.Go(d.fill)    // makes data files
@@ -94,26 +99,27 @@ func kick(c chan struct{}) {
 	}
 }
 
-// pause waits for a token in c, so long at most, or until the Manager is closed.
+// pause waits for a token in c, so long at most, or until the device is looked after no more.
 func (d *device) pause(c chan struct{}, most time.Duration) {
 	t := time.NewTimer(most)
 	defer t.Stop()
 	select {
-	case <-d.m.ctx.Done():
+	case <-d.ctx.Done():
 	case <-c:
 	case <-t.C:
 	}
 }
 
-func placeOf(row *schema.Device) place { return place{row.Host, row.Port, row.Export} }
+func placeOf(row *schema.Device) place { return place{row.Host, row.Port, row.Export, row.MountPort} }
 
-// watch looks at the data server again and again. It alone makes connections.
+// watch looks at the data server again and again. It alone makes connections, and closes the last one when it ends.
 func (d *device) watch() {
+	defer d.disconnect()
 	wait := firstWait
 	for {
 		current, err := d.look()
 		switch {
-		case d.m.ctx.Err() != nil:
+		case d.ctx.Err() != nil:
 			return
 		case !current:
 		case err == nil:
@@ -128,7 +134,7 @@ func (d *device) watch() {
 
 // look asks how the data server is and records it. If the address changes meanwhile the outcome is not current.
 func (d *device) look() (current bool, err error) {
-	ctx, cancel := context.WithTimeout(d.m.ctx, patience)
+	ctx, cancel := context.WithTimeout(d.ctx, patience)
 	defer cancel()
 	d.m.mu.Lock()
 	d.interrupt = cancel
@@ -140,7 +146,7 @@ func (d *device) look() (current bool, err error) {
 	}
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	if d.m.ctx.Err() != nil || moves != d.moves {
+	if d.ctx.Err() != nil || moves != d.moves {
 		return false, err
 	}
 	d.note(err)
@@ -183,7 +189,7 @@ func (d *device) connect(ctx context.Context) (*store.Store, error) {
 	}
 	if server == nil || at != dialled || !slices.Equal(now, addrs) {
 		d.disconnect()
-		if server, err = d.m.cfg.Dial(at.String(), now); err != nil {
+		if server, err = d.m.cfg.Dial(at.String(), now, at.mountPort); err != nil {
 			return nil, err
 		}
 		d.m.mu.Lock()
@@ -287,6 +293,9 @@ func (d *device) ready(ctx context.Context) (*store.Store, error) {
 		d.m.mu.Lock()
 		st, changed, problem := d.store, d.m.changed, d.problem
 		d.m.mu.Unlock()
+		if errors.Is(context.Cause(d.ctx), errRemoved) {
+			return nil, errRemoved
+		}
 		if st != nil {
 			return st, nil
 		}
@@ -307,7 +316,7 @@ func (d *device) do(ctx context.Context, f func(*store.Store) error) error {
 				return nil
 			}
 		}
-		if _, answered := store.Status(err); answered || errors.Is(err, store.ErrTaken) || ctx.Err() != nil || d.m.ctx.Err() != nil {
+		if _, answered := store.Status(err); answered || errors.Is(err, store.ErrTaken) || ctx.Err() != nil || d.ctx.Err() != nil {
 			return fmt.Errorf("data server %v: %w", d.url(), err)
 		}
 		// The connection was given up under the call, by a change of address for example.
@@ -315,7 +324,7 @@ func (d *device) do(ctx context.Context, f func(*store.Store) error) error {
 		t := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
-		case <-d.m.ctx.Done():
+		case <-d.ctx.Done():
 		case <-t.C:
 		}
 		t.Stop()
@@ -367,7 +376,7 @@ func (d *device) move(ctx context.Context, at place, root []byte) error {
 	from := d.url()
 	if from != at {
 		err := d.rewrite(ctx, func(_ *catalog.Batch, row *schema.Device) {
-			row.Host, row.Port, row.Export, row.Root = at.host, at.port, at.export, root
+			row.Host, row.Port, row.Export, row.Root, row.MountPort = at.host, at.port, at.export, root, at.mountPort
 		})
 		if err != nil {
 			return fmt.Errorf("record its new address: %w", err)
@@ -431,6 +440,7 @@ func (d *device) info() metarpc.DeviceInfo {
 		Total:     clip(d.stat.TotalBytes),
 		Free:      clip(d.stat.FreeBytes),
 	}
+	info.Draining = d.row.Draining
 	switch {
 	case d.condition == unknown:
 		info.Problem = "not yet reached, since " + since(d.since)

@@ -15,10 +15,11 @@ import (
 
 func TestParseURL(t *testing.T) {
 	good := map[string]place{
-		"nfs://10.0.0.7:2049/export":   {"10.0.0.7", 2049, "/export"},
-		"nfs://ds1.example:1/a/b%20c":  {"ds1.example", 1, "/a/b c"},
-		"nfs://[fe80::1]:65535/":       {"fe80::1", 65535, "/"},
-		"nfs://localhost:7050/weft/ds": {"localhost", 7050, "/weft/ds"},
+		"nfs://10.0.0.7:2049/export":     {"10.0.0.7", 2049, "/export", 0},
+		"nfs://ds1.example:1/a/b%20c":    {"ds1.example", 1, "/a/b c", 0},
+		"nfs://[fe80::1]:65535/":         {"fe80::1", 65535, "/", 0},
+		"nfs://localhost:7050/weft/ds":   {"localhost", 7050, "/weft/ds", 0},
+		"nfs://h:2049/e?mountport=20048": {"h", 2049, "/e", 20048},
 	}
 	for s, want := range good {
 		got, err := parseURL(s)
@@ -29,18 +30,23 @@ func TestParseURL(t *testing.T) {
 			t.Errorf("%s is written back as %s", s, got)
 		}
 	}
+	if got, err := parseURL("nfs://h/e"); err != nil || got != (place{"h", 0, "/e", 0}) {
+		t.Errorf("without a port: %+v, %v", got, err)
+	}
 	bad := map[string]string{
 		"":                                       "nfs://",
 		"10.0.0.7:/export":                       "data server",
 		"http://h:1/e":                           "nfs://",
-		"nfs://h/export":                         "port is missing",
+		"nfs://h:/export":                        "port is missing",
+		"nfs://h:1/e?mountport=0":                "mountport",
+		"nfs://h:1/e?mountport=1&mountport=2":    "mountport",
 		"nfs://:2049/export":                     "host is missing",
 		"nfs://h:2049":                           "export is missing",
 		"nfs://h:0/e":                            "port 0",
 		"nfs://h:65536/e":                        "port 65536",
 		"nfs://h:x/e":                            "port",
 		"nfs://u@h:1/e":                          "more than",
-		"nfs://h:1/e?vers=3":                     "more than",
+		"nfs://h:1/e?vers=3":                     "vers",
 		"nfs://h:1/e#f":                          "more than",
 		"nfs://h:1/" + strings.Repeat("e", 1024): "1025 bytes",
 	}

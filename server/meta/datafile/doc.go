@@ -17,12 +17,46 @@
 // late would leave a file without a row; so the garbage row of a file that was not found is kept for some seconds more
 // if an earlier Manager wrote it.
 //
+// # Devices come and go
+//
+//	added      the volume's directory is made there, with a label that has the device's id; then the Device row is written
+//	drained    Device.Draining: no new data files; those of the pool are garbage, those of layouts move elsewhere
+//	removed    garbage is removed there; then one batch deletes the rows of the device and of its counter
+//
+// The last batch is guarded by all that could still lead to the device: it is drained in the very row that is deleted, its
+// counter of data files in layouts is nought, and it has no garbage row. Every data file has a garbage row until the batch that
+// puts it into a layout, which is guarded by that row and raises the counter: so of two batches that assign and remove one
+// wins. New numbers are guarded by the Device row. A crash before the batch leaves a drained device with less garbage.
+//
+// A data server that is gone for good is declared lost: its garbage rows are deleted instead, as many at a time as fit a batch,
+// each time guarded by the Device row. Data files that layouts have there are not given up that way.
+//
+// The label and the empty directories stay. An export that is added with a label that no row is known for gets its id back; its
+// numbers begin at the time of day in seconds times 2^24, where none can have been taken, so that nothing that is executed late,
+// and no data file that was left there (an orphan for fsck), is taken for a new one.
+//
 // # Which data files a file gets
 //
 // None until it is written to. For a range within the first stripe unit, one in each mirror; for a range that goes
-// further, one for each of the W servers of each mirror. What a file has is never exchanged, only added to, and W is
+// further, one for each of the W servers of each mirror. What a file has is only added to, but for stale copies, and W is
 // settled when the second one is added. New data files go to data servers that are reachable and have room; files begin
 // at a device that depends on a hash of their number, so that small ones spread.
+//
+// # Copies
+//
+// A column of a mirrored file has several copies, each a data file on another device:
+//
+//	good     has every byte that was acknowledged
+//	stale    may lack some; it is neither read nor written any more, and never becomes good again
+//	filling  a new data file that takes the place of a stale one; clients write it, nobody reads it
+//
+// MarkStale makes copies stale, each change in one durable batch that is guarded by the row it was decided on: so of two
+// who name different copies of a column the first one wins, and the last good copy of a column stays, whoever complains of
+// it. As long as a layout has copies that are not good there is a fill row for the file.
+//
+// Since a stale data file is done with, what is still on its way to it does no harm: it needs no fence. Fence of a file with
+// copies therefore takes the first copy of each column whose data server has confirmed its new owner for the truth, and makes
+// the others stale in the batch that records the owner. That also settles what a lost client may have written to some copies only.
 //
 // # Fences
 //
@@ -35,7 +69,7 @@
 //
 // In the order in which they may be taken, each before those after it:
 //
-//	Manager.adding   held over calls to a data server
+//	Manager.adding   held while a device is added or removed, over calls to a data server
 //	Manager.files    one lock for each file, held over Assign and Fence
 //	device.rowMu     held over commits that change the Device row
 //	Manager.mu       guards the state of all devices, held over no call

@@ -48,7 +48,7 @@ func (w *world) owned(row schema.Layout) (owners []layout.Credential) {
 func TestFence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 4)
-		row := w.file(5, layout.Policy{StripeCount: 2, Mirrors: 2}, 10*unit)
+		row := w.file(5, layout.Policy{StripeCount: 4}, 10*unit)
 		before := w.owned(row)
 		fenced := func() []layout.Credential {
 			t.Helper()

@@ -27,6 +27,9 @@ const (
 func (m *Manager) Discard(b *catalog.Batch, row schema.Layout) {
 	for _, files := range row.Mirrors {
 		for i := range files {
+			if files[i].IsAbsent() {
+				continue
+			}
 			b.Put(schema.GarbageKey(files[i].Device, files[i].Number), nil)
 			b.Add(schema.InUseKey(files[i].Device), 0, -1)
 		}
@@ -47,7 +50,7 @@ func (m *Manager) GarbageCount(ctx context.Context) int64 {
 	var n int64
 	for _, d := range m.all() {
 		skip := d.exempt()
-		from, to := schema.Of(schema.GarbageKey(d.id, 0)[:1+len(d.id)]...)
+		from, to := d.garbageRows()
 		for kv, err := range m.cfg.Engine.Scan(ctx, from, to, catalog.ScanOptions{KeysOnly: true}) {
 			if err != nil {
 				m.log.Warn("garbage cannot be counted", "error", err)
@@ -59,6 +62,11 @@ func (m *Manager) GarbageCount(ctx context.Context) int64 {
 		}
 	}
 	return n
+}
+
+// garbageRows is the range of the keys of the device's garbage rows.
+func (d *device) garbageRows() (from, to []byte) {
+	return schema.Of(schema.GarbageKey(d.id, 0)[:1+len(d.id)]...)
 }
 
 // numberOf reads the number in a garbage row's key.
@@ -86,15 +94,15 @@ func (e exempt) collectable(number uint64) bool {
 // collect removes garbage when told that there is some, and looks for it now and then.
 func (d *device) collect() {
 	wait := firstWait
-	for d.m.ctx.Err() == nil {
-		again, err := d.sweepAll(d.m.ctx)
+	for d.ctx.Err() == nil {
+		again, err := d.sweepAll(d.ctx)
 		if err == nil {
 			wait = firstWait
 			d.pause(d.sweep, again)
 			d.pause(nil, gather)
 			continue
 		}
-		if d.m.ctx.Err() == nil {
+		if d.ctx.Err() == nil {
 			d.m.log.Warn("garbage is not collected", "device", d.id, "url", d.url().String(), "error", err)
 		}
 		d.pause(nil, wait)
@@ -106,7 +114,7 @@ func (d *device) collect() {
 // was removed all the same.
 func (d *device) sweepAll(ctx context.Context) (again time.Duration, err error) {
 	again = sweepAgain
-	from, to := schema.Of(schema.GarbageKey(d.id, 0)[:1+len(d.id)]...)
+	from, to := d.garbageRows()
 	for {
 		skip := d.exempt()
 		var numbers []uint64

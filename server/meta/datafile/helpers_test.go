@@ -136,7 +136,7 @@ func (w *world) server(i int) store.Server {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	s, err := w.net.Dial("test", addrs)
+	s, err := w.net.Dial("test", addrs, 0)
 	if err != nil {
 		w.t.Fatal(err)
 	}

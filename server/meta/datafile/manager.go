@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"os"
 	"slices"
 	"sync"
 	"syscall"
@@ -128,9 +129,6 @@ func (m *Manager) Close() error {
 	m.mu.Unlock()
 	m.stop()
 	m.tasks.Wait()
-	for _, d := range m.devices { // nobody adds any now
-		d.disconnect()
-	}
 	return nil
 }
 
@@ -180,8 +178,9 @@ func (m *Manager) all() []*device {
 	return slices.Clone(m.devices)
 }
 
-// AddDevice makes the export at url, nfs://HOST:PORT/EXPORT, a device of the volume and waits until it is known whether
-// it works. An export that is one already, which its label tells, keeps its id, and its address is brought up to date.
+// AddDevice makes the export at url, nfs://HOST[:PORT]/EXPORT[?mountport=PORT], a device of the volume and waits until it is known whether
+// it works. An export that is one already, which its label tells, keeps its id, and its address is brought up to date; so does one that was
+// removed, with numbers that begin where none was ever taken.
 // A known address that does not answer gives the device it is known as.
 func (m *Manager) AddDevice(ctx context.Context, url string) (metarpc.DeviceInfo, error) {
 	at, err := parseURL(url)
@@ -190,9 +189,13 @@ func (m *Manager) AddDevice(ctx context.Context, url string) (metarpc.DeviceInfo
 	}
 	m.adding.Lock()
 	defer m.adding.Unlock()
-	d, err := m.add(ctx, at)
+	var d *device
+	err = findPort(ctx, &at)
+	if err == nil {
+		d, err = m.add(ctx, at)
+	}
 	if err != nil {
-		return metarpc.DeviceInfo{}, fmt.Errorf("add data server %v: %w", at, err)
+		return metarpc.DeviceInfo{}, fmt.Errorf("add data server %v: %w", at, explain(err, at.export, os.Geteuid() == 0))
 	}
 	if err := d.settled(ctx); err != nil {
 		return metarpc.DeviceInfo{}, err
@@ -220,7 +223,7 @@ func (m *Manager) add(ctx context.Context, at place) (*device, error) {
 		}
 		return nil, err
 	}
-	server, err := m.cfg.Dial(at.String(), addrs)
+	server, err := m.cfg.Dial(at.String(), addrs, at.mountPort)
 	if err != nil {
 		return nil, err
 	}
@@ -237,6 +240,9 @@ func (m *Manager) add(ctx context.Context, at place) (*device, error) {
 		if err := st.Format(open, id); err != nil {
 			return nil, err
 		}
+		if err := st.CheckOwner(open); err != nil {
+			return nil, errors.Join(err, st.Unformat(open))
+		}
 	case err != nil && known != nil && !answered:
 		return known, nil
 	case err != nil:
@@ -252,7 +258,10 @@ func (m *Manager) add(ctx context.Context, at place) (*device, error) {
 	if d != nil {
 		return d, d.move(ctx, at, st.Root)
 	}
-	row := schema.Device{Host: at.host, Port: at.port, Export: at.export, Root: st.Root}
+	row := schema.Device{Host: at.host, Port: at.port, Export: at.export, Root: st.Root, MountPort: at.mountPort}
+	if !blank { // it was a device before: its numbers begin behind all that were taken then
+		row.Next = uint64(time.Now().Unix()) << 24
+	}
 	var b catalog.Batch
 	b.GuardAbsent(schema.DeviceKey(st.ID))
 	b.Put(schema.DeviceKey(st.ID), schema.Encode(&row))

@@ -36,13 +36,13 @@ func randomID() uint32 {
 
 // fill makes data files whenever the pool has fallen below half.
 func (d *device) fill() {
-	for d.m.ctx.Err() == nil {
+	for d.ctx.Err() == nil {
 		n := d.wanted()
 		if n == 0 {
 			d.pause(d.refill, refresh)
 			continue
 		}
-		if err := d.makeFiles(d.m.ctx, n); err != nil {
+		if err := d.makeFiles(d.ctx, n); err != nil {
 			d.refuse(err)
 			d.pause(nil, refusedWait)
 		}
@@ -58,7 +58,7 @@ func (d *device) wanted() int {
 		d.demand = 0
 	}
 	switch {
-	case d.condition != up:
+	case d.condition != up || d.row.Draining:
 		return 0
 	case d.refused != nil:
 		return 1 // to see whether it still refuses
@@ -74,7 +74,7 @@ func (d *device) wanted() int {
 func (d *device) refuse(err error) {
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	if d.m.ctx.Err() != nil {
+	if d.ctx.Err() != nil {
 		return
 	}
 	if d.refused == nil {
@@ -153,8 +153,8 @@ func (d *device) makeFile(ctx context.Context, number uint64) error {
 	}
 	owner := layout.Credential{UID: randomID(), GID: randomID()}
 	var handle []byte
-	err := d.do(d.m.ctx, func(st *store.Store) (err error) {
-		handle, err = st.Create(d.m.ctx, number, owner)
+	err := d.do(d.ctx, func(st *store.Store) (err error) {
+		handle, err = st.Create(d.ctx, number, owner)
 		return err
 	})
 	_, answered := store.Status(err)
@@ -169,7 +169,7 @@ func (d *device) makeFile(ctx context.Context, number uint64) error {
 	}
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	d.pool = append(d.pool, schema.DataFile{Device: d.id, Number: number, Handle: handle, UID: owner.UID, GID: owner.GID})
+	d.stock(schema.DataFile{Device: d.id, Number: number, Handle: handle, UID: owner.UID, GID: owner.GID})
 	if d.refused != nil {
 		d.refused = nil
 		d.m.log.Info("data files can be made again", "device", d.id, "url", placeOf(&d.row).String())
@@ -178,6 +178,16 @@ func (d *device) makeFile(ctx context.Context, number uint64) error {
 		d.m.signal()
 	}
 	return nil
+}
+
+// stock puts a data file that is held into the pool; m.mu is held. A device that is drained has none: there it becomes garbage.
+func (d *device) stock(file schema.DataFile) {
+	if !d.row.Draining {
+		d.pool = append(d.pool, file)
+		return
+	}
+	delete(d.held, file.Number)
+	kick(d.sweep)
 }
 
 // drop lets a number become garbage.
@@ -195,7 +205,7 @@ func (d *device) disown(number uint64) error {
 	d.m.log.Warn("data server has a file that the catalog does not know: run fsck", "device", d.id, "file", name)
 	var b catalog.Batch
 	b.Delete(schema.GarbageKey(d.id, number))
-	if err := d.m.cfg.Engine.Commit(d.m.ctx, &b); err != nil {
+	if err := d.m.cfg.Engine.Commit(d.ctx, &b); err != nil {
 		return fmt.Errorf("data file %s: %w", name, err) // stays held
 	}
 	d.drop(number)

@@ -78,7 +78,7 @@ func (d *device) connect(ctx context.Context, cfg *Config, volume [16]byte, row 
 	if err != nil {
 		return err
 	}
-	if d.server, err = cfg.Dial(d.url, addrs); err != nil {
+	if d.server, err = cfg.Dial(d.url, addrs, row.MountPort); err != nil {
 		return err
 	}
 	if d.store, err = store.Open(ctx, d.server, row.Export, volume); err != nil {
@@ -131,6 +131,7 @@ func (c *checker) call(ctx context.Context, d *device, f func(context.Context) e
 func (c *checker) checkLayouts(ctx context.Context) error {
 	type strayLayout struct{ key, value []byte }
 	var strays []strayLayout
+	incomplete := map[layout.FileID]bool{}
 	err := c.scan(ctx, schema.PrefixLayout, func(key, value []byte) error {
 		id := schema.IDOf(key)
 		var row schema.Layout
@@ -144,8 +145,23 @@ func (c *checker) checkLayouts(ctx context.Context) error {
 		if why := c.badLayout(&row); why != "" {
 			return c.found(ctx, Problem{Kind: BadLayout, Inode: id, Detail: why}, nil)
 		}
+		for j := range row.Mirrors[0] {
+			if row.GoodCopies(j) == 0 {
+				p := Problem{Kind: NoGoodCopy, Inode: id, Detail: fmt.Sprintf("column %d", j)}
+				if err := c.found(ctx, p, nil); err != nil {
+					return err
+				}
+			}
+		}
+		if row.Incomplete() {
+			incomplete[id] = true
+			c.report.Copies += int64(len(row.Copies(layout.CopyStale)) + len(row.Copies(layout.CopyFilling)))
+		}
 		for i, files := range row.Mirrors {
 			for j := range files {
+				if files[j].IsAbsent() {
+					continue
+				}
 				d := c.devices[files[j].Device]
 				if d == nil {
 					_, name := schema.DataFileName(files[j].Number)
@@ -176,7 +192,36 @@ func (c *checker) checkLayouts(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return c.checkFills(ctx, incomplete)
+}
+
+// checkFills holds the fill rows against the layouts that have copies which are not good.
+func (c *checker) checkFills(ctx context.Context, incomplete map[layout.FileID]bool) error {
+	err := c.scan(ctx, schema.PrefixFill, func(key, value []byte) error {
+		id := schema.IDOf(key)
+		var row schema.Fill
+		if err := decode(key, value, &row); err != nil {
+			return err
+		}
+		if incomplete[id] {
+			delete(incomplete, id)
+			return nil
+		}
+		return c.found(ctx, Problem{Kind: FillRow, Inode: id, Detail: "all copies are good"}, func(b *catalog.Batch) error {
+			b.GuardEqual(key, value)
+			b.Delete(key)
+			return nil
+		})
+	})
+	for _, id := range slices.Sorted(maps.Keys(incomplete)) {
+		if err == nil {
+			err = c.found(ctx, Problem{Kind: FillRow, Inode: id, Detail: "there is none"}, func(b *catalog.Batch) error {
+				b.Put(schema.FillKey(id), schema.Encode(&schema.Fill{}))
+				return nil
+			})
+		}
+	}
+	return err
 }
 
 // badLayout says what no layout can be like.
@@ -184,7 +229,11 @@ func (c *checker) badLayout(row *schema.Layout) string {
 	if row.StripeUnit < layout.MinStripeUnit || row.StripeUnit > layout.MaxStripeUnit {
 		return fmt.Sprintf("stripe unit of %d bytes", row.StripeUnit)
 	}
-	if len(row.Mirrors) == 0 || len(row.Mirrors) > layout.MaxPolicyMirror {
+	most := layout.MaxPolicyMirror
+	if row.Moving {
+		most++
+	}
+	if len(row.Mirrors) == 0 || len(row.Mirrors) > most {
 		return fmt.Sprintf("%d mirrors", len(row.Mirrors))
 	}
 	have := len(row.Mirrors[0])
@@ -272,6 +321,9 @@ func (c *checker) strayLayout(ctx context.Context, key, value []byte) error {
 		b.Delete(key)
 		for _, files := range row.Mirrors {
 			for i := range files {
+				if files[i].IsAbsent() {
+					continue
+				}
 				b.Add(schema.InUseKey(files[i].Device), 0, -1)
 			}
 		}
@@ -315,7 +367,8 @@ func (c *checker) unshare(ctx context.Context, at slot) error {
 	d := c.devices[file.Device]
 	_, name := schema.DataFileName(file.Number)
 	p := Problem{
-		Kind: SharedDataFile, Inode: at.inode, Device: d.url, DataFile: name, Lost: c.cfg.Repair && c.find(at.inode).size > 0,
+		Kind: SharedDataFile, Inode: at.inode, Device: d.url, DataFile: name,
+		Lost:   c.cfg.Repair && c.find(at.inode).size > 0 && !replaceable(&row, at.mirror, at.column),
 		Detail: fmt.Sprintf("inode %d has it", d.claims[file.Number].inode),
 	}
 	return c.found(ctx, p, func(b *catalog.Batch) error {
@@ -334,9 +387,23 @@ func (c *checker) unshare(ctx context.Context, at slot) error {
 			return err
 		}
 		b.Delete(schema.GarbageKey(d.id, file.Number))
+		emptied(b, at.inode, &row, at.mirror, at.column)
 		putLayout(b, at.inode, &row, old)
 		return nil
 	})
+}
+
+// replaceable reports whether the file loses nothing with a copy: it is not good, or there is another good one.
+func replaceable(row *schema.Layout, mirror, column int) bool {
+	return row.Mirrors[mirror][column].State != layout.CopyGood || row.GoodCopies(column) > 1
+}
+
+// emptied notes that a copy is empty now: it is stale if the file can do without it.
+func emptied(b *catalog.Batch, id layout.FileID, row *schema.Layout, mirror, column int) {
+	if replaceable(row, mirror, column) {
+		row.Mirrors[mirror][column].State = layout.CopyStale
+		b.Put(schema.FillKey(id), schema.Encode(&schema.Fill{}))
+	}
 }
 
 // checkGarbage reads the list of garbage.
@@ -427,6 +494,9 @@ func (c *checker) checkDataFile(ctx context.Context, d *device, f *store.File) e
 			return err
 		}
 	}
+	if file.State == layout.CopyStale {
+		return nil // whose it is and how long does not matter any more
+	}
 	owner := layout.Credential{UID: file.UID, GID: file.GID}
 	if !store.Owned(&f.Attr, owner) {
 		p.Kind = Owner
@@ -438,7 +508,7 @@ func (c *checker) checkDataFile(ctx context.Context, d *device, f *store.File) e
 	}
 	n := c.find(claim.inode)
 	// Nobody will see the size of an inode without names again; its writer may have given up without reporting it.
-	if size := store.Size(&f.Attr); size > n.size && n.state&(unsettled|orphan) == 0 {
+	if size := store.Size(&f.Attr); size > n.size && n.state&(unsettled|orphan) == 0 && file.State == layout.CopyGood {
 		c.beyond[n.id] = max(c.beyond[n.id], size)
 	}
 	return nil
@@ -474,9 +544,13 @@ func (c *checker) checkMissing(ctx context.Context, d *device) error {
 	for _, number := range numbers {
 		claim := d.claims[number]
 		dir, name := schema.DataFileName(number)
+		row, _, err := c.layoutOf(ctx, claim.inode)
+		if err != nil {
+			return err
+		}
 		p := Problem{
 			Kind: Missing, Inode: claim.inode, Device: d.url, DataFile: dir + "/" + name,
-			Lost: c.find(claim.inode).size > 0,
+			Lost: c.find(claim.inode).size > 0 && !replaceable(&row, int(claim.mirror), int(claim.column)),
 		}
 		if err := c.found(ctx, p, func(b *catalog.Batch) error { return c.remake(ctx, b, d, claim) }); err != nil {
 			return err
@@ -494,6 +568,7 @@ func (c *checker) remake(ctx context.Context, b *catalog.Batch, d *device, claim
 	if err := c.make(ctx, d, &row.Mirrors[claim.mirror][claim.column]); err != nil {
 		return err
 	}
+	emptied(b, claim.inode, &row, int(claim.mirror), int(claim.column))
 	putLayout(b, claim.inode, &row, old)
 	return nil
 }

@@ -47,7 +47,9 @@ const (
 	NextNumber     Kind = "wrong-next-number" // data files with higher numbers exist: raised
 	InUse          Kind = "wrong-in-use"      // counter of a device's data files: set
 	OrphanDataFile Kind = "orphan-data-file"  // neither in a layout nor garbage: becomes garbage
-	Missing        Kind = "missing-data-file" // in a layout, not on the data server: an empty one is made
+	Missing        Kind = "missing-data-file" // in a layout, not on the data server: an empty one is made, which is stale if there is another copy
+	NoGoodCopy     Kind = "no-good-copy"      // all copies of a column are stale: left
+	FillRow        Kind = "wrong-fill-row"    // says that a layout has stale copies, or does not: set
 	StaleHandle    Kind = "stale-handle"      // a layout's handle is not the data file's: replaced
 	Owner          Kind = "wrong-owner"       // of a data file: set
 	BeyondSize     Kind = "data-beyond-size"  // a data file is longer than the file: the file's size is raised
@@ -112,6 +114,7 @@ type Report struct {
 	Orphans     int64 `json:"pending_orphans"`     // inodes without names to be removed
 	Truncations int64 `json:"pending_truncations"` // data files to be cut
 	Writers     int64 `json:"pending_writers"`     // sizes to be found out
+	Copies      int64 `json:"pending_copies"`      // of mirrored data, to be filled
 
 	Counts   map[Kind]int64 `json:"counts"`
 	Repaired int64          `json:"repaired"`

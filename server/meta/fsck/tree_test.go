@@ -247,7 +247,7 @@ func (w *tree) at(file *schema.DataFile) (*store.Store, store.Server) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	server, err := w.net.Dial("test", addrs)
+	server, err := w.net.Dial("test", addrs, 0)
 	if err != nil {
 		w.t.Fatal(err)
 	}

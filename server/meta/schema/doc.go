@@ -5,6 +5,7 @@
 //	"c" device[16]                     counters   field 0: data files of the device that are in layouts
 //	"d" device[16]                     Device     a data server
 //	"e" dir[8] cookie[8] name          Entry      a directory entry; cookie is Cookie(name)
+//	"f" id[8]                          Fill       the file's layout has copies that are not good
 //	"g" device[16] number[8]           empty      a data file that is garbage unless a layout has claimed it
 //	"i" id[8]                          Inode      an inode
 //	"k" dir[8]                         counters   a directory's blind counters, fields Counter...

@@ -15,6 +15,7 @@ const (
 	PrefixInUse    = 'c'
 	PrefixDevice   = 'd'
 	PrefixEntry    = 'e'
+	PrefixFill     = 'f'
 	PrefixGarbage  = 'g'
 	PrefixInode    = 'i'
 	PrefixCounters = 'k'
@@ -45,7 +46,7 @@ const (
 )
 
 // Format is the version of what the package comment describes; a catalog of another one is refused.
-const Format = 2
+const Format = 3
 
 // Volume is the file system as a whole.
 type Volume struct {
@@ -125,6 +126,9 @@ type Layout struct {
 	StripeUnit int64
 	Width      int
 	Mirrors    [][]DataFile
+	// Moving says that the last mirror is there only for data files that move to another device: it has such as take the place of
+	// others, and is absent elsewhere.
+	Moving bool
 }
 
 // DataFile is one data file on one device.
@@ -134,6 +138,60 @@ type DataFile struct {
 	Number   uint64 // names it on the device, see DataFileName
 	Handle   []byte
 	UID, GID uint32 // synthetic owner
+	State    layout.CopyState
+}
+
+// Absent is what a mirror has that lacks a column.
+func Absent() DataFile { return DataFile{Handle: []byte{0}, State: layout.CopyStale} }
+
+// IsAbsent reports whether there is no data file.
+func (f *DataFile) IsAbsent() bool { return f.Device == layout.DeviceID{} }
+
+// Copies names the data files of a layout that are in a state.
+func (l *Layout) Copies(state layout.CopyState) []metarpc.CopyRef {
+	var refs []metarpc.CopyRef
+	for _, files := range l.Mirrors {
+		for i := range files {
+			if files[i].State == state && !files[i].IsAbsent() {
+				refs = append(refs, metarpc.CopyRef{Device: files[i].Device, Handle: files[i].Handle})
+			}
+		}
+	}
+	return refs
+}
+
+// GoodCopies is how many good copies a column has.
+func (l *Layout) GoodCopies(column int) int {
+	n := 0
+	for _, files := range l.Mirrors {
+		if files[column].State == layout.CopyGood {
+			n++
+		}
+	}
+	return n
+}
+
+// Has reports whether one of the data files is such a one.
+func (l *Layout) Has(such func(*DataFile) bool) bool {
+	for _, files := range l.Mirrors {
+		for i := range files {
+			if such(&files[i]) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Incomplete reports whether there are copies that are not good. Then, and only then, there is a fill row.
+func (l *Layout) Incomplete() bool {
+	return l.Moving || len(l.Copies(layout.CopyStale))+len(l.Copies(layout.CopyFilling)) > 0
+}
+
+// Fill is how far the copies of a file that are being filled have got.
+type Fill struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Done     int64    // they have all bytes before it
 }
 
 // Device is a data server.
@@ -144,6 +202,9 @@ type Device struct {
 	Export   string
 	Root     []byte // handle of the export's root when it was added
 	Next     uint64 // no data file of this or a higher number was ever made
+	Draining bool   // it gets no new data files, and those it has move elsewhere
+
+	MountPort uint16 // of its MOUNT service; 0 = on Port, or where the port mapper says
 }
 
 // Session is a client's session.
@@ -188,6 +249,7 @@ func idKey(prefix byte, id layout.FileID, more int) []byte {
 func InodeKey(id layout.FileID) []byte    { return idKey(PrefixInode, id, 0) }
 func CountersKey(id layout.FileID) []byte { return idKey(PrefixCounters, id, 0) }
 func LayoutKey(id layout.FileID) []byte   { return idKey(PrefixLayout, id, 0) }
+func FillKey(id layout.FileID) []byte     { return idKey(PrefixFill, id, 0) }
 func OrphanKey(id layout.FileID) []byte   { return idKey(PrefixOrphan, id, 0) }
 func TruncateKey(id layout.FileID) []byte { return idKey(PrefixTruncate, id, 0) }
 

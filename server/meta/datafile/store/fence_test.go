@@ -38,7 +38,7 @@ func TestFence(t *testing.T) {
 		<-served
 	})
 	addrs := []netip.AddrPort{netip.MustParseAddrPort(l.Addr().String())}
-	server, err := store.DialNFS("test", addrs)
+	server, err := store.DialNFS("test", addrs, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,11 +2,14 @@ package store
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 
 	"github.com/weftfs/weft/dataplane/nfs3"
+	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/layout"
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
@@ -18,25 +21,37 @@ const connections = 2
 // superuser is who the service is to data servers.
 var superuser layout.Credential
 
-// DialNFS is the Dialer for real data servers. It is silent: who uses the Server says what is wrong with it.
-func DialNFS(name string, addrs []netip.AddrPort) (Server, error) {
-	target, err := nfs3.New(nfs3.Config{Name: name, Addrs: addrs, Connections: connections, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		return nil, err
+// DialNFS is the Dialer for real data servers, in clear text. It is silent: who uses the Server says what is wrong with it.
+func DialNFS(name string, addrs []netip.AddrPort, mountPort uint16) (Server, error) {
+	return DialTLS(nil)(name, addrs, mountPort)
+}
+
+// DialTLS returns the Dialer for data servers that are spoken to with TLS, as package rpctls configures it, or in clear
+// text if that is nil.
+func DialTLS(secret *tls.Config) Dialer {
+	return func(name string, addrs []netip.AddrPort, mountPort uint16) (Server, error) {
+		target, err := nfs3.New(nfs3.Config{
+			Name: name, Addrs: addrs, Connections: connections, TLS: secret, ReservedPort: true, Log: slog.New(slog.DiscardHandler),
+		})
+		if err != nil {
+			return nil, err
+		}
+		return &nfsServer{target, addrs, mountPort, secret}, nil
 	}
-	return &nfsServer{target, addrs}, nil
 }
 
 // nfsServer is a Server on the network.
 type nfsServer struct {
-	target *nfs3.Target
-	addrs  []netip.AddrPort
+	target    *nfs3.Target
+	addrs     []netip.AddrPort
+	mountPort uint16
+	secret    *tls.Config
 }
 
 func (s *nfsServer) Mount(ctx context.Context, export string) ([]byte, error) {
 	var errs []error
 	for _, addr := range s.addrs {
-		root, err := nfs3.Mount(ctx, addr, export)
+		root, err := s.mountAt(ctx, addr, export)
 		if err == nil {
 			return root, nil
 		}
@@ -46,6 +61,24 @@ func (s *nfsServer) Mount(ctx context.Context, export string) ([]byte, error) {
 		}
 	}
 	return nil, errors.Join(errs...)
+}
+
+// mountAt asks the MOUNT service where it is said to be, and otherwise on the NFS port, where weftd data has it, or where
+// the port mapper says.
+func (s *nfsServer) mountAt(ctx context.Context, addr netip.AddrPort, export string) ([]byte, error) {
+	if s.mountPort != 0 {
+		return nfs3.Mount(ctx, netip.AddrPortFrom(addr.Addr(), s.mountPort), export, s.secret)
+	}
+	root, err := nfs3.Mount(ctx, addr, export, s.secret)
+	var refused *oncrpc.Error
+	if err == nil || !errors.As(err, &refused) || refused.Stat != oncrpc.ProgUnavail {
+		return root, err
+	}
+	port, err := nfs3.Port(ctx, addr.Addr(), oncrpc.ProgMount, wire.Version)
+	if err != nil {
+		return nil, fmt.Errorf("the server has no MOUNT service on its NFS port %d, and where it is cannot be found out (say it with ?mountport=PORT): %w", addr.Port(), err)
+	}
+	return nfs3.Mount(ctx, netip.AddrPortFrom(addr.Addr(), port), export, s.secret)
 }
 
 func (s *nfsServer) FSInfo(ctx context.Context, file []byte) (wire.FsinfoRes, error) {
@@ -80,6 +113,40 @@ func (s *nfsServer) Mkdir(ctx context.Context, dir []byte, name string, set wire
 
 func (s *nfsServer) Remove(ctx context.Context, dir []byte, name string) error {
 	return s.target.Remove(ctx, superuser, dir, name)
+}
+
+func (s *nfsServer) Read(ctx context.Context, file []byte, cred layout.Credential, off int64, buf []byte) (int, error) {
+	op := &layout.Op{Kind: layout.OpRead, Off: off, Data: buf}
+	err := s.do(ctx, op, file, cred)
+	return op.N, err
+}
+
+func (s *nfsServer) Write(ctx context.Context, file []byte, cred layout.Credential, off int64, data []byte) error {
+	op := &layout.Op{Kind: layout.OpWrite, Off: off, Data: data, Stable: layout.DataSync}
+	err := s.do(ctx, op, file, cred)
+	switch {
+	case err != nil:
+		return err
+	case op.N != len(data) || op.Committed < layout.DataSync:
+		return fmt.Errorf("WRITE of %d bytes: %d written, %v: %w", len(data), op.N, op.Committed, wire.ErrServerFault)
+	}
+	return nil
+}
+
+// do starts a READ or WRITE and waits for its end. If ctx ends first nobody touches op.Data any more when it returns.
+func (s *nfsServer) do(ctx context.Context, op *layout.Op, file []byte, cred layout.Credential) error {
+	op.File = &layout.DataFile{Handles: [][]byte{file}, Cred: cred}
+	done := make(chan struct{})
+	op.Done = func(*layout.Op) { close(done) }
+	s.target.Start(op)
+	s.target.Flush()
+	select {
+	case <-done:
+		return op.Err
+	case <-ctx.Done():
+		s.target.Detach(op)
+		return ctx.Err()
+	}
 }
 
 func (s *nfsServer) Commit(ctx context.Context, file []byte) error {

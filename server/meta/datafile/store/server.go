@@ -7,13 +7,14 @@ import (
 	"net/netip"
 
 	"github.com/weftfs/weft/internal/wire/nfs3"
+	"github.com/weftfs/weft/layout"
 )
 
 // Server is what is asked of an NFSv3 data server. Every call is made as the superuser (uid 0, gid 0) and waits while
 // the server cannot be reached, until ctx ends. What the server answers is an error that [Status] knows; any other
 // error means that there was no answer. Handles are file handles as the server gave them.
 type Server interface {
-	// Mount returns the handle of an export's root (MOUNT version 3, on the same port). It alone does not wait: it
+	// Mount returns the handle of an export's root (MOUNT version 3). It alone does not wait: it
 	// tries each address once.
 	Mount(ctx context.Context, export string) (root []byte, err error)
 	FSInfo(ctx context.Context, file []byte) (nfs3.FsinfoRes, error)
@@ -27,6 +28,10 @@ type Server interface {
 	// Mkdir makes a directory; the handle may be nil.
 	Mkdir(ctx context.Context, dir []byte, name string, set nfs3.Sattr) ([]byte, error)
 	Remove(ctx context.Context, dir []byte, name string) error
+	// Read reads from a data file as its owner; what lies behind its end is not counted in n. Write writes all of data as the
+	// owner cred, and returns when that is stable. Both wait for one answer, so data may be as long as FSInfo allows.
+	Read(ctx context.Context, file []byte, cred layout.Credential, off int64, buf []byte) (n int, err error)
+	Write(ctx context.Context, file []byte, cred layout.Credential, off int64, data []byte) error
 	// Commit makes all of the file's data stable (COMMIT of everything).
 	Commit(ctx context.Context, file []byte) error
 	// ReadDir returns a page of READDIRPLUS, from the beginning with cookie and verifier zero.
@@ -35,8 +40,9 @@ type Server interface {
 	Close() error
 }
 
-// Dialer makes the Server that listens at any of addrs; name is for logs. It does not wait for a connection.
-type Dialer func(name string, addrs []netip.AddrPort) (Server, error)
+// Dialer makes the Server that listens at any of addrs; name is for logs. mountPort is where its MOUNT service listens, 0
+// if that is to be found out. It does not wait for a connection.
+type Dialer func(name string, addrs []netip.AddrPort, mountPort uint16) (Server, error)
 
 // Resolve returns the addresses of a host, which may be one itself.
 func Resolve(ctx context.Context, host string, port uint16) ([]netip.AddrPort, error) {

@@ -27,6 +27,8 @@ const (
 var (
 	// ErrNoLabel: the export holds no labelled directory of the volume.
 	ErrNoLabel = errors.New("no data of this volume there")
+	// ErrSquashed: the server takes the superuser for somebody else.
+	ErrSquashed = errors.New("the server does not take root for root")
 	// ErrTaken: a file of that name exists and is not ours.
 	ErrTaken = errors.New("the name is taken by another file")
 )
@@ -101,6 +103,39 @@ func (s *Store) Format(ctx context.Context, id layout.DeviceID) error {
 		return fmt.Errorf("create label in %s: %w", s.volume, err)
 	}
 	s.ID = id
+	return nil
+}
+
+// CheckOwner checks that what the service has made belongs to the superuser, and gives it back what was made while it
+// did not; if that cannot be the error is ErrSquashed.
+func (s *Store) CheckOwner(ctx context.Context) error {
+	attr, err := s.server.GetAttr(ctx, s.dir)
+	if err != nil {
+		return fmt.Errorf("attributes of %s: %w", s.volume, err)
+	}
+	if attr.UID == superuser.UID {
+		return nil
+	}
+	set := nfs3.Sattr{SetUID: true, UID: superuser.UID, SetGID: true, GID: superuser.GID}
+	if err := s.server.SetAttr(ctx, s.dir, set, nil); err != nil {
+		return fmt.Errorf("%s belongs to user %d: %w (%w)", s.volume, attr.UID, ErrSquashed, err)
+	}
+	// A server may have made another user of the owner, too, and say nothing.
+	if attr, err = s.server.GetAttr(ctx, s.dir); err != nil {
+		return fmt.Errorf("attributes of %s: %w", s.volume, err)
+	}
+	if attr.UID != superuser.UID {
+		return fmt.Errorf("%s belongs to user %d: %w", s.volume, attr.UID, ErrSquashed)
+	}
+	return nil
+}
+
+// Unformat removes what Format has made, as long as nothing else was made.
+func (s *Store) Unformat(ctx context.Context) error {
+	err := s.server.Remove(ctx, s.dir, labelPrefix+s.ID.String())
+	if err != nil {
+		return fmt.Errorf("remove the label from %s: %w", s.volume, err)
+	}
 	return nil
 }
 
@@ -356,6 +391,16 @@ func (s *Store) Find(ctx context.Context, number uint64) (handle []byte, attr nf
 		return err
 	})
 	return handle, attr, err
+}
+
+// Read reads from a data file with its owner's credential; bytes behind its end are not counted.
+func (s *Store) Read(ctx context.Context, file []byte, owner layout.Credential, off int64, buf []byte) (int, error) {
+	return s.server.Read(ctx, file, owner, off, buf)
+}
+
+// Write writes to a data file with its owner's credential, and returns when that is stable.
+func (s *Store) Write(ctx context.Context, file []byte, owner layout.Credential, off int64, data []byte) error {
+	return s.server.Write(ctx, file, owner, off, data)
 }
 
 // GetAttr returns a data file's attributes.

@@ -66,7 +66,7 @@ func servers(t *testing.T, test func(t *testing.T, server store.Server, export s
 func fake(t *testing.T) store.Server {
 	net := storetest.New()
 	net.Export("10.0.0.1:2049", "/e")
-	server, err := net.Dial("test", []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:2049")})
+	server, err := net.Dial("test", []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:2049")}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func real(t *testing.T) store.Server {
 		}
 		<-served
 	})
-	server, err := store.DialNFS("test", []netip.AddrPort{netip.MustParseAddrPort(l.Addr().String())})
+	server, err := store.DialNFS("test", []netip.AddrPort{netip.MustParseAddrPort(l.Addr().String())}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -258,6 +258,43 @@ func TestRootSquash(t *testing.T) {
 		st := format(t, squashing{server}, export)
 		if _, err := st.Create(t.Context(), 5, owner); !errors.Is(err, nfs3.ErrPerm) {
 			t.Errorf("%v", err)
+		}
+	})
+}
+
+// A directory that was made while the superuser was nobody is taken back once it is not.
+func TestCheckOwner(t *testing.T) {
+	servers(t, func(t *testing.T, server store.Server, export string) {
+		ctx := t.Context()
+		st := format(t, server, export)
+		if err := st.CheckOwner(ctx); err != nil {
+			t.Fatal(err)
+		}
+		dir, _, err := server.Lookup(ctx, st.Root, schema.VolumeDir(volume))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := server.SetAttr(ctx, dir, nfs3.Sattr{SetUID: true, UID: 65534}, nil); err != nil {
+			t.Fatal(err)
+		}
+		squashed, err := store.Open(ctx, squashing{server}, export, volume)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := squashed.CheckOwner(ctx); !errors.Is(err, store.ErrSquashed) {
+			t.Errorf("squashed: %v", err)
+		}
+		if err := st.CheckOwner(ctx); err != nil {
+			t.Error(err)
+		}
+		if attr, err := server.GetAttr(ctx, dir); err != nil || attr.UID != 0 {
+			t.Errorf("owner %d, %v", attr.UID, err)
+		}
+		if err := st.Unformat(ctx); err != nil {
+			t.Error(err)
+		}
+		if _, err := store.Open(ctx, server, export, volume); !errors.Is(err, store.ErrNoLabel) {
+			t.Errorf("after Unformat: %v", err)
 		}
 	})
 }

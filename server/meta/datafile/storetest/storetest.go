@@ -1,5 +1,5 @@
-// Package storetest is a network of NFSv3 data servers in memory, for tests of what uses package store. It keeps names
-// and attributes but no bytes. A server that is down makes calls wait, as a Server does.
+// Package storetest is a network of NFSv3 data servers in memory, for tests of what uses package store. It keeps names,
+// attributes and the bytes that were written. A server that is down makes calls wait, as a Server does.
 //
 // A Net has one lock, held during each call; hooks are called without it.
 package storetest
@@ -14,6 +14,7 @@ import (
 	"sync"
 
 	"github.com/weftfs/weft/internal/wire/nfs3"
+	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/datafile/store"
 )
 
@@ -71,6 +72,7 @@ type Export struct {
 type node struct {
 	id    uint64
 	attr  nfs3.Fattr
+	data  []byte           // of a regular file; as long as the last byte written
 	names map[string]*node // of a directory
 }
 
@@ -217,11 +219,12 @@ func (d *node) set(set *nfs3.Sattr) {
 	}
 	if set.SetSize {
 		d.attr.Size = set.Size
+		d.data = d.data[:min(uint64(len(d.data)), set.Size)]
 	}
 }
 
 // Dial is a store.Dialer.
-func (n *Net) Dial(name string, addrs []netip.AddrPort) (store.Server, error) {
+func (n *Net) Dial(name string, addrs []netip.AddrPort, _ uint16) (store.Server, error) {
 	return &server{net: n, addrs: addrs, closed: make(chan struct{})}, nil
 }
 
@@ -319,6 +322,54 @@ func (s *server) Lookup(ctx context.Context, dir []byte, name string) (handle []
 		return nil
 	})
 	return handle, attr, err
+}
+
+func (s *server) Read(ctx context.Context, file []byte, cred layout.Credential, off int64, buf []byte) (n int, err error) {
+	err = s.call(ctx, "READ", func(e *Export) error {
+		d, err := e.find(file)
+		if err != nil {
+			return err
+		}
+		if d.attr.UID != cred.UID {
+			return nfs3.ErrAcces
+		}
+		clear(buf)
+		n = int(max(min(int64(d.attr.Size)-off, int64(len(buf))), 0))
+		copy(buf[:n], d.data[min(off, int64(len(d.data))):])
+		return nil
+	})
+	return n, err
+}
+
+func (s *server) Write(ctx context.Context, file []byte, cred layout.Credential, off int64, data []byte) error {
+	return s.call(ctx, "WRITE", func(e *Export) error {
+		d, err := e.find(file)
+		if err != nil {
+			return err
+		}
+		if d.attr.UID != cred.UID {
+			return nfs3.ErrAcces
+		}
+		if more := off + int64(len(data)) - int64(len(d.data)); more > 0 {
+			d.data = append(d.data, make([]byte, more)...)
+		}
+		copy(d.data[off:], data)
+		d.attr.Size = max(d.attr.Size, uint64(off)+uint64(len(data)))
+		e.touch(d)
+		return nil
+	})
+}
+
+// Data is what a regular file holds.
+func (n *Net) Data(handle []byte) []byte {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, e := range n.exports {
+		if d, err := e.find(handle); err == nil {
+			return append(slices.Clone(d.data), make([]byte, d.attr.Size-uint64(len(d.data)))...)
+		}
+	}
+	return nil
 }
 
 func (s *server) GetAttr(ctx context.Context, file []byte) (attr nfs3.Fattr, err error) {

@@ -1,0 +1,228 @@
+package nfs3
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/xdr"
+	"github.com/weftfs/weft/layout"
+)
+
+// hostile is an address at which connections are maltreated, until it is told to pass them on to a good server.
+type hostile struct {
+	ln   net.Listener
+	good atomic.Bool
+	met  [len(maltreatments)]atomic.Int32 // connections by maltreatment
+	open sync.Map                         // of net.Conn
+	wg   sync.WaitGroup
+}
+
+// maltreatments are what can be done to a connection, which is closed afterwards. first is a call that came, with its
+// record mark, or shorter if there is none.
+var maltreatments = [...]struct {
+	name string
+	do   func(c net.Conn, rnd *rand.Rand, first []byte)
+}{
+	{"hang up", func(net.Conn, *rand.Rand, []byte) {}},
+	{"silence", func(c net.Conn, _ *rand.Rand, _ []byte) { io.Copy(io.Discard, c) }},
+	{"garbage", func(c net.Conn, rnd *rand.Rand, _ []byte) {
+		b := make([]byte, 1+rnd.IntN(1<<20))
+		for i := range b {
+			b[i] = byte(rnd.Uint32())
+		}
+		c.Write(b)
+	}},
+	{"huge record", func(c net.Conn, rnd *rand.Rand, first []byte) {
+		flood(c, oncrpc.AppendRecordMark(nil, oncrpc.MaxFragment, true), first[4:], make([]byte, 64<<10))
+	}},
+	{"huge record in pieces", func(c net.Conn, _ *rand.Rand, first []byte) {
+		part := append(oncrpc.AppendRecordMark(nil, 64<<10, false), make([]byte, 64<<10)...)
+		flood(c, append(oncrpc.AppendRecordMark(nil, 4, false), first[4:8]...), nil, part)
+	}},
+	{"empty fragments", func(c net.Conn, _ *rand.Rand, _ []byte) {
+		flood(c, nil, nil, make([]byte, 4096)) // marks of length 0 that are not the last
+	}},
+	{"small fragments", func(c net.Conn, _ *rand.Rand, _ []byte) {
+		flood(c, nil, nil, bytes.Repeat(append(oncrpc.AppendRecordMark(nil, 1, false), 0), 1000))
+	}},
+	{"replies to nobody", func(c net.Conn, rnd *rand.Rand, _ []byte) {
+		rep := (&oncrpc.Reply{XID: rnd.Uint32()}).Append([]byte{0, 0, 0, 0})
+		oncrpc.PutRecordMark(rep, len(rep)-4, true)
+		flood(c, nil, nil, bytes.Repeat(rep, 100))
+	}},
+	{"calls instead of replies", func(c net.Conn, _ *rand.Rand, first []byte) { c.Write(first) }},
+	{"half a reply", func(c net.Conn, _ *rand.Rand, first []byte) {
+		c.Write(append(oncrpc.AppendRecordMark(nil, 1000, true), first[4:8]...))
+		io.Copy(io.Discard, c)
+	}},
+	{"endless verifier", func(c net.Conn, _ *rand.Rand, first []byte) {
+		rep := xdr.AppendUint32(append([]byte(nil), first[4:8]...), 1)
+		rep = xdr.AppendUint32(rep, 0)       // accepted
+		rep = xdr.AppendUint32(rep, 0)       // AUTH_NONE
+		rep = xdr.AppendUint32(rep, 1<<32-1) // of so many bytes
+		c.Write(append(oncrpc.AppendRecordMark(nil, len(rep), true), rep...))
+		io.Copy(io.Discard, c)
+	}},
+	{"more than was asked for", func(c net.Conn, _ *rand.Rand, first []byte) {
+		rep := (&oncrpc.Reply{XID: binary.BigEndian.Uint32(first[4:])}).Append(nil)
+		for _, v := range []uint32{0, 0, 1 << 31, 0, 1 << 31, 1, 2, 3} { // OK of READ; no status of anything else that is not short
+			rep = xdr.AppendUint32(rep, v)
+		}
+		c.Write(append(oncrpc.AppendRecordMark(nil, len(rep), true), rep...))
+		io.Copy(io.Discard, c)
+	}},
+}
+
+// flood sends the beginning and then part again and again, until the other side has had enough.
+func flood(c net.Conn, mark, begin, part []byte) {
+	if _, err := c.Write(append(mark, begin...)); err != nil {
+		return
+	}
+	for {
+		if _, err := c.Write(part); err != nil {
+			return
+		}
+	}
+}
+
+func newHostile(t *testing.T, srv *server, seed uint64) *hostile {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &hostile{ln: ln}
+	var nth atomic.Uint64
+	h.wg.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			h.open.Store(c, true)
+			h.wg.Go(func() {
+				defer h.open.Delete(c)
+				defer c.Close()
+				n := nth.Add(1)
+				rnd := rand.New(rand.NewPCG(seed, n))
+				if h.good.Load() {
+					h.pass(c, srv)
+					return
+				}
+				first := make([]byte, 64<<10)
+				k, err := io.ReadAtLeast(c, first, 44)
+				if err != nil {
+					return
+				}
+				i := int(n) % len(maltreatments) // each has its turn
+				h.met[i].Add(1)
+				maltreatments[i].do(c, rnd, first[:k])
+			})
+		}
+	})
+	t.Cleanup(func() {
+		ln.Close()
+		h.hangup()
+		h.wg.Wait()
+	})
+	return h
+}
+
+func (h *hostile) hangup() {
+	h.open.Range(func(c, _ any) bool { c.(net.Conn).Close(); return true })
+}
+
+func (h *hostile) pass(c net.Conn, srv *server) {
+	s, err := net.Dial("tcp", srv.addr.String())
+	if err != nil {
+		return
+	}
+	defer s.Close()
+	h.wg.Go(func() { io.Copy(s, c); s.Close() })
+	io.Copy(c, s)
+}
+
+// TestHostile: whatever a server sends, memory is bounded and nothing breaks; each request ends with what a good server
+// says or with an error; and once the server is good again everything works.
+func TestHostile(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	before := runtime.NumGoroutine()
+	srv := newServer(t)
+	want := pattern(256<<10, seed)
+	srv.put("f", want)
+	h := newHostile(t, srv, seed)
+	addr := h.ln.Addr().(*net.TCPAddr).AddrPort()
+	tg := newTarget(t, Config{Timeout: 300 * time.Millisecond}, addr)
+	var rs []*request
+	for i := range 8 {
+		off := int64(i) * 1000
+		rs = append(rs, readOp("f", off, 1000), readOp("f", 0, len(want)), writeOp("g", off, want[off:off+1000]), newOp(layout.OpCommit, "g", 0, nil))
+	}
+	start(tg, rs...)
+	nulls := make(chan error, 1)
+	go func() { nulls <- tg.Null(t.Context()) }()
+
+	runtime.GC()
+	var base, now runtime.MemStats
+	runtime.ReadMemStats(&base)
+	begin := time.Now()
+	everything := func() bool {
+		for i := range h.met {
+			if h.met[i].Load() == 0 {
+				return false
+			}
+		}
+		return true
+	}
+	for !everything() {
+		if time.Since(begin) > 100*time.Second {
+			t.Fatal("not everything was tried")
+		}
+		time.Sleep(100 * time.Millisecond)
+		r := readOp("f", 0, 1000) // so that there is always something to do
+		start(tg, r)
+		rs = append(rs, r)
+		runtime.GC()
+		runtime.ReadMemStats(&now)
+		if grown := int64(now.HeapAlloc) - int64(base.HeapAlloc); grown > 32<<20 {
+			t.Fatalf("%d bytes of memory more", grown)
+		}
+	}
+	h.good.Store(true)
+	h.hangup()
+	for _, r := range rs {
+		wait(t, r.done, "a request to a hostile server")
+		var broken *ReplyError
+		switch {
+		case r.Err != nil && !errors.As(r.Err, &broken):
+			t.Errorf("%v: error %v", r.Kind, r.Err)
+		case r.Err == nil && r.Kind == layout.OpRead && !bytes.Equal(r.Data[:r.N], want[r.Off:][:r.N]):
+			t.Errorf("READ of %d bytes at %d: contents differ", r.N, r.Off)
+		}
+	}
+	if err := <-nulls; err != nil && !errors.As(err, new(*ReplyError)) {
+		t.Errorf("NULL: %v", err)
+	}
+	r := readOp("f", 0, len(want))
+	ok(t, tg, r, writeOp("g", 0, want), newOp(layout.OpCommit, "g", 0, nil))
+	if !bytes.Equal(r.Data, want) || !bytes.Equal(srv.get("g"), want) {
+		t.Error("contents differ")
+	}
+	if err := tg.Close(); err != nil {
+		t.Error(err)
+	}
+	h.ln.Close()
+	h.hangup()
+	srv.close()
+	until(t, "goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
+}

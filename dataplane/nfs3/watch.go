@@ -1,0 +1,111 @@
+package nfs3
+
+import (
+	"fmt"
+	"time"
+)
+
+// maxStall bounds how long a connection may be silent before it is asked whether it lives.
+const maxStall = 5 * time.Second
+
+// watch looks at a connection several times within Config.Timeout. Guarded by Target.mu.
+//
+// A connection on which nothing was heard for Config.Timeout, while something is outstanding, is ended. One of several
+// is ended earlier: after a shorter silence it is sent a NULL call, and if that stays without an answer for as long again
+// while others are answered, it is the connection and not the server that stands still. A slow request alone, such as a
+// COMMIT, does not end its connection so. A server that carries out one call after the other would suffer from it, so each
+// such end makes the next connection of the slot more patient.
+type watch struct {
+	timer  *time.Timer
+	used   time.Time // when something was outstanding last
+	probed time.Time // when it was asked; zero: not since something was heard
+	silent time.Time // since when it was silent when it was asked
+	alive  time.Time // when its answer came; what was heard later is a reply to something else
+}
+
+// start begins to look at c. What is wrong ends c by [conn.fail], which stops the watch.
+func (w *watch) start(c *conn) {
+	w.used = time.Now()
+	w.timer = time.AfterFunc(c.t.cfg.Timeout/8, c.look)
+}
+
+func (w *watch) stop() {
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+}
+
+// answered notes the answer to the question whether the connection lives, heard at the given time.
+func (w *watch) answered(heard time.Time) { w.alive = heard }
+
+// patience is how long the connection may be silent before it is asked, and then without an answer.
+func (c *conn) patience() time.Duration {
+	return min(c.t.cfg.Timeout/8, maxStall) << min(c.slot.stalls, 3)
+}
+
+// look runs when the timer goes off.
+func (c *conn) look() {
+	t := c.t
+	t.mu.Lock()
+	asked := !c.dead && c.inspect()
+	t.mu.Unlock()
+	if asked {
+		t.Flush()
+	}
+}
+
+// inspect ends the connection if it stands still or is not used any more, and winds the timer again. It returns true if
+// it has queued the question.
+func (c *conn) inspect() (asked bool) {
+	t := c.t
+	now, timeout, w := time.Now(), t.cfg.Timeout, &c.watch
+	if c.count == 0 {
+		w.probed = time.Time{}
+		if now.Sub(w.used) >= t.idleAfter {
+			c.fail(errIdle)
+			return false
+		}
+		w.timer.Reset(timeout / 8)
+		return
+	}
+	w.used = now
+	silent := c.since
+	if heard := c.in.lastHeard(); heard.After(silent) {
+		silent = heard
+	}
+	switch {
+	case w.probed.IsZero():
+	case silent.After(w.probed) && !silent.After(w.alive):
+		silent = w.silent // nothing but the answer to our question
+	case silent.After(w.probed):
+		w.probed = time.Time{}
+	}
+	quiet := now.Sub(silent)
+	switch {
+	case quiet >= timeout:
+		c.fail(fmt.Errorf("%w for %v with %d calls outstanding", errSilent, timeout, c.count))
+		return false
+	case w.probed.IsZero():
+		if quiet >= c.patience() {
+			w.probed, w.silent = now, silent
+			c.probe()
+			asked = true
+		}
+	case w.alive.Before(w.probed) && now.Sub(w.probed) >= c.patience() && t.othersAnswer(c, w.probed):
+		c.slot.stalls++
+		c.fail(fmt.Errorf("%w for %v with %d calls outstanding", errStalled, quiet.Round(time.Millisecond), c.count))
+		return false
+	}
+	w.timer.Reset(min(timeout/8, max(timeout-quiet, time.Millisecond)))
+	return asked
+}
+
+// othersAnswer tells whether another connection than c has heard something since then.
+func (t *Target) othersAnswer(c *conn, then time.Time) bool {
+	for i := range t.slots {
+		if o := t.slots[i].conn; o != nil && o != c && !o.dead && o.in.lastHeard().After(then) {
+			return true
+		}
+	}
+	return false
+}

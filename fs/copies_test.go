@@ -1,0 +1,117 @@
+package fs
+
+import (
+	"bytes"
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/layout"
+)
+
+// mirroredRig is a mount of a volume with two data servers and two copies of everything.
+func mirroredRig(t *testing.T) (*service, *rig) {
+	s := newService(2, 64<<10)
+	s.mirrors, s.patience = true, 300*time.Millisecond
+	return s, newRig(t, s)
+}
+
+// TestFailedCopy fails one copy in many ways: the application sees nothing of it, but that a server that is silent costs
+// the timeout. What it reads is what it wrote, here and on another mount.
+func TestFailedCopy(t *testing.T) {
+	for name, rule := range map[string]faulty.Rule{
+		"EIO":          {Kind: layout.OpWrite, Err: syscall.EIO},
+		"ENOSPC":       {Kind: layout.OpWrite, Err: syscall.ENOSPC},
+		"ESTALE":       {Kind: layout.OpWrite, Err: syscall.ESTALE},
+		"EACCES":       {Kind: layout.OpWrite, Err: syscall.EACCES},
+		"short":        {Kind: layout.OpWrite, Err: syscall.EIO, Short: true},
+		"reached":      {Kind: layout.OpWrite, Err: syscall.EIO, Reach: true},
+		"silent":       {Kind: layout.OpWrite, Delay: time.Hour},
+		"commit fails": {Kind: layout.OpCommit, Err: syscall.EIO},
+		"no commit":    {Kind: layout.OpCommit, Delay: time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, r := mirroredRig(t)
+			other := newRig(t, s)
+			id, fh := r.create("f")
+			there := other.open(id, unix.O_RDONLY)
+			data := bytes.Repeat([]byte("before"), 50000)
+			r.write(id, 0, data)
+			r.want(r.fsync(id, fh), 0, "fsync")
+			other.wantRead(id, 0, len(data), data)
+			r.faults[1].SetRules(rule)
+			data = bytes.Repeat([]byte("behind"), 50000)
+			r.write(id, 0, data)
+			for range 4 {
+				other.wantRead(id, 0, len(data), data)
+			}
+			r.want(r.fsync(id, fh), 0, "fsync")
+			if r.m.called("LayoutError") == 0 {
+				t.Error("the service was not told")
+			}
+			for range 4 {
+				r.wantRead(id, 0, len(data), data)
+				other.wantRead(id, 0, len(data), data)
+			}
+			told := r.m.called("LayoutError")
+			r.write(id, 0, data)
+			r.want(r.fsync(id, fh), 0, "fsync")
+			if r.m.called("LayoutError") != told {
+				t.Error("the service was told again of what it knows")
+			}
+			r.faults[1].SetRules()
+			other.release(there)
+			r.want(r.flush(id, fh), 0, "close")
+		})
+	}
+}
+
+// TestLastCopy fails the only copy that is left: its errors are the application's, and while it is silent everything waits.
+func TestLastCopy(t *testing.T) {
+	_, r := mirroredRig(t)
+	id, fh := r.create("f")
+	r.write(id, 0, []byte("data"))
+	r.want(r.fsync(id, fh), 0, "fsync")
+	r.faults[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: syscall.EIO})
+	r.write(id, 0, []byte("more"))
+	r.faults[1].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: syscall.ENOSPC})
+	if _, status := r.tryWrite(id, 0, []byte("full"), unix.O_RDWR); status != 28 {
+		t.Errorf("write to a full server: %v", status)
+	}
+	r.faults[1].SetRules(faulty.Rule{Kind: layout.OpWrite, Late: 2 * time.Second})
+	start := time.Now()
+	r.write(id, 0, []byte("last"))
+	if took := time.Since(start); took < 2*time.Second {
+		t.Errorf("the last copy was given up after %v", took)
+	}
+	r.faults[1].SetRules()
+	r.wantRead(id, 0, 4, []byte("last"))
+	r.want(r.fsync(id, fh), 0, "fsync")
+}
+
+// TestSettledWithoutCaller fails a copy under a write whose caller was killed: the copies are settled all the same, and before
+// that the file is not let go.
+func TestSettledWithoutCaller(t *testing.T) {
+	_, r := mirroredRig(t)
+	id, fh := r.create("f")
+	r.write(id, 0, []byte("data"))
+	r.want(r.fsync(id, fh), 0, "fsync")
+	r.faults[1].SetRules(faulty.Rule{Kind: layout.OpWrite, Delay: 100 * time.Millisecond, Err: errors.New("lost")})
+	w := &Write{ID: id, Data: []byte("gone"), Flags: unix.O_RDWR, Done: func(int, syscall.Errno) {}}
+	r.StartWrite(w)
+	r.Flush()
+	w.Detach()
+	r.release(fh)
+	for start := time.Now(); r.peek(id) != nil; time.Sleep(time.Millisecond) {
+		if time.Since(start) > time.Minute {
+			t.Fatal("the file is still kept")
+		}
+	}
+	if n := r.m.called("LayoutError"); n != 1 {
+		t.Errorf("the service was told %d times", n)
+	}
+}

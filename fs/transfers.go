@@ -1,0 +1,66 @@
+package fs
+
+import (
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/fs/device"
+	"github.com/weftfs/weft/layout"
+)
+
+// transfers serves the READs and WRITEs of the device loop.
+type transfers struct{ fs *FS }
+
+func (t transfers) NewTransfer(r *device.Request) device.Transfer {
+	c := &transferCall{fs: t.fs, r: r}
+	c.read.Done, c.write.Done = r.Done, r.Done
+	return c
+}
+
+func (t transfers) Flush() { t.fs.Flush() }
+
+func (t transfers) Abandoned(finished <-chan struct{}, pid uint32, interrupted bool) bool {
+	return t.fs.abandoned(finished, pid, interrupted)
+}
+
+// transferCall is one READ or WRITE on its way.
+type transferCall struct {
+	fs    *FS
+	r     *device.Request
+	read  Read
+	write Write
+}
+
+func (c *transferCall) Start() {
+	fs, r := c.fs, c.r
+	if fs.unprotected(r.Fh) {
+		r.Done(0, syscall.EIO)
+		return
+	}
+	if !r.Write {
+		c.read.ID, c.read.Off, c.read.Buf, c.read.NoAtime = fs.id(r.Node), r.Off, r.Data, r.Flags&unix.O_NOATIME != 0
+		fs.StartRead(&c.read)
+		return
+	}
+	c.write.fill(fs.id(r.Node), r.Fh, r.Off, r.Data, r.Flags, r.WriteFlags)
+	fs.StartWrite(&c.write)
+}
+
+func (c *transferCall) Detach() {
+	if c.r.Write {
+		c.write.Detach()
+	} else {
+		c.read.Detach()
+	}
+}
+
+// fill sets what the kernel asks for.
+func (w *Write) fill(id layout.FileID, fh uint64, off int64, data []byte, flags, writeFlags uint32) {
+	w.ID, w.Off, w.Data = id, off, data
+	w.Fh, w.Flags, w.ClearSetID = fh, flags, writeFlags&fuse.WRITE_KILL_SUIDGID != 0
+	if writeFlags&fuse.WRITE_CACHE != 0 {
+		w.Flags = 0 // pages of a mapping: they belong where they are, and fsync(2) will come if it is wanted
+	}
+}

@@ -1,0 +1,264 @@
+package datafile
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/datafile/store"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+// LateError says that some copies of a file did not answer for a while, though others of the same columns did.
+type LateError struct{ Late []metarpc.CopyRef }
+
+func (e *LateError) Error() string {
+	return fmt.Sprintf("%d data files did not answer for %v, but other copies of them did", len(e.Late), patience)
+}
+
+// LateCopies names them.
+func (e *LateError) LateCopies() []metarpc.CopyRef { return e.Late }
+
+// MarkStale records, durably, that copies of file id may lack data, so that nobody is to read or write them any more. The last
+// good copy of a column is never marked. It returns all copies of the file that are stale then, and
+// those named that it does not have any more.
+func (m *Manager) MarkStale(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) ([]metarpc.CopyRef, error) {
+	unlock, err := m.files.lock(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	var stale []metarpc.CopyRef
+	err = m.relayout(ctx, id, func(_ *catalog.Batch, row *schema.Layout) bool {
+		named := func(ref metarpc.CopyRef, file *schema.DataFile) bool {
+			return ref.Device == file.Device && bytes.Equal(ref.Handle, file.Handle)
+		}
+		marked := markStale(row, func(file *schema.DataFile) bool {
+			return slices.ContainsFunc(copies, func(ref metarpc.CopyRef) bool { return named(ref, file) })
+		})
+		stale = row.Copies(layout.CopyStale)
+		for _, ref := range copies {
+			if !row.Has(func(file *schema.DataFile) bool { return named(ref, file) }) {
+				stale = append(stale, ref) // it was, and another one has taken its place
+			}
+		}
+		return marked > 0
+	})
+	if err != nil {
+		return nil, fmt.Errorf("mark copies of inode %d as stale: %w", id, err)
+	}
+	return stale, nil
+}
+
+// markStale marks the copies that which says, as far as that leaves every column a good one. It returns how many.
+func markStale(row *schema.Layout, which func(*schema.DataFile) bool) (marked int) {
+	for j := range columns(row) {
+		kept := false
+		for _, files := range row.Mirrors {
+			file := &files[j]
+			if file.State != layout.CopyGood || !which(file) {
+				continue
+			}
+			if row.GoodCopies(j) == 1 {
+				kept = true
+				continue
+			}
+			file.State = layout.CopyStale
+			marked++
+		}
+		for _, files := range row.Mirrors {
+			// One that is being filled may have what the last good one lacks.
+			if file := &files[j]; file.State == layout.CopyFilling && (kept || which(file)) {
+				file.State = layout.CopyStale
+				marked++
+			}
+		}
+	}
+	return marked
+}
+
+// relayout changes a layout row, if there is one and change says so, and keeps the fill row in step: it is there as long as not all
+// copies are good. change may be called several times. The file is locked.
+func (m *Manager) relayout(ctx context.Context, id layout.FileID, change func(*catalog.Batch, *schema.Layout) bool) error {
+	key, fillKey := schema.LayoutKey(id), schema.FillKey(id)
+	for try := 0; ; try++ {
+		values, err := m.cfg.Engine.GetMany(ctx, [][]byte{key, fillKey})
+		if err != nil || values[0] == nil {
+			return err
+		}
+		var row schema.Layout
+		if err := schema.Decode(values[0], &row); err != nil {
+			return fmt.Errorf("layout row: %w", err)
+		}
+		var b catalog.Batch
+		if !change(&b, &row) {
+			return nil
+		}
+		b.GuardEqual(key, values[0])
+		b.Put(key, schema.Encode(&row))
+		switch incomplete := row.Incomplete(); {
+		case incomplete && values[1] == nil:
+			b.Put(fillKey, schema.Encode(&schema.Fill{}))
+		case !incomplete && values[1] != nil:
+			b.Delete(fillKey)
+		}
+		err = m.cfg.Engine.Commit(ctx, &b)
+		guard := (*catalog.GuardError)(nil)
+		again := errors.As(err, &guard) || errors.Is(err, catalog.ErrConflict) || errors.Is(err, catalog.ErrUnknown)
+		if !again || try == maxRelayout {
+			return err
+		}
+	}
+}
+
+// maxRelayout is how often a layout row is tried to be changed while others change it.
+const maxRelayout = 100
+
+// fenceMirrored is Fence for a file whose columns have several copies. The first copy of each column whose data server has
+// confirmed its new owner is what counts from now on; the others are stale. The file is locked.
+func (m *Manager) fenceMirrored(ctx context.Context, id layout.FileID, row schema.Layout) error {
+	type place struct{ mirror, column int }
+	type answer struct {
+		place
+		owner layout.Credential
+		err   error
+	}
+	calling, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answers := make(chan answer)
+	calls := 0
+	for i, files := range row.Mirrors {
+		for j := range files {
+			file := &files[j]
+			if file.State != layout.CopyGood {
+				continue
+			}
+			calls++
+			go func() { // one data file's calls; ends with their answer or with calling
+				a := answer{place: place{i, j}, owner: layout.Credential{UID: randomID(), GID: randomID()}}
+				var d *device
+				if d, a.err = m.device(file.Device); a.err == nil {
+					a.err = d.do(calling, func(st *store.Store) error { return st.Fence(calling, file.Handle, a.owner) })
+				}
+				answers <- a
+			}()
+		}
+	}
+	truth := map[int]answer{} // by column
+	var errs []error
+	for range calls {
+		a := <-answers
+		_, have := truth[a.column]
+		switch {
+		case a.err != nil:
+			errs = append(errs, a.err)
+		case !have:
+			if truth[a.column] = a; len(truth) == columns(&row) {
+				cancel()
+			}
+		}
+	}
+	if len(truth) < columns(&row) {
+		return errors.Join(errs...)
+	}
+	return m.relayout(ctx, id, func(_ *catalog.Batch, now *schema.Layout) bool {
+		for j, a := range truth {
+			file := &now.Mirrors[a.mirror][j]
+			file.UID, file.GID = a.owner.UID, a.owner.GID
+			for i, files := range now.Mirrors {
+				if i != a.mirror {
+					files[j].State = layout.CopyStale
+				}
+			}
+		}
+		return true
+	})
+}
+
+// eachCopy calls f for the data files of a layout that are not stale, all at once. Of the copies of a column one has to end
+// well; those that have not ended for a while after that are given up, and named by a LateError. It waits for data servers that
+// cannot be reached until ctx ends.
+func (m *Manager) eachCopy(ctx context.Context, row schema.Layout, f func(context.Context, *store.Store, *schema.DataFile) error) error {
+	type answer struct {
+		file   *schema.DataFile
+		column int
+		err    error
+	}
+	calling, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answers := make(chan answer)
+	open := map[*schema.DataFile]int{} // their columns
+	for _, files := range row.Mirrors {
+		for j := range files {
+			file := &files[j]
+			if file.State == layout.CopyStale {
+				continue
+			}
+			open[file] = j
+			go func() { // one data file's calls; ends with their answer or with calling
+				d, err := m.device(file.Device)
+				if err == nil {
+					err = d.do(calling, func(st *store.Store) error { return f(calling, st, file) })
+				}
+				if err != nil {
+					_, name := schema.DataFileName(file.Number)
+					err = fmt.Errorf("data file %s: %w", name, err)
+				}
+				answers <- answer{file, j, err}
+			}()
+		}
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	good := map[int]bool{}
+	var errs []error
+	var failed []metarpc.CopyRef // while another copy may do
+	var late []metarpc.CopyRef
+	overdue := false
+	for len(open) > 0 {
+		select {
+		case a := <-answers:
+			delete(open, a.file)
+			switch {
+			case a.err == nil:
+				good[a.column] = good[a.column] || a.file.State == layout.CopyGood
+			case !overdue || late == nil:
+				errs = append(errs, a.err)
+				failed = append(failed, metarpc.CopyRef{Device: a.file.Device, Handle: a.file.Handle})
+			}
+		case <-timer.C:
+			overdue = true
+		}
+		if !overdue || late != nil {
+			continue
+		}
+		all := true
+		for _, column := range open {
+			all = all && good[column]
+		}
+		if all {
+			for file := range open {
+				late = append(late, metarpc.CopyRef{Device: file.Device, Handle: file.Handle})
+			}
+			cancel()
+		}
+	}
+	if ctx.Err() != nil {
+		return errors.Join(append(errs, ctx.Err())...)
+	}
+	for j := range columns(&row) {
+		if !good[j] {
+			return errors.Join(errs...)
+		}
+	}
+	if late = append(late, failed...); len(late) > 0 {
+		return &LateError{late}
+	}
+	return nil
+}

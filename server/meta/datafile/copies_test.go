@@ -1,0 +1,165 @@
+package datafile
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+// states are the states of a layout's copies, mirror by mirror.
+func states(row schema.Layout) (all [][]layout.CopyState) {
+	for _, files := range row.Mirrors {
+		var of []layout.CopyState
+		for _, f := range files {
+			of = append(of, f.State)
+		}
+		all = append(all, of)
+	}
+	return all
+}
+
+func refs(files ...schema.DataFile) (refs []metarpc.CopyRef) {
+	for _, f := range files {
+		refs = append(refs, metarpc.CopyRef{Device: f.Device, Handle: f.Handle})
+	}
+	return refs
+}
+
+// hasFill reports whether there is a row that says that not all copies are good.
+func (w *world) hasFill(id layout.FileID) bool {
+	_, err := w.engine.Get(w.t.Context(), schema.FillKey(id))
+	if err != nil && !errors.Is(err, catalog.ErrNotFound) {
+		w.t.Fatal(err)
+	}
+	return err == nil
+}
+
+func TestMarkStale(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 4)
+		row := w.file(5, layout.Policy{StripeCount: 2, Mirrors: 2}, 10*unit)
+		mark := func(files ...schema.DataFile) int {
+			t.Helper()
+			stale, err := w.m.MarkStale(t.Context(), 5, refs(files...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return len(stale)
+		}
+		if n := mark(schema.DataFile{Device: row.Mirrors[0][0].Device, Handle: []byte("another")}); n != 1 || w.hasFill(5) {
+			t.Errorf("a data file of nobody's: %d copies stale", n)
+		}
+		if n := mark(row.Mirrors[0][0]); n != 1 || !w.hasFill(5) {
+			t.Errorf("the first copy: %d copies stale", n)
+		}
+		// Of two clients that report different copies of a column only the first gets its way; another column is another matter.
+		if n := mark(row.Mirrors[1][0]); n != 1 {
+			t.Errorf("the last good copy: %d copies stale", n)
+		}
+		if n := mark(row.Mirrors[0][1], row.Mirrors[1][1]); n != 2 {
+			t.Errorf("both copies of the other column: %d copies stale", n)
+		}
+		got := states(w.layoutOf(5))
+		if got[0][0] != layout.CopyStale || got[1][0] != layout.CopyGood || got[0][1] == got[1][1] {
+			t.Errorf("states %v", got)
+		}
+		for _, s := range w.m.Segments(w.layoutOf(5), layout.IOModeRW) {
+			l, err := s.Layout()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if l.Mirrors[0].Servers[0].State != layout.CopyStale {
+				t.Error("clients are not told")
+			}
+		}
+		w.restart()
+		if got := states(w.layoutOf(5)); got[0][0] != layout.CopyStale {
+			t.Errorf("after a restart: %v", got)
+		}
+		if stale, err := w.m.MarkStale(t.Context(), 99, nil); err != nil || stale != nil {
+			t.Errorf("no such file: %v, %v", stale, err)
+		}
+		calm()
+		w.remove(5)
+		calm()
+		w.check()
+	})
+}
+
+// A fence leaves one copy of each column, of which the data server has confirmed the new owner; a server that is away does not
+// hold it up as long as there is another copy.
+func TestFenceMirrored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 3)
+		row := w.file(5, layout.Policy{StripeCount: 3, Mirrors: 2}, 10*unit)
+		w.exports[0].SetDown(true)
+		if err := w.m.Fence(t.Context(), 5); err != nil {
+			t.Fatal(err)
+		}
+		after := w.layoutOf(5)
+		if !w.hasFill(5) {
+			t.Error("nobody knows that there are stale copies")
+		}
+		for j := range after.Mirrors[0] {
+			if n := after.GoodCopies(j); n != 1 {
+				t.Errorf("column %d has %d good copies", j, n)
+			}
+			for i := range after.Mirrors {
+				f, was := after.Mirrors[i][j], row.Mirrors[i][j]
+				if f.State != layout.CopyGood {
+					continue
+				}
+				if f.Device == w.device(0).id || f.UID == was.UID {
+					t.Errorf("column %d: device %v, owner %d, was %d", j, f.Device, f.UID, was.UID)
+				}
+			}
+		}
+		// With one copy left it waits for that.
+		for i := range w.exports {
+			w.exports[i].SetDown(true)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := w.m.Fence(ctx, 5); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("all servers away: %v", err)
+		}
+		time.AfterFunc(time.Minute, func() {
+			for i := range w.exports {
+				w.exports[i].SetDown(false)
+			}
+		})
+		if err := w.m.Fence(t.Context(), 5); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Truncate names the copies that are late while others have been cut; Sync does not need them.
+func TestLateCopies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		row := w.file(5, layout.Policy{StripeCount: 1, Mirrors: 2}, 10*unit)
+		w.exports[0].SetDown(true)
+		var late *LateError
+		if err := w.m.Truncate(t.Context(), row, 1); !errors.As(err, &late) || len(late.Late) != 1 || late.Late[0].Device != w.device(0).id {
+			t.Errorf("truncation: %v", err)
+		}
+		if _, err := w.m.Sync(t.Context(), row); err != nil {
+			t.Errorf("sync: %v", err)
+		}
+		if _, err := w.m.MarkStale(t.Context(), 5, late.Late); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.m.Truncate(t.Context(), w.layoutOf(5), 1); err != nil {
+			t.Errorf("truncation without the stale copy: %v", err)
+		}
+		w.exports[0].SetDown(false)
+	})
+}

@@ -1,0 +1,260 @@
+package meta
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+const (
+	// resilverLook is how often it is looked for copies to make that could not be made before.
+	resilverLook = 10 * time.Second
+	// gateBytes is how much of a file is closed to writers at a time; less if copying is slowed down, so that it takes gateTime.
+	gateBytes = 64 << 20
+	minGate   = 1 << 20
+	gateTime  = time.Second / 4
+	// gatePatience is how long a range is closed at most. Writers wait for that.
+	gatePatience = 30 * time.Second
+)
+
+// resilver is what makes copies of mirrored data anew, see the package comment.
+type resilver struct {
+	kick   chan struct{} // has a token when there is something to do
+	copied atomic.Int64  // bytes since the start
+	next   time.Time     // when the next bytes may be copied; guarded by Service.mu
+
+	// Of the worker alone:
+	since  time.Time // when there began to be files with copies to be made; zero if there are none
+	files  int       // that have got theirs since then
+	before int64     // copied, then
+}
+
+// resilverSoon wakes the worker.
+func (s *Service) resilverSoon() {
+	select {
+	case s.resilver.kick <- struct{}{}:
+	default:
+	}
+}
+
+// resilverLoop makes copies as long as there is something to make. It ends with s.ctx.
+func (s *Service) resilverLoop() {
+	if s.awaitEnd(s.graceOver) != nil {
+		return
+	}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-s.resilver.kick:
+		case <-timer.C:
+		case <-s.ctx.Done():
+			return
+		}
+		s.resilverAll()
+		timer.Reset(resilverLook)
+	}
+}
+
+// awaitEnd waits until a channel is closed or the service stops.
+func (s *Service) awaitEnd(ch <-chan struct{}) error {
+	select {
+	case <-ch:
+		return nil
+	case <-s.ctx.Done():
+		return s.ctx.Err()
+	}
+}
+
+// resilverAll goes once through all files that have copies to be made.
+func (s *Service) resilverAll() {
+	r := &s.resilver
+	defer func() {
+		if s.ctx.Err() == nil && !r.since.IsZero() && s.staleFiles(s.ctx) == 0 {
+			s.log.Info("all copies of mirrored files are good again", "after", time.Since(r.since).Round(time.Millisecond),
+				"files", r.files, "bytes", r.copied.Load()-r.before)
+			r.since = time.Time{}
+		}
+	}()
+	s.moveAll()
+	from, to := schema.Of(schema.PrefixFill)
+	for s.ctx.Err() == nil {
+		var ids []layout.FileID
+		for kv, err := range s.engine.Scan(s.ctx, from, to, catalog.ScanOptions{Limit: 256, KeysOnly: true}) {
+			if err != nil {
+				if s.ctx.Err() == nil {
+					s.log.Warn("copies to be made cannot be listed", "error", err)
+				}
+				return
+			}
+			ids = append(ids, schema.IDOf(kv.Key))
+			from = catalog.After(kv.Key)
+		}
+		if len(ids) == 0 {
+			return
+		}
+		if r.since.IsZero() {
+			r.since, r.files, r.before = time.Now(), 0, r.copied.Load()
+			s.log.Warn("copies of mirrored files are out of date, and are made anew")
+		}
+		for _, id := range ids {
+			if err := s.fillFile(s.ctx, id); err != nil && s.ctx.Err() == nil {
+				s.log.Warn("new copies cannot be made now", "inode", id, "error", err)
+			}
+		}
+	}
+}
+
+// moveAll moves data files away from devices that are drained.
+func (s *Service) moveAll() {
+	for from := layout.FileID(0); s.ctx.Err() == nil; {
+		ids, err := s.cfg.Files.Moving(s.ctx, from, 256)
+		if err != nil && s.ctx.Err() == nil {
+			s.log.Warn("files on data servers that are drained cannot be listed", "error", err)
+		}
+		if err != nil || len(ids) == 0 {
+			return
+		}
+		for _, id := range ids {
+			from = id
+			if err := s.fillFile(s.ctx, id); err != nil && s.ctx.Err() == nil {
+				s.log.Warn("data files cannot be moved now", "inode", id, "error", err)
+			}
+		}
+	}
+}
+
+// fillFile makes new copies of a file for those that are stale, as far as there are data servers for them.
+func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
+	// Writers would be troubled for nothing.
+	if can, err := s.cfg.Files.Fillable(ctx, id); !can {
+		return err
+	}
+	// Whoever still takes a copy for good must not find another file in its place.
+	if err := s.tellOfCopies(ctx, id); err != nil {
+		return err
+	}
+	var row schema.Layout
+	var done int64
+	err := s.gated(ctx, id, layout.Range{Len: layout.ToEOF}, func(ctx context.Context) (err error) {
+		row, done, err = s.cfg.Files.StartFill(ctx, id)
+		return err
+	})
+	filling := row.Copies(layout.CopyFilling)
+	if err != nil || len(filling) == 0 && !row.Moving {
+		return err
+	}
+	for end := int64(layout.ToEOF); len(filling) > 0 && done < end; {
+		n := s.gateSize()
+		err := s.gated(ctx, id, layout.Range{Off: done, Len: n}, func(ctx context.Context) (err error) {
+			end, err = s.cfg.Files.Fill(ctx, id, row, done, n, s.pace)
+			return err
+		})
+		if err != nil {
+			if ctx.Err() == nil {
+				// Which of the data servers is to blame is not known. Another try begins with other data files.
+				err = errors.Join(err, s.giveUp(ctx, id, filling))
+			}
+			return err
+		}
+		done += n
+	}
+	complete, err := s.cfg.Files.EndFill(ctx, id, row)
+	if err != nil {
+		return err
+	}
+	if row.Moving {
+		err := s.gated(ctx, id, layout.Range{Len: layout.ToEOF}, func(ctx context.Context) error {
+			if err := s.cfg.Files.Exchange(ctx, id); err != nil {
+				return err
+			}
+			// While nobody writes, what some may still read is what the others read.
+			if err := s.tellOfCopies(ctx, id); err != nil {
+				return err
+			}
+			return s.cfg.Files.DropMoved(ctx, id)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	s.resilver.files++
+	s.log.Debug("new copies of a file are full", "inode", id, "copies", len(filling), "all", complete)
+	// Readers may use them. They need not: so nobody is waited for.
+	s.tasks.Go(func() { // ends with the answers, or the leases, or s.ctx
+		s.tell(s.ctx, &metarpc.CopiesStaleArgs{ID: id})
+	})
+	return nil
+}
+
+// gateSize is how many bytes are copied while their range is closed.
+func (s *Service) gateSize() int64 {
+	if s.cfg.Resilver == 0 {
+		return gateBytes
+	}
+	return max(minGate, min(gateBytes, int64(float64(s.cfg.Resilver)*gateTime.Seconds())))
+}
+
+// pace waits until n more bytes may be copied. The columns of a file are copied side by side.
+func (s *Service) pace(ctx context.Context, n int) error {
+	s.resilver.copied.Add(int64(n))
+	if s.cfg.Resilver == 0 {
+		return ctx.Err()
+	}
+	s.mu.Lock()
+	at := time.Now()
+	if s.resilver.next.Before(at) {
+		s.resilver.next = at
+	}
+	wait := s.resilver.next.Sub(at)
+	s.resilver.next = s.resilver.next.Add(time.Duration(float64(n) / float64(s.cfg.Resilver) * float64(time.Second)))
+	s.mu.Unlock()
+	if wait == 0 {
+		return ctx.Err()
+	}
+	return pause(ctx, wait)
+}
+
+// gated calls f while nobody can write to a range of the file or change its size: layouts for writing there are taken back,
+// sessions that were lost are fenced, and no new ones are granted until f has returned.
+func (s *Service) gated(ctx context.Context, id layout.FileID, r layout.Range, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, gatePatience)
+	defer cancel()
+	file, err := s.beginSizing(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer s.endSizing(file)
+	s.mu.Lock()
+	file.stop = cancel
+	file.gate = r
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		file.gate = layout.Range{}
+	}()
+	if err := s.recallRange(ctx, file, nil, r); err != nil {
+		return err
+	}
+	return f(ctx)
+}
+
+// staleFiles counts the files that have copies to be made anew.
+func (s *Service) staleFiles(ctx context.Context) (n int64) {
+	from, to := schema.Of(schema.PrefixFill)
+	for _, err := range s.engine.Scan(ctx, from, to, catalog.ScanOptions{KeysOnly: true}) {
+		if err != nil {
+			s.log.Warn("copies to be made cannot be counted", "error", err)
+			return n
+		}
+		n++
+	}
+	return n
+}

@@ -1,0 +1,368 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The rows of the data plane and of data servers.
+
+const (
+	tcpName     = "bare Go TCP loop"
+	nfsName     = "simple Go NFSv3 loop"
+	ganeshaName = "NFS-Ganesha, same client loop"
+	connections = 4 // to each data server
+)
+
+// dpFiles measures the data plane on four data servers against a loop that knows nothing but sizes and offsets, on the same
+// files.
+func dpFiles(w workload) func(*lab) (figures, error) {
+	return func(l *lab) (f figures, err error) {
+		c, err := l.dataServers(l.mem, 4)
+		if err != nil {
+			return f, err
+		}
+		defer func() { err = errors.Join(err, c.close()) }()
+		if f.weft, err = plane(c.files, w, connections, 16); err != nil {
+			return f, err
+		}
+		p, addrs, err := startAddrs(append([]string{filesCommand}, c.paths()...)...)
+		if err != nil {
+			return f, err
+		}
+		defer func() { err = errors.Join(err, p.stop()) }()
+		var files []file
+		for _, a := range addrs {
+			files = append(files, file{addr: a})
+		}
+		f.baseline, err = best(filesFormat{}, files, w, [2]int{connections, 1}, [2]int{1, connections})
+		return f, err
+	}
+}
+
+// loopTries are the numbers of connections and depths of which a baseline takes the best.
+func (w workload) loopTries() [][2]int {
+	if w.size < 64<<10 {
+		return [][2]int{{1, 16}, {4, 4}}
+	}
+	return [][2]int{{1, 4}, {4, 1}, {4, 4}}
+}
+
+// dpGanesha measures the data plane on one Ganesha.
+func dpGanesha(w workload) func(*lab) (figures, error) {
+	return func(l *lab) (f figures, err error) {
+		c, end, err := l.ganesha()
+		if err != nil {
+			return f, err
+		}
+		defer func() { err = errors.Join(err, end()) }()
+		if f.weft, err = plane(c.files, w, connections, 16); err != nil {
+			return f, err
+		}
+		f.baseline, err = best(newNFSFormat(), c.files, w, w.loopTries()...)
+		return f, err
+	}
+}
+
+// server measures weftd data against Ganesha, with the same client.
+func server(w workload) func(*lab) (figures, error) {
+	return func(l *lab) (f figures, err error) {
+		c, err := l.dataServers(l.mem, 1)
+		if err != nil {
+			return f, err
+		}
+		f.weft, err = best(newNFSFormat(), c.files, w, w.loopTries()...)
+		if err := errors.Join(err, c.close()); err != nil {
+			return f, err
+		}
+		c, end, err := l.ganesha()
+		if err != nil {
+			return f, err
+		}
+		f.baseline, err = best(newNFSFormat(), c.files, w, w.loopTries()...)
+		return f, errors.Join(err, end())
+	}
+}
+
+// scale measures the data plane on servers, or with connections, that are slow each: many against one.
+func scale(s shape, servers, conns, baseServers, baseConns int) func(*lab) (figures, error) {
+	return func(l *lab) (f figures, err error) {
+		one := func(servers, conns int) (v float64, err error) {
+			c, err := l.shapedServers(l.mem, servers, s)
+			if err != nil {
+				return 0, err
+			}
+			v, err = plane(c.files, seqRead, conns, 16)
+			return v, errors.Join(err, c.close())
+		}
+		if f.weft, err = one(servers, conns); err == nil {
+			f.baseline, err = one(baseServers, baseConns)
+		}
+		return f, err
+	}
+}
+
+const (
+	bigSetMemory = 256 << 20 // of the server, in bytes
+	bigSetDepth  = 8
+)
+
+// bigSet measures a data server that has a third of the memory of what it is asked for, once, from the disk, against reading
+// the same files past the page cache.
+func bigSet(l *lab) (figures, error) { return bigSetWith(l, "--io=auto") }
+
+// bigSetBuffered is what the page cache makes of that.
+func bigSetBuffered(l *lab) (figures, error) { return bigSetWith(l, "--io=buffered") }
+
+func bigSetWith(l *lab, args ...string) (f figures, err error) {
+	c := new(columns)
+	defer func() { err = errors.Join(err, c.close()) }()
+	join, end, err := memoryGroup(bigSetMemory)
+	if err != nil {
+		return f, err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	if c, err = l.dataServers(l.disk, 2, args...); err != nil {
+		return f, err
+	}
+	defer func() { err = errors.Join(err, c.srv.stop()); c.srv = nil }() // before the group's end
+	for i, path := range c.paths() {
+		if err := fillColumn(path, 0, 1); err != nil { // all of it, in each: 1 GiB together
+			return f, err
+		}
+		if err := dropPages(path); err != nil {
+			return f, fmt.Errorf("file %d: %w", i, err)
+		}
+	}
+	if err := join(c.srv.cmd.Process.Pid); err != nil {
+		return f, err
+	}
+	if f.weft, err = readOnce(c.files); err != nil {
+		return f, err
+	}
+	f.baseline, err = directRead(c.paths(), unit, bigSetDepth)
+	return f, err
+}
+
+// dropPages makes a file's pages clean and drops them.
+func dropPages(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+}
+
+// readOnce reads each file once, in order, bigSetDepth requests at once.
+func readOnce(files []file) (float64, error) {
+	begin := time.Now()
+	for i := range files {
+		var next, requests atomic.Int64
+		var wg sync.WaitGroup
+		errs := make(chan error, bigSetDepth)
+		for range bigSetDepth {
+			wg.Go(func() { // a connection
+				errs <- loopConn(newNFSFormat(), &files[i], seqRead, 1, &requests, func() int64 {
+					off := (next.Add(1) - 1) * unit
+					if off >= dataSize {
+						return noMore
+					}
+					return off
+				})
+			})
+		}
+		wg.Wait()
+		for range bigSetDepth {
+			if err := <-errs; err != nil {
+				return 0, err
+			}
+		}
+	}
+	return float64(len(files)) * dataSize / 1e6 / time.Since(begin).Seconds(), nil
+}
+
+// On FUSE.
+
+// fioData runs a fio job on weft, on the tmpfs, against the data plane alone, of depth requests.
+func fioData(w workload, depth int, args ...string) func(*lab) (figures, error) {
+	return func(l *lab) (f figures, err error) {
+		err = l.onWeft(l.mem, func(dir string) (err error) { f.weft, err = w.fio(dir, args...); return })
+		if err != nil {
+			return f, err
+		}
+		c, err := l.dataServers(l.mem, 4)
+		if err != nil {
+			return f, err
+		}
+		f.baseline, err = plane(c.files, w, connections, depth)
+		return f, errors.Join(err, c.close())
+	}
+}
+
+// fio fills a file and runs a job on it.
+func (w workload) fio(dir string, args ...string) (float64, error) {
+	r, err := w.fioCPU(dir, func() (float64, error) { return 0, nil }, args...)
+	if w.size < 64<<10 {
+		return r.iops, err
+	}
+	return r.bw / 1e6, err
+}
+
+// fioCPU does so, and adds to the CPU time that fio takes what others take meanwhile.
+func (w workload) fioCPU(dir string, others func() (float64, error), args ...string) (r fioResult, err error) {
+	if _, err := fio(dir, "--rw=write", "--bs=1m", "--ioengine=psync"); err != nil {
+		return r, err
+	}
+	rw := "--rw=read"
+	switch {
+	case w.write:
+		rw = "--rw=write"
+	case w.random:
+		rw = "--rw=randread"
+	}
+	before, err := others()
+	if err != nil {
+		return r, err
+	}
+	if r, err = fio(dir, append([]string{rw, fmt.Sprint("--bs=", w.size), "--runtime=2", "--time_based"}, args...)...); err != nil {
+		return r, err
+	}
+	after, err := others()
+	r.cpu += after - before
+	return r, err
+}
+
+// slowRandRead measures random reads of servers that answer after half a millisecond against a FUSE handler that sleeps so
+// long.
+func slowRandRead(depth int) func(*lab) (figures, error) {
+	args := []string{"--ioengine=io_uring", fmt.Sprint("--iodepth=", depth)}
+	return func(l *lab) (f figures, err error) {
+		v, err := l.slowVolume(4, shape{delay: slowDelay})
+		if err != nil {
+			return f, err
+		}
+		if err := v.use(func(dir string) (err error) { f.weft, err = randRead.fio(dir, args...); return }); err != nil {
+			return f, err
+		}
+		err = l.onBareProcess(time.Minute, 0, slowDelay, func(dir string, _ *process) (err error) {
+			f.baseline, err = randRead.fio(dir, args...)
+			return err
+		})
+		return f, err
+	}
+}
+
+const (
+	slowDelay = 500 * time.Microsecond
+	slowRate  = 100e6 // bytes per second
+)
+
+// eightMiB measures requests of 8 MiB, one at a time, on four servers against one.
+func eightMiB(l *lab) (f figures, err error) {
+	one := func(servers int) (v float64, err error) {
+		vol, err := l.slowVolume(servers, shape{delay: slowDelay, rate: slowRate})
+		if err != nil {
+			return 0, err
+		}
+		err = vol.use(func(dir string) (err error) {
+			v, err = workload{size: 8 << 20}.fio(dir, "--ioengine=psync")
+			return
+		}, "max_write=8MiB")
+		return v, err
+	}
+	if f.weft, err = one(4); err == nil {
+		f.baseline, err = one(1)
+	}
+	return f, err
+}
+
+// sharedWrite measures four writers of one file against one.
+func sharedWrite(l *lab) (f figures, err error) {
+	v, err := l.slowVolume(4, shape{delay: slowDelay})
+	if err != nil {
+		return f, err
+	}
+	return f, v.use(func(dir string) error {
+		for jobs, to := range map[int]*float64{4: &f.weft, 1: &f.baseline} {
+			r, err := workload{write: true, size: 4 << 10}.fioCPU(dir, func() (float64, error) { return 0, nil },
+				"--ioengine=psync", "--rw=randwrite", fmt.Sprint("--numjobs=", jobs), "--group_reporting")
+			if err != nil {
+				return err
+			}
+			*to = r.iops
+		}
+		return nil
+	})
+}
+
+// cpuSeqRead compares what all processes take for a gigabyte: those of weft against those of the bare file system and of a
+// loop on a data server together.
+func cpuSeqRead(l *lab) (f figures, err error) {
+	job := func(dir string, others func() (float64, error)) (float64, error) {
+		r, err := seqRead.fioCPU(dir, others, "--ioengine=psync")
+		return r.cpu / (r.bytes / 1e9), err
+	}
+	v, err := l.volume(l.mem)
+	if err != nil {
+		return f, err
+	}
+	err = v.use(func(dir string) (err error) {
+		f.weft, err = job(dir, func() (float64, error) { return cpuOf(v.srv.cmd.Process.Pid, mountPID(dir)) })
+		return err
+	})
+	if err != nil {
+		return f, err
+	}
+	err = l.onBareProcess(time.Minute, 0, 0, func(dir string, p *process) (err error) {
+		f.baseline, err = job(dir, func() (float64, error) { return cpuOf(p.cmd.Process.Pid) })
+		return err
+	})
+	if err != nil {
+		return f, err
+	}
+	c, err := l.dataServers(l.mem, 1)
+	if err != nil {
+		return f, err
+	}
+	both := []int{os.Getpid(), c.srv.cmd.Process.Pid}
+	before, err := cpuOf(both...)
+	if err != nil {
+		return f, errors.Join(err, c.close())
+	}
+	bw, err := loop(newNFSFormat(), c.files, seqRead, 1, 1, sample)
+	if err != nil {
+		return f, errors.Join(err, c.close())
+	}
+	after, err := cpuOf(both...)
+	f.baseline += (after - before) / (bw / 1e3 * sample.Seconds())
+	return f, errors.Join(err, c.close())
+}
+
+// cpuOf is how long processes have used processors, in seconds.
+func cpuOf(pids ...int) (sum float64, err error) {
+	for _, pid := range pids {
+		b, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(pid), "stat"))
+		if err != nil {
+			return 0, err
+		}
+		var utime, stime float64
+		_, rest, _ := strings.Cut(string(b), ") ") // behind the name, which may have blanks
+		if _, err := fmt.Sscan(strings.Join(strings.Fields(rest)[11:13], " "), &utime, &stime); err != nil {
+			return 0, fmt.Errorf("/proc/%d/stat: %w", pid, err)
+		}
+		sum += (utime + stime) / 100 // USER_HZ
+	}
+	return sum, nil
+}
