@@ -23,7 +23,7 @@ type Server interface {
 	GetAttr(ctx context.Context, file []byte) (nfs3.Fattr, error)
 	// SetAttr with a guard is refused with ErrNotSync unless it is the file's ctime.
 	SetAttr(ctx context.Context, file []byte, set nfs3.Sattr, guard *nfs3.Time) error
-	// Create makes a file that must not exist (GUARDED). The handle may be nil if the server did not give it.
+	// Create makes a file, or finds the regular one of that name (UNCHECKED). The handle may be nil if the server did not give it.
 	Create(ctx context.Context, dir []byte, name string, set nfs3.Sattr) ([]byte, nfs3.PostOpAttr, error)
 	// Mkdir makes a directory; the handle may be nil.
 	Mkdir(ctx context.Context, dir []byte, name string, set nfs3.Sattr) ([]byte, error)

@@ -29,7 +29,7 @@ var (
 	ErrNoLabel = errors.New("no data of this volume there")
 	// ErrSquashed: the server takes the superuser for somebody else.
 	ErrSquashed = errors.New("the server does not take root for root")
-	// ErrTaken: a file of that name exists and is not ours.
+	// ErrTaken: a file of that name exists and cannot be ours.
 	ErrTaken = errors.New("the name is taken by another file")
 )
 
@@ -181,8 +181,9 @@ func (s *Store) inSubdir(ctx context.Context, name string, create bool, f func(d
 	return f(handle)
 }
 
-// Create makes an empty data file and returns its handle. If one of that number exists it is taken to be the
-// result of an earlier attempt when it is empty and has the same owner; otherwise the error is ErrTaken.
+// Create makes an empty data file and returns its handle. One of that number that is there and empty, whoever owns it, is taken to
+// be the result of an earlier attempt: a data server may have been killed before it had given the file its owner. If it has data,
+// or is no regular file, the error is ErrTaken.
 func (s *Store) Create(ctx context.Context, number uint64, owner layout.Credential) (handle []byte, err error) {
 	dir, name := schema.DataFileName(number)
 	err = s.inSubdir(ctx, dir, true, func(dir []byte) error {
@@ -202,30 +203,28 @@ func (s *Store) create(ctx context.Context, dir []byte, name string, owner layou
 		SetGID: true, GID: owner.GID,
 	}
 	handle, attr, err := s.server.Create(ctx, dir, name, want)
-	made := err == nil
-	if err != nil && !is(err, nfs3.ErrExist) {
-		return nil, err
-	}
-	if handle == nil || !attr.Present {
-		if handle, attr, err = s.server.Lookup(ctx, dir, name); err != nil {
-			return nil, err
-		}
-	}
-	if !attr.Present {
-		if attr.Attr, err = s.server.GetAttr(ctx, handle); err != nil {
-			return nil, err
-		}
-	}
-	a := &attr.Attr
-	switch {
-	case Owned(a, owner) && a.Size == 0:
-		return handle, nil
-	case !made:
+	if is(err, nfs3.ErrExist) {
 		return nil, ErrTaken
 	}
-	// RFC 1813 lets a server ignore attributes of a CREATE.
-	if err := s.SetOwner(ctx, handle, owner); err != nil {
-		return nil, fmt.Errorf("give it to uid %d (the export must not squash root): %w", owner.UID, err)
+	if err == nil && handle == nil {
+		handle, attr, err = s.server.Lookup(ctx, dir, name)
+	}
+	if err == nil && !attr.Present {
+		attr.Attr, err = s.server.GetAttr(ctx, handle)
+	}
+	if err == nil && attr.Attr.Size == 0 && !Owned(&attr.Attr, owner) {
+		// RFC 1813 lets a server ignore attributes of a CREATE, too.
+		if err := s.SetOwner(ctx, handle, owner); err != nil {
+			return nil, fmt.Errorf("give it to uid %d (the export must not squash root): %w", owner.UID, err)
+		}
+		// Whoever owned it may have written until then.
+		attr.Attr, err = s.server.GetAttr(ctx, handle)
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case attr.Attr.Size > 0:
+		return nil, ErrTaken
 	}
 	return handle, nil
 }

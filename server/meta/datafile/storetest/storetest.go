@@ -398,12 +398,14 @@ func (s *server) SetAttr(ctx context.Context, file []byte, set nfs3.Sattr, guard
 	})
 }
 
-// make adds a node to a directory; the Net is locked.
+// make adds a node to a directory, or finds the regular file that is to be made; the Net is locked.
 func (e *Export) make(dir []byte, name string, t nfs3.Ftype, set *nfs3.Sattr) (*node, error) {
 	d, err := e.dir(dir)
 	switch {
 	case err != nil:
 		return nil, err
+	case d.names[name] != nil && t == nfs3.TypeReg && d.names[name].attr.Type == t:
+		return d.names[name], nil // UNCHECKED
 	case d.names[name] != nil:
 		return nil, nfs3.ErrExist
 	case e.noSpc:
