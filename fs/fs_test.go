@@ -975,6 +975,49 @@ func TestRecall(t *testing.T) {
 	b.closeFile(id, fb)
 }
 
+// A report that was overtaken by another one of the same does not arrive after the recall, when the file has been cut.
+func TestRecallLateReport(t *testing.T) {
+	s := newService(2, 64<<10)
+	a, b := newRig(t, s), newRig(t, s)
+	id, fa := a.create("f")
+	fb := b.open(id, unix.O_RDWR)
+	a.write(id, 0, pattern(1, 100_000))
+	late, told := make(chan struct{}), make(chan struct{}, 100)
+	var overtaken atomic.Bool
+	a.m.setHook(func(_ context.Context, call string) error {
+		if call != "LayoutCommit" {
+			return nil
+		}
+		first := overtaken.CompareAndSwap(false, true)
+		told <- struct{}{}
+		if first {
+			<-late
+		}
+		return nil
+	})
+	synced, cut := make(chan error, 1), make(chan struct{})
+	go func() { synced <- a.Sync(t.Context()) }()
+	<-told
+	go func() {
+		b.truncate(id, 50_000)
+		close(cut)
+	}()
+	<-told
+	select {
+	case <-cut:
+	case <-time.After(200 * time.Millisecond):
+	}
+	close(late)
+	<-cut
+	if err := <-synced; err != nil {
+		t.Error(err)
+	}
+	b.wantSize(id, 50_000)
+	a.wantSize(id, 50_000)
+	a.closeFile(id, fa)
+	b.closeFile(id, fb)
+}
+
 // After a restart of the service sizes are reported again.
 func TestReset(t *testing.T) {
 	r := newRig(t, newService(2, 64<<10))

@@ -47,6 +47,11 @@ func (fs *FS) OnRecall(ctx context.Context, id layout.FileID, off, n int64) erro
 	if err := i.makeDurable(ctx); err != nil {
 		return err
 	}
+	// One of before may still be under way, though another has told the same: it must not arrive when the file has been cut.
+	if err := i.await(ctx, func() bool { return i.reporting == 0 }); err != nil {
+		return err
+	}
+	i.mu.Unlock()
 	fs.meta.DropLayout(id, off)
 	// The size is probably about to change.
 	i.mu.Lock()
