@@ -48,8 +48,8 @@ func (f *File) commit(ctx context.Context) error {
 }
 
 // together runs do for each data file at the same time and returns the errors. A copy that was given up does not count. One
-// that has not ended for Config.MirrorTimeout, though another copy of its column has ended without an error, is waited for no
-// longer; it goes on by itself.
+// that has not ended for Config.MirrorTimeout, though another copy of its column has ended without an error or with
+// ErrUnsupported, is waited for no longer; it goes on by itself.
 func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 	errs := make([]error, len(files))
 	if len(files) == 1 {
@@ -67,7 +67,7 @@ func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 	}
 	timer := time.NewTimer(f.plane.cfg.MirrorTimeout)
 	defer timer.Stop()
-	good := map[int32]bool{} // columns of which a copy has ended well
+	good := map[int32]bool{} // columns of which a copy has ended well, or cannot do it
 	ended := make([]bool, len(files))
 	overdue := false
 	for n := 0; n < len(files); {
@@ -78,7 +78,7 @@ func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 			}
 			n++
 			errs[r.i], ended[r.i] = r.err, true
-			if d := files[r.i]; r.err == nil && !d.forsaken.Load() {
+			if d := files[r.i]; (r.err == nil || isUnsupported(r.err)) && !d.forsaken.Load() {
 				good[d.column.Load()] = true
 			}
 		case <-timer.C:

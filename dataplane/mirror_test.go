@@ -150,6 +150,30 @@ func TestStuckCommit(t *testing.T) {
 	})
 }
 
+// A server that cannot reserve space has answered, too.
+func TestStuckAllocate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t, options{servers: 2})
+		e.servers[0].Foreign()
+		f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+		answer := make(chan struct{})
+		e.targets[1].OnSparse(func(string) error { <-answer; return nil })
+		start := time.Now()
+		err := f.Allocate(e.ctx(), seg, 0, 4096, false, ignore)
+		if failed := dataplane.FailedCopies(err); !errors.Is(err, dataplane.ErrStuck) || len(failed) != 1 || failed[0].Device != e.servers[1].ID() {
+			t.Errorf("allocate: %v, failed %v", err, failed)
+		}
+		if took := time.Since(start); took > 2*mirrorTimeout {
+			t.Errorf("took %v", took)
+		}
+		f.Forsake(copyOf(seg, 1, 0))
+		close(answer)
+		if err := f.Allocate(e.ctx(), seg, 0, 4096, false, ignore); err != nil {
+			t.Errorf("allocate without it: %v", err)
+		}
+	})
+}
+
 // A copy that is being filled is written and not read; one that is stale neither.
 func TestCopyStates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
