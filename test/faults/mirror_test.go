@@ -138,7 +138,7 @@ func TestMirrors(t *testing.T) {
 			v.Start()
 		}
 		// The next one is not taken away before there is another copy of what this one had.
-		awaitCopies(t, m)
+		m.AwaitCopies()
 	}
 	l := endLoad()
 	endVerify()
@@ -147,7 +147,7 @@ func TestMirrors(t *testing.T) {
 	}
 	t.Logf("%d files written", len(l.Files))
 	l.check(t)
-	awaitCopies(t, m)
+	m.AwaitCopies()
 	harness.Weft(t, "sync", m.Dir)
 	allEqual(t, v, m)
 	m.Unmount()
@@ -181,7 +181,7 @@ func TestMirrorsLostClient(t *testing.T) {
 		l.check(t)
 		d.Start()
 		time.Sleep(2 * lease) // until its session is over, for sure
-		awaitCopies(t, m)
+		m.AwaitCopies()
 		l.check(t)
 		allEqual(t, v, m)
 	}
@@ -275,30 +275,6 @@ func allEqual(t *testing.T, v *harness.Volume, m *harness.Mount) {
 	}
 	if compared == 0 {
 		t.Error("no copies were compared")
-	}
-}
-
-// awaitCopies waits until no copies are left to be made anew.
-func awaitCopies(t *testing.T, m *harness.Mount) {
-	t.Helper()
-	deadline := time.Now().Add(5 * time.Minute)
-	for {
-		var st []struct {
-			Service struct {
-				Connected bool
-				Stale     int64 `json:"stale_files"`
-				Copied    int64 `json:"copied_bytes"`
-			}
-		}
-		if err := json.Unmarshal([]byte(harness.Weft(t, "status", "--json", m.Dir)), &st); err != nil {
-			t.Fatal(err)
-		}
-		if s := st[0].Service; s.Connected && s.Stale == 0 {
-			return
-		} else if time.Now().After(deadline) {
-			t.Fatalf("copies are not made anew: %+v", s)
-		}
-		time.Sleep(200 * time.Millisecond)
 	}
 }
 

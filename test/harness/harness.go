@@ -72,6 +72,10 @@ type Options struct {
 	Env         []string      // of weftd and of the mounts, beside that of the test, such as GOMAXPROCS=1
 }
 
+// ServersEnv makes NewVolume take these data servers, URLs as for weft admin device add, in place of its own. They are not
+// stopped with the volume.
+const ServersEnv = "WEFT_TEST_DATA_SERVERS"
+
 // Volume is a weftd single.
 type Volume struct {
 	t    testing.TB
@@ -84,6 +88,7 @@ type Volume struct {
 	mu   sync.Mutex
 
 	Servers []*DataServer // if they are apart
+	foreign []string      // URLs of data servers that are not the volume's own
 }
 
 // NewVolume starts one and waits until it answers.
@@ -100,8 +105,13 @@ func NewVolume(t testing.TB, opts Options) *Volume {
 		for i := range opts.DataServers {
 			v.Servers = append(v.Servers, newDataServer(v, i))
 		}
+	} else {
+		v.foreign = strings.Fields(os.Getenv(ServersEnv))
 	}
 	v.Start()
+	for _, url := range v.foreign {
+		Weft(t, "admin", "device", "add", url, "--server", v.Addr)
+	}
 	t.Cleanup(func() { v.Stop() })
 	return v
 }
@@ -131,7 +141,7 @@ func (v *Volume) Start() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	args := []string{"single", "--dir", v.Dir, "--data-servers", fmt.Sprint(v.opts.DataServers), "--listen", v.Addr}
-	if v.opts.Apart {
+	if v.opts.Apart || len(v.foreign) > 0 {
 		args = []string{"meta", "--dir", v.Dir, "--listen", v.Addr}
 		for _, d := range v.Servers {
 			args = append(args, "--data-server", d.addr+":/")
@@ -245,6 +255,28 @@ func (m *Mount) Log() string {
 		m.t.Error(err)
 	}
 	return string(b)
+}
+
+// AwaitCopies waits until no copies of mirrored files are left to be made anew.
+func (m *Mount) AwaitCopies() {
+	m.t.Helper()
+	for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
+		var st []struct {
+			Service struct {
+				Connected bool
+				Stale     int64 `json:"stale_files"`
+				Copied    int64 `json:"copied_bytes"`
+			}
+		}
+		if err := json.Unmarshal([]byte(Weft(m.t, "status", "--json", m.Dir)), &st); err != nil {
+			m.t.Fatal(err)
+		}
+		if s := st[0].Service; s.Connected && s.Stale == 0 {
+			return
+		} else if time.Now().After(deadline) {
+			m.t.Fatalf("copies are not made anew: %+v", s)
+		}
+	}
 }
 
 // Mounted reports whether a weft file system is mounted exactly on dir.

@@ -70,14 +70,21 @@ func background(t testing.TB, log string, name string, args ...string) (*exec.Cm
 	return cmd, ended
 }
 
-// startGanesha starts a server with these exports on ports of its own, and a port mapper if there is none.
+// startGanesha starts a server with these exports on ports of its own.
 func startGanesha(t testing.TB, exports ...export) *ganesha {
+	t.Helper()
+	aloneWithGanesha(t)
+	return newGanesha(t, exports...)
+}
+
+// aloneWithGanesha waits until no other test runs NFS-Ganesha, and starts a port mapper if there is none: that is one for the
+// machine.
+func aloneWithGanesha(t testing.TB) {
 	t.Helper()
 	harness.Need(t, "rpcbind", "ganesha.nfsd")
 	if os.Getuid() != 0 {
 		t.Skip("missing: root, for NFS-Ganesha")
 	}
-	// The port mapper is one for the machine, and knows one NFS server.
 	lock, err := os.OpenFile("/run/weft-test-ganesha.lock", os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		t.Fatal(err)
@@ -86,14 +93,19 @@ func startGanesha(t testing.TB, exports ...export) *ganesha {
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	base := harness.Dir(t)
 	if c, err := net.Dial("tcp", "127.0.0.1:111"); err == nil {
 		c.Close()
 	} else {
 		os.MkdirAll("/run/rpcbind", 0o755)
-		background(t, filepath.Join(base, "rpcbind.log"), "rpcbind", "-f")
+		background(t, filepath.Join(harness.Dir(t), "rpcbind.log"), "rpcbind", "-f")
 		harness.AwaitListen(t, "127.0.0.1:111")
 	}
+}
+
+// newGanesha is startGanesha for a test that has called aloneWithGanesha.
+func newGanesha(t testing.TB, exports ...export) *ganesha {
+	t.Helper()
+	base := harness.Dir(t)
 	g := &ganesha{t: t, base: base, conf: filepath.Join(base, "ganesha.conf")}
 	_, g.nfs, _ = net.SplitHostPort(harness.FreeAddr(t))
 	_, g.mount, _ = net.SplitHostPort(harness.FreeAddr(t))

@@ -20,12 +20,7 @@ func guest(t *testing.T, script string) string {
 
 // TestKernelClient has the kernel's NFSv3 client use our data server like any file system of regular files.
 func TestKernelClient(t *testing.T) {
-	if !*lab {
-		t.Skip("missing: the virtual machine (scripts/test --lab starts it)")
-	}
-	vm := filepath.Join(harness.Root, "test/lab/vm")
-	harness.Run(t, "", vm, "up")
-	t.Cleanup(func() { harness.Run(t, "", vm, "down") })
+	startVM(t)
 	addr := harness.FreeAddr(t)
 	harness.Spawn(t, "weftd", "data", "--dir", harness.Dir(t), "--listen", addr)
 	harness.AwaitListen(t, addr)

@@ -9,8 +9,9 @@ import (
 	"github.com/weftfs/weft/test/harness"
 )
 
-// TestKernelServer has the kernel's NFSv3 server as a data server: exports that are good, and what is said of others.
-func TestKernelServer(t *testing.T) {
+// startVM starts the virtual machine, which ends with the test, and returns what `vm ports` says.
+func startVM(t *testing.T) map[string]string {
+	t.Helper()
 	if !*lab {
 		t.Skip("missing: the virtual machine (scripts/test --lab starts it)")
 	}
@@ -23,6 +24,12 @@ func TestKernelServer(t *testing.T) {
 			ports[name] = strings.Trim(value, `'"`)
 		}
 	}
+	return ports
+}
+
+// TestKernelServer has the kernel's NFSv3 server as a data server: exports that are good, and what is said of others.
+func TestKernelServer(t *testing.T) {
+	ports := startVM(t)
 	guest(t, `
 		mkdir -p /export/ds1/squashed /export/ds1/readonly /export/ds1/secure
 		cat >>/etc/exports <<-END
