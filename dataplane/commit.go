@@ -31,16 +31,10 @@ func (f *File) Commit(ctx context.Context) error {
 	if f.unstable.Load() == 0 {
 		return nil
 	}
-	if p := f.plane.cfg.Patience; p.Time > 0 {
-		soft, cancel := context.WithTimeout(ctx, p.Time)
-		defer cancel()
-		err := f.commit(soft)
-		if err != nil && soft.Err() != nil && ctx.Err() == nil {
-			return fmt.Errorf("commit: %w", p.Over(err))
-		}
-		return err
+	if err := f.plane.patiently(ctx, f.commit); err != nil {
+		return fmt.Errorf("commit: %w", err)
 	}
-	return f.commit(ctx)
+	return nil
 }
 
 func (f *File) commit(ctx context.Context) error {

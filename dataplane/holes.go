@@ -85,8 +85,14 @@ func (f *File) Allocate(ctx context.Context, seg *layout.Segment, off, n int64, 
 	})
 }
 
-// ordered runs op with the range held.
+// ordered runs op with the range held, and waits for it as long as ctx and Config.Patience allow.
 func (f *File) ordered(ctx context.Context, name string, seg *layout.Segment, off, n int64, ended func(error), op func(held *orphans) error) error {
+	describe := func(err error) error {
+		if err != nil {
+			err = fmt.Errorf("%s of %d bytes at %d in %v: %w", name, n, off, seg.Range, err)
+		}
+		return err
+	}
 	var err error
 	switch {
 	case off < 0 || n < 0 || !seg.Contains(off, n):
@@ -94,37 +100,35 @@ func (f *File) ordered(ctx context.Context, name string, seg *layout.Segment, of
 	case seg.IOMode != layout.IOModeRW:
 		err = ErrReadOnly
 	}
-	var node *rangeNode
-	if err == nil && n > 0 {
-		node, err = f.lock(ctx, off, off+n)
-	}
-	if err != nil {
-		err = fmt.Errorf("%s of %d bytes at %d in %v: %w", name, n, off, seg.Range, err)
-	}
-	if node == nil {
+	if err != nil || n == 0 {
+		err = describe(err)
 		ended(err)
 		return err
 	}
-	result := make(chan error, 1)
-	// This goroutine owns the range until the servers have answered, which ends it.
-	go func() {
-		held := &orphans{file: f}
-		held.count.Store(1)
-		err := op(held)
-		held.node = node
-		held.drop()
+	return describe(f.plane.patiently(ctx, func(ctx context.Context) error {
+		node, err := f.lock(ctx, off, off+n)
 		if err != nil {
-			err = fmt.Errorf("%s of %d bytes at %d: %w", name, n, off, err)
+			ended(describe(err))
+			return err
 		}
-		ended(err)
-		result <- err
-	}()
-	select {
-	case err := <-result:
-		return err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+		result := make(chan error, 1)
+		// This goroutine owns the range until the servers have answered, which ends it.
+		go func() {
+			held := &orphans{file: f}
+			held.count.Store(1)
+			err := op(held)
+			held.node = node
+			held.drop()
+			ended(describe(err))
+			result <- err
+		}()
+		select {
+		case err := <-result:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}))
 }
 
 // eachDataFile runs do for each data file, of all copies that are written, that has some of [off, end). The error is
@@ -273,6 +277,17 @@ func (f *File) Seek(ctx context.Context, seg *layout.Segment, off, n int64, hole
 	if off < 0 || n < 0 || !seg.Contains(off, n) {
 		return 0, false, fmt.Errorf("seek in %d bytes at %d in %v: %w", n, off, seg.Range, layout.ErrBeyondSegment)
 	}
+	err = f.plane.patiently(ctx, func(ctx context.Context) (err error) {
+		at, found, err = f.seek(ctx, seg, off, n, hole)
+		return err
+	})
+	if err != nil {
+		return 0, false, fmt.Errorf("seek in %d bytes at %d: %w", n, off, err)
+	}
+	return at, found, nil
+}
+
+func (f *File) seek(ctx context.Context, seg *layout.Segment, off, n int64, hole bool) (at int64, found bool, err error) {
 	var mu sync.Mutex
 	var errs []error
 	var wg sync.WaitGroup
@@ -293,10 +308,7 @@ func (f *File) Seek(ctx context.Context, seg *layout.Segment, off, n int64, hole
 		})
 	}
 	wg.Wait()
-	if len(errs) > 0 {
-		return 0, false, fmt.Errorf("seek in %d bytes at %d: %w", n, off, errors.Join(errs...))
-	}
-	return at, found, nil
+	return at, found, errors.Join(errs...)
 }
 
 func (f *File) seekColumn(ctx context.Context, seg *layout.Segment, i int, off, end int64, hole bool) (at int64, found bool, err error) {

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -202,4 +203,19 @@ func (p *Plane) drain() {
 		p.spare = batch[:0]
 		p.queueMu.Unlock()
 	}
+}
+
+// patiently runs do, which waits for data servers, with a context that ends when Config.Patience is over.
+func (p *Plane) patiently(ctx context.Context, do func(context.Context) error) error {
+	limit := p.cfg.Patience
+	if limit.Time == 0 {
+		return do(ctx)
+	}
+	soft, cancel := context.WithTimeout(ctx, limit.Time)
+	defer cancel()
+	err := do(soft)
+	if err != nil && soft.Err() != nil && ctx.Err() == nil {
+		return limit.Over(err)
+	}
+	return err
 }
