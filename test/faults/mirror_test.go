@@ -111,7 +111,7 @@ func verify(t *testing.T, path string) (end func()) {
 func TestMirrors(t *testing.T) {
 	t.Logf("-seed %d -kills %d", *seed, *kills)
 	rng := rand.New(rand.NewPCG(*seed, 96))
-	v := harness.NewVolume(t, harness.Options{DataServers: 3, Apart: true, Lease: 10 * time.Second})
+	v := harness.NewVolume(t, harness.Options{DataServers: 3, Apart: true, Lease: 30 * time.Second})
 	m := v.Mount("mirror-timeout=1s")
 	harness.Weft(t, "layout", "set", m.Dir, "--stripe-unit", "64KiB", "--stripe-count", "3", "--mirrors", "2")
 	endLoad := begin(t, "close", "a", m.Dir)
