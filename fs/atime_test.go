@@ -152,7 +152,7 @@ func TestAtimeReport(t *testing.T) {
 	})
 	mu.Lock()
 	defer mu.Unlock()
-	if calls["LayoutCommit"] != 1 {
+	if calls["LayoutCommit atimes"] != 1 {
 		t.Errorf("%v, want one report", calls)
 	}
 	r.accesses.mu.Lock()
@@ -189,7 +189,7 @@ func TestAtimeSet(t *testing.T) {
 	reporting, goOn := make(chan struct{}), make(chan struct{})
 	var once sync.Once
 	r.m.setHook(func(_ context.Context, call string) error {
-		if call == "LayoutCommit" {
+		if call == "LayoutCommit atimes" {
 			once.Do(func() { close(reporting) })
 			<-goOn
 		}
@@ -223,7 +223,7 @@ func TestAtimeSet(t *testing.T) {
 func TestAtimeBounds(t *testing.T) {
 	r := newRig(t, newService(1, 1<<20))
 	r.m.setHook(func(ctx context.Context, call string) error {
-		if call == "LayoutCommit" {
+		if call == "LayoutCommit atimes" {
 			<-ctx.Done()
 		}
 		return ctx.Err()

@@ -361,7 +361,7 @@ func (s *nfsServer) send(nc net.Conn, b []byte, p phase, deed *deed) error {
 		}
 		if deed.breaks != nil {
 			deed.breaks(s, nc)
-			return nil
+			return net.ErrClosed // also if it was healed meanwhile: the other half does not come
 		}
 		time.Sleep(time.Millisecond) // so that they are mostly read one by one
 		b = b[half:]

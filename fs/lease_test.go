@@ -700,8 +700,10 @@ func testMountCalls(t *testing.T) {
 		got := m.command("calls")
 		sum := 0
 		for _, call := range strings.Fields(got) {
-			_, n, _ := strings.Cut(call, "=")
-			sum += must[int](t)(strconv.Atoi(n))
+			name, n, _ := strings.Cut(call, "=")
+			if name != "LayoutCommit-atimes" { // of several operations, when it is time for it
+				sum += must[int](t)(strconv.Atoi(n))
+			}
 		}
 		t.Logf("%-36s %2d %s", c.name, sum, got)
 		if sum != c.want {

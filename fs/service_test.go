@@ -938,8 +938,11 @@ func (m *session) Release(id layout.FileID) {
 
 func (m *session) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport, provisional bool) ([]metarpc.Attr, error) {
 	call := "LayoutCommit"
-	if provisional {
+	switch {
+	case provisional:
 		call = "LayoutCommit provisional"
+	case !slices.ContainsFunc(reports, func(r metarpc.SizeReport) bool { return r.Atime == 0 }):
+		call = "LayoutCommit atimes"
 	}
 	if err := m.enter(ctx, call); err != nil {
 		return nil, err

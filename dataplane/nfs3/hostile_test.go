@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -22,17 +23,20 @@ import (
 type hostile struct {
 	ln   net.Listener
 	good atomic.Bool
+	only atomic.Int32                     // 1 + index of the only maltreatment; 0: each has its turn
 	met  [len(maltreatments)]atomic.Int32 // connections by maltreatment
 	open sync.Map                         // of net.Conn
 	wg   sync.WaitGroup
 }
 
-// maltreatments are what can be done to a connection, which is closed afterwards. first is a call that came, with its
+// maltreatment is what can be done to a connection, which is closed afterwards. first is a call that came, with its
 // record mark, or shorter if there is none.
-var maltreatments = [...]struct {
+type maltreatment struct {
 	name string
 	do   func(c net.Conn, rnd *rand.Rand, first []byte)
-}{
+}
+
+var maltreatments = [...]maltreatment{
 	{"hang up", func(net.Conn, *rand.Rand, []byte) {}},
 	{"silence", func(c net.Conn, _ *rand.Rand, _ []byte) { io.Copy(io.Discard, c) }},
 	{"garbage", func(c net.Conn, rnd *rand.Rand, _ []byte) {
@@ -64,6 +68,20 @@ var maltreatments = [...]struct {
 	{"half a reply", func(c net.Conn, _ *rand.Rand, first []byte) {
 		c.Write(append(oncrpc.AppendRecordMark(nil, 1000, true), first[4:8]...))
 		io.Copy(io.Discard, c)
+	}},
+	{"a reply in drops", func(c net.Conn, _ *rand.Rand, first []byte) {
+		b := (&oncrpc.Reply{XID: binary.BigEndian.Uint32(first[4:])}).Append(nil)
+		for _, v := range []uint32{0, 0, 1000, 0, 1000} { // of READ: there are 1000 bytes to come
+			b = xdr.AppendUint32(b, v)
+		}
+		b = append(oncrpc.AppendRecordMark(nil, len(b)+1000, true), b...)
+		for {
+			if _, err := c.Write(b); err != nil {
+				return
+			}
+			b = []byte{0}
+			time.Sleep(5 * time.Millisecond)
+		}
 	}},
 	{"endless verifier", func(c net.Conn, _ *rand.Rand, first []byte) {
 		rep := xdr.AppendUint32(append([]byte(nil), first[4:8]...), 1)
@@ -123,7 +141,10 @@ func newHostile(t *testing.T, srv *server, seed uint64) *hostile {
 				if err != nil {
 					return
 				}
-				i := int(n) % len(maltreatments) // each has its turn
+				i := int(n) % len(maltreatments)
+				if only := int(h.only.Load()); only > 0 {
+					i = only - 1
+				}
 				h.met[i].Add(1)
 				maltreatments[i].do(c, rnd, first[:k])
 			})
@@ -225,4 +246,23 @@ func TestHostile(t *testing.T) {
 	h.hangup()
 	srv.close()
 	until(t, "goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
+}
+
+// TestReplyInDrops: a reply that never ends is none, though something is heard all the time.
+func TestReplyInDrops(t *testing.T) {
+	srv := newServer(t)
+	want := pattern(1000, 1)
+	srv.put("f", want)
+	i := slices.IndexFunc(maltreatments[:], func(m maltreatment) bool { return m.name == "a reply in drops" })
+	h := newHostile(t, srv, 1)
+	h.only.Store(int32(i + 1))
+	tg := newTarget(t, Config{Timeout: 100 * time.Millisecond, Connections: 1}, h.ln.Addr().(*net.TCPAddr).AddrPort())
+	r := readOp("f", 0, len(want))
+	start(tg, r)
+	until(t, "two connections in vain", func() bool { return h.met[i].Load() >= 2 })
+	h.good.Store(true) // the next one
+	wait(t, r.done, "the read")
+	if r.Err != nil || !bytes.Equal(r.Data[:r.N], want) {
+		t.Errorf("read %d bytes, %v", r.N, r.Err)
+	}
 }

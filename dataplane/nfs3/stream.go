@@ -39,6 +39,7 @@ type stream struct {
 	lean   *atomic.Int32         // more than 0: expect large payloads
 	began  time.Time
 	heard  atomic.Int64 // when bytes came last, in nanoseconds after began
+	since  atomic.Int64 // when the mark of the current record came, in the same way; 0 between records
 
 	buf  []byte
 	r, w int // buf[r:w] is received and not consumed
@@ -70,7 +71,12 @@ func (s *stream) init(raw syscall.RawConn, maxRecord int) {
 // begin waits for the mark of the next record.
 func (s *stream) begin() error {
 	s.frag, s.last, s.n, s.size = 0, false, 0, 0
-	return s.nextFragment()
+	s.since.Store(0)
+	if err := s.nextFragment(); err != nil {
+		return err
+	}
+	s.since.Store(s.heard.Load())
+	return nil
 }
 
 // nextFragment takes the mark behind the current fragment out of the stream and makes the next fragment part of it.
@@ -223,6 +229,12 @@ func (s *stream) drop() { s.target(nil) }
 
 // lastHeard is when bytes came last. Any goroutine may ask.
 func (s *stream) lastHeard() time.Time { return s.began.Add(time.Duration(s.heard.Load())) }
+
+// unfinished is when the record began that is not complete yet; ok is false if there is none. Any goroutine may ask.
+func (s *stream) unfinished() (since time.Time, ok bool) {
+	n := s.since.Load()
+	return s.began.Add(time.Duration(n)), n != 0
+}
 
 // recv waits until at least one byte was received. With direct set nothing lies in the buffer.
 func (s *stream) recv() error {

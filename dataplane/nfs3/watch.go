@@ -81,6 +81,10 @@ func (c *conn) inspect() (asked bool) {
 		w.probed = time.Time{}
 	}
 	quiet := now.Sub(silent)
+	if begun, ok := c.in.unfinished(); ok && now.Sub(begun) >= 2*timeout {
+		c.fail(fmt.Errorf("%w: one began %v ago and does not end", errSilent, now.Sub(begun).Round(time.Millisecond)))
+		return false
+	}
 	switch {
 	case quiet >= timeout:
 		c.fail(fmt.Errorf("%w for %v with %d calls outstanding", errSilent, timeout, c.count))
