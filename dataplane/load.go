@@ -1,7 +1,7 @@
 package dataplane
 
 import (
-	"math"
+	"math/bits"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -124,9 +124,7 @@ func getScratch(n int) []byte {
 	if b, ok := scratch.Get().(*[]byte); ok && cap(*b) >= n {
 		return (*b)[:n]
 	}
-	return make([]byte, n, 1<<bitsFor(n))
+	return make([]byte, n, 1<<max(12, bits.Len(uint(n-1))))
 }
-
-func bitsFor(n int) int { return max(12, int(math.Ceil(math.Log2(float64(n))))) }
 
 func putScratch(b []byte) { scratch.Put(&b) }

@@ -27,7 +27,7 @@ import (
 func dataServer(t *testing.T, cfg data.Config) netip.AddrPort {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("a data server needs root, to give files to their owners")
+		t.Skip("missing: root, for a data server, which gives files to their owners")
 	}
 	cfg.Dir, cfg.Log = t.TempDir(), slog.New(slog.DiscardHandler)
 	s, err := data.Open(cfg)

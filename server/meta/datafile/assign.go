@@ -334,12 +334,9 @@ func (p *plan) take(row schema.Layout) (schema.Layout, []schema.DataFile) {
 			mirrors[i] = slices.Clone(row.Mirrors[i])
 		}
 		for _, column := range p.columns {
-			d := column[i]
-			file := d.pool[0]
-			d.pool = d.pool[1:]
+			file := column[i].next()
 			mirrors[i] = append(mirrors[i], file)
 			taken = append(taken, file)
-			kick(d.refill)
 		}
 	}
 	row.Width, row.Mirrors = p.width, mirrors

@@ -125,9 +125,7 @@ func (m *Manager) replaceStale(ctx context.Context, id layout.FileID) error {
 	taken := map[copyPlace]schema.DataFile{}
 	m.mu.Lock()
 	for at, d := range m.placesFor(&row) {
-		taken[at] = d.pool[0]
-		d.pool = d.pool[1:]
-		kick(d.refill)
+		taken[at] = d.next()
 	}
 	m.mu.Unlock()
 	if len(taken) == 0 {

@@ -117,9 +117,7 @@ func (m *Manager) startMove(ctx context.Context, id layout.FileID) error {
 	taken := map[int]schema.DataFile{}
 	m.mu.Lock()
 	for j, d := range m.movesFor(&row) {
-		taken[j] = d.pool[0]
-		d.pool = d.pool[1:]
-		kick(d.refill)
+		taken[j] = d.next()
 	}
 	m.mu.Unlock()
 	if len(taken) == 0 {

@@ -190,6 +190,14 @@ func (d *device) stock(file schema.DataFile) {
 	kick(d.sweep)
 }
 
+// next takes the first data file out of the pool, which has one; m.mu is held. It stays held until release or putBack.
+func (d *device) next() schema.DataFile {
+	file := d.pool[0]
+	d.pool = d.pool[1:]
+	kick(d.refill)
+	return file
+}
+
 // drop lets a number become garbage.
 func (d *device) drop(number uint64) {
 	d.m.mu.Lock()

@@ -102,7 +102,7 @@ func transfer(t *testing.T, addr string, kind layout.OpKind, handle []byte, cred
 // The manager of data files and fsck with real data servers and a catalog on disk.
 func TestReal(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("a data server needs root, to give files to their owners")
+		t.Skip("missing: root, for a data server, which gives files to their owners")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()

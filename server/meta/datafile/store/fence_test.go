@@ -19,7 +19,7 @@ import (
 // TestFence checks that a data server refuses who has the old owner's layout, and takes who has the new one.
 func TestFence(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("a data server needs root, to give files to their owners")
+		t.Skip("missing: root, for a data server, which gives files to their owners")
 	}
 	ds, err := data.Open(data.Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

@@ -57,7 +57,7 @@ func servers(t *testing.T, test func(t *testing.T, server store.Server, export s
 	t.Run("terse", func(t *testing.T) { test(t, terse{fake(t)}, "/e") })
 	t.Run("data", func(t *testing.T) {
 		if os.Geteuid() != 0 {
-			t.Skip("a data server needs root, to give files to their owners")
+			t.Skip("missing: root, for a data server, which gives files to their owners")
 		}
 		test(t, real(t), "/")
 	})
