@@ -1,6 +1,7 @@
 // Package fs shows a weft volume to the kernel: it gives POSIX meaning to what the metadata service (package
-// metaclient) and the data servers (package dataplane) do. It knows no sockets and no wire formats, keeps no page cache
-// and no cache of names or attributes (the kernel and package metaclient do), and decides nothing about where data lies.
+// metaclient) and the data servers (package dataplane) do. It knows no sockets and no wire formats, keeps no data but what
+// it reads ahead and no cache of names or attributes (the kernel and package metaclient do), and decides nothing about where
+// data lies.
 //
 // # Inodes
 //
@@ -70,6 +71,13 @@
 // reported, whether or not somebody still waits for the request, and the request tries again without the copy if it has
 // been given up (copies.go). Other errors go to the application, see
 // classify.
+//
+// # Reading ahead
+//
+// An open file that is read from front to back, one read after the other, is read ahead (readahead.go): as far as it has been
+// read so, up to Config.ReadAhead. What was read ahead is good for reads that begin while there is a lease on the attributes
+// and neither size nor times nor the count of writes here are others than before it was asked for; no write may be under way.
+// So nothing has to be dropped when a lease is recalled: the next read does.
 //
 // # What is durable when
 //
@@ -175,7 +183,7 @@
 //
 // # Lock order
 //
-// keptPages.mu, then inode.mu, then shard.mu, flusher.mu, accesses.mu, places.mu, and the locks inside Meta's methods that do not block
+// keptPages.mu and window.mu, then inode.mu, then readAhead.mu, shard.mu, flusher.mu, accesses.mu, places.mu, and the locks inside Meta's methods that do not block
 // (CachedLayout, CachedAttr, Forget, Release) and inside dataplane.File.Dirty. handleTable.mu, transfer.mu and request.mu are
 // taken alone. No mutex is held
 // while anything blocks or while the data plane is given a request, since that may call Done at once.

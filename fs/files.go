@@ -138,7 +138,7 @@ func (r *raw) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Re
 		return nil, fuse.EIO
 	}
 	c := readCalls.Get().(*readCall)
-	c.ID, c.Off, c.Buf, c.NoAtime = r.fs.id(in.NodeId), int64(in.Offset), buf, in.Flags&unix.O_NOATIME != 0
+	c.fill(r.fs.id(in.NodeId), in.Fh, int64(in.Offset), buf, in.Flags)
 	r.fs.StartRead(&c.Read)
 	r.fs.Flush()
 	if !r.await(c.over, cancel, in.Pid, c.Detach) {

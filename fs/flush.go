@@ -502,6 +502,7 @@ func (i *inode) cancelOpen() {
 // newHandle numbers an open file. reads says that it is open for reading only.
 func (i *inode) newHandle(reads bool) uint64 {
 	h := &handle{i: i.again(), reads: reads}
+	h.window.shared = i.fs.ahead
 	i.mu.Lock()
 	i.opens--
 	i.handles++
@@ -517,6 +518,7 @@ func (fs *FS) release(fh uint64) {
 		return
 	}
 	h.unlock()
+	h.window.close()
 	h.i.mu.Lock()
 	h.i.handles--
 	h.i.letGo()

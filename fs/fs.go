@@ -3,6 +3,7 @@ package fs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"runtime"
 	"sync"
@@ -87,7 +88,10 @@ type Config struct {
 	CachePages bool
 	// StableClose makes close(2) of a file that is open for writing wait for what fsync(2) waits for.
 	StableClose bool
-	Log         *slog.Logger // nil means slog.Default()
+	// ReadAhead is how far a file is read ahead that is read from front to back, in bytes, for each open file. 0 is not at all.
+	// All together get memory for 16 times as much.
+	ReadAhead int64
+	Log       *slog.Logger // nil means slog.Default()
 }
 
 // Validate checks the configuration and fills what is not set.
@@ -97,6 +101,8 @@ func (c *Config) Validate() error {
 		return errors.New("fs: no metadata service")
 	case c.Data == nil:
 		return errors.New("fs: no data plane")
+	case c.ReadAhead != 0 && (c.ReadAhead < MinReadAhead || c.ReadAhead > MaxReadAhead):
+		return fmt.Errorf("fs: read-ahead of %d bytes: want 0 or %d to %d", c.ReadAhead, MinReadAhead, MaxReadAhead)
 	}
 	if c.Root == 0 {
 		c.Root = layout.RootID
@@ -117,6 +123,7 @@ type FS struct {
 	kernel atomic.Pointer[kernel] // nil while there is no mount
 	pages  *keptPages             // nil if the kernel is not to keep any
 	places *places
+	ahead  *readAhead // nil: files are not read ahead
 
 	stableClose bool
 	// forgetting has an element for each thread that is in the kernel to drop pages.
@@ -164,6 +171,10 @@ func New(cfg Config) (*FS, error) {
 		caller:       callerFate,
 		disconnected: func() bool { return false },
 		yield:        runtime.GOMAXPROCS(0) == 1,
+	}
+	var err error
+	if fs.ahead, err = newReadAhead(cfg.ReadAhead); err != nil {
+		return nil, fmt.Errorf("fs: %w", err)
 	}
 	if cfg.CachePages {
 		fs.pages = &keptPages{stamps: map[layout.FileID]stamp{}}
@@ -331,7 +342,8 @@ type handle struct {
 	// reads says that it was opened for reading only.
 	reads bool
 	// lost says that a lock which was set through it has been lost.
-	lost atomic.Bool
+	lost   atomic.Bool
+	window window
 }
 
 // handleTable numbers the open files. Numbers are not used twice.

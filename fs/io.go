@@ -26,11 +26,14 @@ type Read struct {
 	Buf []byte
 	// NoAtime says that the time of the last access stays as it is (O_NOATIME).
 	NoAtime bool
-	Done    func(n int, errno syscall.Errno)
+	// Fh is the open file, if more of it may be read than is asked for; 0 = it may not.
+	Fh   uint64
+	Done func(n int, errno syscall.Errno)
 
 	transfer
-	i  *inode
-	io dataplane.Read
+	i      *inode
+	window *window // that has counted it in
+	io     dataplane.Read
 }
 
 // Write asks to write Data at Off of an open file, or at its end. The rules are those of Read; Data is only read.
@@ -102,7 +105,13 @@ func (t *transfer) detach(io interface{ Detach() }) {
 
 // Detach gives Buf back: when it returns, nothing writes to it any more. Done is called all the same, perhaps later,
 // with EINTR unless the read had been completed. It may be called once StartRead has returned, and waits for no server.
-func (r *Read) Detach() { r.detach(&r.io) }
+func (r *Read) Detach() {
+	if r.window != nil && r.window.forsake(r) {
+		r.finish(0, syscall.EINTR)
+		return
+	}
+	r.detach(&r.io)
+}
 
 // Detach gives Data back: when it returns, nothing reads it any more. The write may go on from a copy. Done is called
 // all the same, perhaps later. It may be called once StartWrite has returned, and waits for no server.
@@ -118,7 +127,7 @@ func (fs *FS) StartRead(r *Read) {
 		r.Done(0, syscall.EBADF)
 		return
 	}
-	r.i = i
+	r.i, r.window = i, nil
 	r.reset()
 	n, ok := i.readable(r.Off, len(r.Buf))
 	if !ok {
@@ -128,6 +137,14 @@ func (fs *FS) StartRead(r *Read) {
 	if n == 0 {
 		r.succeed(0)
 		return
+	}
+	if fs.ahead != nil && r.Fh != 0 {
+		if h := fs.handles.get(r.Fh); h != nil {
+			r.window = &h.window
+			if r.window.serve(r, n) {
+				return
+			}
+		}
 	}
 	seg := fs.meta.CachedLayout(r.ID, layout.IOModeRead, r.Off, n)
 	if seg == nil || !seg.Contains(r.Off, n) {
@@ -166,7 +183,15 @@ func (r *Read) succeed(n int) {
 	if !r.NoAtime {
 		r.i.fs.accesses.file(r.i)
 	}
-	r.Done(n, 0)
+	r.finish(n, 0)
+}
+
+// finish ends a read.
+func (r *Read) finish(n int, errno syscall.Errno) {
+	if r.window != nil {
+		r.window.finish()
+	}
+	r.Done(n, errno)
 }
 
 // clip shortens a read of n bytes at off if the file was cut meanwhile.
@@ -179,7 +204,7 @@ func (r *Read) block(err error) {
 	fs := r.i.fs
 	ctx, ok := r.takeOver(fs.ctx)
 	if !ok {
-		r.Done(0, syscall.EINTR)
+		r.finish(0, syscall.EINTR)
 		return
 	}
 	// The goroutine owns the request; it ends with Done, at the latest when a Detach cancels ctx.
@@ -190,7 +215,7 @@ func (r *Read) block(err error) {
 			r.succeed(n)
 			return
 		}
-		r.Done(n, fs.dataErrno(r.ID, err))
+		r.finish(n, fs.dataErrno(r.ID, err))
 	})
 }
 

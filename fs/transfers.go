@@ -40,7 +40,7 @@ func (c *transferCall) Start() {
 		return
 	}
 	if !r.Write {
-		c.read.ID, c.read.Off, c.read.Buf, c.read.NoAtime = fs.id(r.Node), r.Off, r.Data, r.Flags&unix.O_NOATIME != 0
+		c.read.fill(fs.id(r.Node), r.Fh, r.Off, r.Data, r.Flags)
 		fs.StartRead(&c.read)
 		return
 	}
@@ -53,6 +53,14 @@ func (c *transferCall) Detach() {
 		c.write.Detach()
 	} else {
 		c.read.Detach()
+	}
+}
+
+// fill sets what the kernel asks for. Who opens a file with O_DIRECT wants to have the say in what is read.
+func (r *Read) fill(id layout.FileID, fh uint64, off int64, buf []byte, flags uint32) {
+	r.ID, r.Off, r.Buf, r.NoAtime = id, off, buf, flags&unix.O_NOATIME != 0
+	if r.Fh = fh; flags&unix.O_DIRECT != 0 {
+		r.Fh = 0
 	}
 }
 

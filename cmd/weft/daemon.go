@@ -158,6 +158,7 @@ func (d *daemon) start(ctx context.Context) error {
 	d.fsys, err = fs.New(fs.Config{
 		Meta: d.meta, Data: d.data, Root: root,
 		Atime: fs.AtimeOf(d.cfg.options.flags), CachePages: d.cfg.options.cache == cacheLease, StableClose: d.cfg.options.stable,
+		ReadAhead: d.cfg.options.ahead,
 	})
 	if err != nil {
 		return err

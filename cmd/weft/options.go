@@ -31,6 +31,7 @@ type mountOptions struct {
 	tls      rpctls.Files
 	maxWrite int64 // bytes, 0 = the largest the kernel allows
 	retain   int64 // bytes
+	ahead    int64 // bytes, 0 = files are not read ahead
 	mirror   time.Duration
 	cache    string
 	stable   bool // close waits for it
@@ -55,6 +56,7 @@ func defaultOptions() mountOptions {
 		retrans:  2,
 		xprtsec:  rpctls.None,
 		retain:   256 << 20,
+		ahead:    8 << 20,
 		mirror:   10 * time.Second,
 		cache:    cacheNone,
 		names:    true,
@@ -111,6 +113,14 @@ var mountOptionTable = []option{
 	fileOption("tls_key", "PEM file of the key that belongs to it", func(o *mountOptions) *string { return &o.tls.Key }),
 	sizeOption("max_write", "largest request the kernel sends (default: the largest of 8MiB, 4MiB, 1MiB it allows)", 64<<10, 8<<20, func(o *mountOptions) *int64 { return &o.maxWrite }),
 	sizeOption("retain", "memory for written data until data servers have made it stable (default 256MiB)", 1<<20, 1<<40, func(o *mountOptions) *int64 { return &o.retain }),
+	{"readahead", "SIZE", "how far a file is read ahead that is read from front to back, without O_DIRECT, and that nobody writes to, 64KiB to 1GiB (default 8MiB), or 0; all open files get 16 times as much", func(o *mountOptions, v string) error {
+		n, err := humanize.ParseBytes(v)
+		if err != nil || n != 0 && (n < fs.MinReadAhead || n > fs.MaxReadAhead) {
+			return fmt.Errorf("want a size from 64KiB to 1GiB, or 0")
+		}
+		o.ahead = int64(n)
+		return nil
+	}},
 	{"mirror-timeout", "TIME", "how long a copy of mirrored data may leave unanswered what another copy has answered, before it is done without, 1s to 1h (default 10s)", func(o *mountOptions, v string) error {
 		d, err := time.ParseDuration(v)
 		if err != nil || d < time.Second || d > time.Hour {

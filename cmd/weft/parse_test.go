@@ -95,7 +95,7 @@ func TestParseOptions(t *testing.T) {
 		{[]string{"nodiratime,strictatime,diratime,relatime"}, with(func(o *mountOptions) { o.flags = 0 })},
 		{[]string{"ro,nosuid", "rw"}, with(func(o *mountOptions) { o.flags = unix.MS_NOSUID })},
 		{[]string{"ro,defaults"}, defaultOptions()},
-		{[]string{"nconnect=16,rsize=4MiB,wsize=4096,max_write=1MiB,retain=1GiB,mirror-timeout=30s,cache=lease,close=stable,lookupcache=none,log=/a=b,hard,softerr,timeo=50,retrans=1,noresvport,xprtsec=mtls,tls_ca=/ca,tls_cert=/c,tls_key=/k"}, mountOptions{
+		{[]string{"nconnect=16,rsize=4MiB,wsize=4096,max_write=1MiB,retain=1GiB,readahead=0,mirror-timeout=30s,cache=lease,close=stable,lookupcache=none,log=/a=b,hard,softerr,timeo=50,retrans=1,noresvport,xprtsec=mtls,tls_ca=/ca,tls_cert=/c,tls_key=/k"}, mountOptions{
 			nconnect: 16, rsize: 4 << 20, wsize: 4 << 10, maxWrite: 1 << 20, retain: 1 << 30, mirror: 30 * time.Second, cache: cacheLease, stable: true, log: "/a=b",
 			soft: syscall.ETIMEDOUT, timeo: 5 * time.Second, retrans: 1,
 			anyPort: true, xprtsec: rpctls.Mutual, tls: rpctls.Files{CA: "/ca", Cert: "/c", Key: "/k"},
@@ -119,6 +119,7 @@ func TestParseOptions(t *testing.T) {
 		"retain=-1":         "want a size",
 		"log=":              "want a file",
 		"cache=all":         "want none or lease",
+		"readahead=1K":      "want a size from 64KiB to 1GiB, or 0",
 		"close=":            "want written or stable",
 		"mirror-timeout=0s": "1s to 1h",
 		"xprtsec=ssl":       "none, tls or mtls",
@@ -134,7 +135,7 @@ func TestParseOptions(t *testing.T) {
 
 // TestOptionDefaults holds the help to the defaults.
 func TestOptionDefaults(t *testing.T) {
-	o, err := parseOptions([]string{"defaults,hard,resvport,xprtsec=none,timeo=600,retrans=2,nconnect=4,rsize=1MiB,wsize=1MiB,retain=256MiB,mirror-timeout=10s,cache=none,close=written,lookupcache=all"})
+	o, err := parseOptions([]string{"defaults,hard,resvport,xprtsec=none,timeo=600,retrans=2,nconnect=4,rsize=1MiB,wsize=1MiB,retain=256MiB,readahead=8MiB,mirror-timeout=10s,cache=none,close=written,lookupcache=all"})
 	if err != nil || o != defaultOptions() {
 		t.Errorf("the defaults of the help are %+v, %v; those in effect %+v", o, err, defaultOptions())
 	}
