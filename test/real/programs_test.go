@@ -202,7 +202,7 @@ func TestGitMounts(t *testing.T) {
 	all := []*harness.Mount{v.Mount(), v.Mount()}
 	git := func(dir string, args ...string) string {
 		t.Helper()
-		return harness.Run(t, dir, "git", append([]string{"-c", "user.name=t", "-c", "user.email=t@t", "-c", "safe.directory=*", "-c", "init.defaultBranch=main"}, args...)...)
+		return harness.Run(t, dir, "git", append([]string{"-c", "user.name=t", "-c", "user.email=t@t", "-c", "safe.directory=*", "-c", "init.defaultBranch=main", "-c", "gc.autoDetach=false"}, args...)...)
 	}
 	git(all[0].Dir, "init", "-q", "--bare", "repo.git")
 	git(all[1].Dir, "clone", "-q", "repo.git", "work1")

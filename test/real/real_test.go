@@ -108,7 +108,7 @@ func TestGit(t *testing.T) {
 	repo := m.Dir + "/repo"
 	git := func(dir string, args ...string) {
 		t.Helper()
-		harness.Run(t, dir, "git", append([]string{"-c", "user.name=t", "-c", "user.email=t@t", "-c", "safe.directory=*", "-c", "init.defaultBranch=main"}, args...)...)
+		harness.Run(t, dir, "git", append([]string{"-c", "user.name=t", "-c", "user.email=t@t", "-c", "safe.directory=*", "-c", "init.defaultBranch=main", "-c", "gc.autoDetach=false"}, args...)...)
 	}
 	git(m.Dir, "init", "-q", repo)
 	harness.Run(t, "", "cp", "-a", src, repo+"/tree")
