@@ -8,8 +8,9 @@
 // Baselines are the simplest correct programs there are: a file system in memory over go-fuse, a loop over TCP whose other
 // end reads and writes the same files, a loop that speaks NFS version 3. Where a loop's number of connections and depth
 // matter, short trials choose them each time. Slow networks and devices are data servers of this program that delay
-// their replies or pass a bounded number of bytes a second, for a server or for each connection. NFS-Ganesha, rpcbind if
-// none runs, and all else is started for a row, on free ports, and ended after it.
+// their replies or pass a bounded number of bytes a second, for a server or for each connection; one that is to take
+// requests and answer none is stopped. NFS-Ganesha, rpcbind if none runs, and all else is started for a row, on free
+// ports, and ended after it.
 //
 // The loop rows measure weft against itself: the transport device, our own, against gofuse.
 package main

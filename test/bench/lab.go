@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -114,9 +115,9 @@ func mounted(dir string) bool {
 type volume struct {
 	l    *lab
 	addr string
-	srv  *process // weftd single or meta
-	data *columns // of the latter; nil: srv has them
-	env  []string // added to that of mounts
+	srv  *process   // weftd single or meta
+	data []*columns // of the latter, which end with it; none: srv has them
+	env  []string   // added to that of mounts
 }
 
 // volume starts a weftd single with its data in dir.
@@ -126,23 +127,30 @@ func (l *lab) volume(dir string) (*volume, error) {
 
 // slowVolume starts a volume on the tmpfs whose data servers are slower than they could be.
 func (l *lab) slowVolume(servers int, s shape) (*volume, error) {
-	c, err := l.shapedServers(l.mem, servers, s)
+	c, err := l.shapedServers(l.mem, slices.Repeat([]shape{s}, servers)...)
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"meta", "--dir", filepath.Join(l.mem, "volume")}
-	for _, f := range c.files {
-		args = append(args, "--data-server", f.addr.String()+":/")
-	}
-	return l.weftd(c, args...)
+	return l.volumeOn(c)
 }
 
-func (l *lab) weftd(c *columns, args ...string) (*volume, error) {
+// volumeOn starts a volume on data servers, which end with it.
+func (l *lab) volumeOn(data ...*columns) (*volume, error) {
+	args := []string{"meta", "--dir", filepath.Join(l.mem, "volume")}
+	for _, c := range data {
+		for _, f := range c.files {
+			args = append(args, "--data-server", f.addr.String()+":/")
+		}
+	}
+	return l.weftd(data, args...)
+}
+
+func (l *lab) weftd(data []*columns, args ...string) (*volume, error) {
 	addr, err := freePort()
 	if err != nil {
 		return nil, err
 	}
-	v := &volume{l: l, addr: addr.String(), data: c}
+	v := &volume{l: l, addr: addr.String(), data: data}
 	if v.srv, err = start(filepath.Join(l.bin, "weftd"), append(args, "--listen", v.addr)...); err != nil {
 		return nil, err
 	}
@@ -153,10 +161,43 @@ func (l *lab) weftd(c *columns, args ...string) (*volume, error) {
 
 func (v *volume) close() error {
 	err := v.srv.stop()
-	if v.data != nil {
-		err = errors.Join(err, v.data.close())
+	for _, c := range v.data {
+		err = errors.Join(err, c.close())
 	}
 	return errors.Join(err, os.RemoveAll(filepath.Join(v.l.disk, "volume")), os.RemoveAll(filepath.Join(v.l.mem, "volume")))
+}
+
+// weft runs weft and returns its standard output.
+func (l *lab) weft(args ...string) ([]byte, error) {
+	var errs strings.Builder
+	cmd := exec.Command(filepath.Join(l.bin, "weft"), args...)
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("weft %s: %w: %s", strings.Join(args, " "), err, errs.String())
+	}
+	return out, nil
+}
+
+// dataFile is where a column of a file is.
+type dataFile struct {
+	Address string // HOST:PORT:/EXPORT
+	Path    string `json:"data_file"` // below the export
+}
+
+// dataFileOf asks for the first column of a file on a mount, which has data.
+func (l *lab) dataFileOf(path string) (dataFile, error) {
+	out, err := l.weft("layout", path, "--json")
+	if err != nil {
+		return dataFile{}, err
+	}
+	var found struct {
+		Mirrors []struct{ Servers []dataFile }
+	}
+	if err := json.Unmarshal(out, &found); err != nil {
+		return dataFile{}, fmt.Errorf("layout of %s: %w", path, err)
+	}
+	return found.Mirrors[0].Servers[0], nil
 }
 
 // use runs do on a mount of the volume and ends both.
@@ -217,12 +258,15 @@ func (l *lab) bare(validity time.Duration, files int, delay time.Duration) (dir 
 }
 
 // fioResult is what a job did: bandwidth in bytes per second, operations per second, and bytes, of reads and writes
-// together, and the processor time that fio took, in seconds.
-type fioResult struct{ bw, iops, bytes, cpu float64 }
+// together, the processor time that fio took, and how long all but one in a thousand reads took at most, in seconds.
+type fioResult struct{ bw, iops, bytes, cpu, p999 float64 }
 
-// fio runs one job.
-func fio(dir string, args ...string) (r fioResult, err error) {
-	cmd := exec.Command("fio", append([]string{"--name=bench", "--filename=file", "--size=512m", "--direct=1", "--output-format=json"}, args...)...)
+// fio runs one job on the file "file".
+func fio(dir string, args ...string) (fioResult, error) { return fioOn(dir, "file", args...) }
+
+// fioOn runs one job on files, with colons between them.
+func fioOn(dir, files string, args ...string) (r fioResult, err error) {
+	cmd := exec.Command("fio", append([]string{"--name=bench", "--filename=" + files, "--size=512m", "--direct=1", "--output-format=json"}, args...)...)
 	cmd.Dir = dir
 	var errs strings.Builder
 	cmd.Stderr = &errs
@@ -234,6 +278,7 @@ func fio(dir string, args ...string) (r fioResult, err error) {
 		BW    float64 `json:"bw_bytes"`
 		Bytes float64 `json:"io_bytes"`
 		IOPS  float64
+		Lat   struct{ Percentile map[string]float64 } `json:"clat_ns"`
 	}
 	var report struct {
 		Jobs []struct{ Read, Write side }
@@ -245,6 +290,7 @@ func fio(dir string, args ...string) (r fioResult, err error) {
 		r.bw += j.Read.BW + j.Write.BW
 		r.iops += j.Read.IOPS + j.Write.IOPS
 		r.bytes += j.Read.Bytes + j.Write.Bytes
+		r.p999 = j.Read.Lat.Percentile["99.900000"] / 1e9
 	}
 	r.cpu = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
 	return r, nil

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -96,7 +98,7 @@ func server(w workload) func(*lab) (figures, error) {
 func scale(s shape, servers, conns, baseServers, baseConns int) func(*lab) (figures, error) {
 	return func(l *lab) (f figures, err error) {
 		one := func(servers, conns int) (v float64, err error) {
-			c, err := l.shapedServers(l.mem, servers, s)
+			c, err := l.shapedServers(l.mem, slices.Repeat([]shape{s}, servers)...)
 			if err != nil {
 				return 0, err
 			}
@@ -365,4 +367,152 @@ func cpuOf(pids ...int) (sum float64, err error) {
 		sum += (utime + stime) / 100 // USER_HZ
 	}
 	return sum, nil
+}
+
+const (
+	mirrorDelay = 50 * time.Millisecond
+	mirrorTime  = 4 * time.Second // for the slowest of a thousand reads to be several
+)
+
+// slowMirror measures the slowest in a thousand reads, one at a time, of a file of two copies, one on a server that answers late,
+// against two fast servers.
+func slowMirror(l *lab) (f figures, err error) {
+	one := func(second shape) (v float64, err error) {
+		c, err := l.shapedServers(l.mem, shape{}, second)
+		if err != nil {
+			return 0, err
+		}
+		vol, err := l.volumeOn(c)
+		if err != nil {
+			return 0, err
+		}
+		err = vol.use(func(dir string) error {
+			if _, err := l.weft("layout", "set", dir, "--stripe-count", "1", "--mirrors", "2"); err != nil {
+				return err
+			}
+			if _, err := fio(dir, "--rw=write", "--bs=1m", "--ioengine=io_uring", "--iodepth=16"); err != nil {
+				return err
+			}
+			r, err := fio(dir, "--rw=randread", "--bs=4k", "--ioengine=psync", "--time_based", fmt.Sprint("--runtime=", mirrorTime.Seconds()))
+			v = r.p999 * 1e6
+			return err
+		})
+		return v, err
+	}
+	if f.weft, err = one(shape{delay: mirrorDelay}); err == nil {
+		f.baseline, err = one(shape{})
+	}
+	return f, err
+}
+
+// blackHole measures reads of files on three data servers while the fourth takes requests, of which as many wait, and answers
+// none, against the same reads alone with all alive.
+func blackHole(l *lab) (f figures, err error) {
+	s := shape{delay: slowDelay}
+	live, err := l.shapedServers(l.mem, s, s, s)
+	if err != nil {
+		return f, err
+	}
+	hole, err := l.shapedServers(l.mem, s)
+	if err != nil {
+		return f, errors.Join(err, live.close())
+	}
+	v, err := l.volumeOn(live, hole)
+	if err != nil {
+		return f, err
+	}
+	err = v.use(func(dir string) error {
+		if _, err := l.weft("layout", "set", dir, "--stripe-count", "1"); err != nil {
+			return err
+		}
+		names := map[string]string{} // of a file on each server, by its address
+		for i := 0; len(names) < 4; i++ {
+			name := fmt.Sprint("w", i)
+			if _, err := fioOn(dir, name, "--size=64m", "--rw=write", "--bs=1m", "--ioengine=psync"); err != nil {
+				return err
+			}
+			at, err := l.dataFileOf(filepath.Join(dir, name))
+			if err != nil {
+				return err
+			}
+			names[at.Address] = name
+		}
+		read := func(c *columns) (float64, error) {
+			var files []string
+			for _, f := range c.files {
+				files = append(files, names[f.addr.String()+":/"])
+			}
+			r, err := fioOn(dir, strings.Join(files, ":"), fmt.Sprintf("--size=%dm", 64*len(files)), "--rw=randread", "--bs=4k",
+				"--ioengine=io_uring", "--iodepth=64", "--runtime=2", "--time_based")
+			return r.iops, err
+		}
+		if f.baseline, err = read(live); err != nil {
+			return err
+		}
+		waiting := make(chan error, 1)
+		go func() { // ends when the server answers again
+			_, err := read(hole)
+			waiting <- err
+		}()
+		time.Sleep(time.Second) // fio takes a while to begin
+		if err := hole.srv.cmd.Process.Signal(unix.SIGSTOP); err != nil {
+			return err
+		}
+		f.weft, err = read(live)
+		return errors.Join(err, hole.srv.cmd.Process.Signal(unix.SIGCONT), <-waiting)
+	})
+	return f, err
+}
+
+const copySize = 2 << 30
+
+// copyFile measures cp of a file to the tmpfs against nfs-cp, of libnfs, of its data file from the same server.
+func copyFile(l *lab) (f figures, err error) {
+	c, end, err := l.ganesha()
+	if err != nil {
+		return f, err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	v, err := l.weftd(nil, "meta", "--dir", filepath.Join(l.mem, "volume"))
+	if err != nil {
+		return f, err
+	}
+	err = v.use(func(dir string) error {
+		if _, err := l.weft("admin", "device", "add", c.url.String(), "--server", v.addr); err != nil {
+			return err
+		}
+		if _, err := fio(dir, "--rw=write", "--bs=1m", "--ioengine=psync", "--end_fsync=1", fmt.Sprint("--size=", copySize)); err != nil {
+			return err
+		}
+		path := filepath.Join(dir, "file")
+		at, err := l.dataFileOf(path)
+		if err != nil {
+			return err
+		}
+		direct := c.url
+		direct.Path += "/" + at.Path
+		direct.RawQuery += "&nfsport=" + c.url.Port()
+		direct.Host = c.url.Hostname() // libnfs takes no port here
+		if f.weft, err = l.timeCopy("cp", path); err != nil {
+			return err
+		}
+		f.baseline, err = l.timeCopy("nfs-cp", direct.String())
+		return err
+	})
+	return f, err
+}
+
+// timeCopy copies a file of copySize bytes to the tmpfs by a program, and removes the copy.
+func (l *lab) timeCopy(program, from string) (float64, error) {
+	to := filepath.Join(l.mem, "copy")
+	begin := time.Now()
+	out, err := exec.Command(program, from, to).CombinedOutput()
+	took := time.Since(begin)
+	if err != nil {
+		return 0, fmt.Errorf("%s %s: %w: %s", program, from, err, out)
+	}
+	if st, err := os.Stat(to); err != nil || st.Size() != copySize {
+		return 0, fmt.Errorf("%s %s: the copy is not whole, %v", program, from, err)
+	}
+	return copySize / 1e6 / took.Seconds(), os.Remove(to)
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -75,6 +76,7 @@ type columns struct {
 	dirs  []string // of the servers
 	files []file
 	srv   *process
+	url   url.URL // of Ganesha, as weft admin device add takes it
 }
 
 // close ends the servers and removes what they have.
@@ -132,14 +134,18 @@ func (l *lab) dataServers(where string, n int, args ...string) (c *columns, err 
 	return c, c.fill(addrs)
 }
 
-// shapedServers starts n servers that are slower than they could be.
-func (l *lab) shapedServers(where string, n int, s shape) (c *columns, err error) {
+// shapedServers starts servers, of one process, that are slower than they could be.
+func (l *lab) shapedServers(where string, shapes ...shape) (c *columns, err error) {
 	c = new(columns)
-	if c.dirs, err = newDirs(where, n); err != nil {
+	if c.dirs, err = newDirs(where, len(shapes)); err != nil {
 		return nil, err
 	}
+	args := []string{dataCommand}
+	for i, s := range shapes {
+		args = append(append(args, s.args()...), c.dirs[i])
+	}
 	var addrs []netip.AddrPort
-	if c.srv, addrs, err = startAddrs(append(append([]string{dataCommand}, s.args()...), c.dirs...)...); err != nil {
+	if c.srv, addrs, err = startAddrs(args...); err != nil {
 		return nil, err
 	}
 	return c, c.fill(addrs)
@@ -281,6 +287,7 @@ func (l *lab) ganesha() (c *columns, end func() error, err error) {
 		return nil, nil, err
 	}
 	c.files = []file{f}
+	c.url = url.URL{Scheme: "nfs", Host: ports[0].String(), Path: export, RawQuery: fmt.Sprint("mountport=", ports[1].Port())}
 	return c, end, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,7 +22,7 @@ import (
 )
 
 // dataCommand makes this program serve directories as data servers that are slower than they could be:
-// serve-data DELAY RATE CONNECTION-RATE DIR... It writes their addresses, in a line, to its standard output.
+// serve-data [DELAY RATE CONNECTION-RATE DIR]... It writes their addresses, in a line, to its standard output.
 const dataCommand = "serve-data"
 
 // shape is what is done to a server's connections.
@@ -36,24 +37,24 @@ func (s shape) args() []string {
 }
 
 func serveData(args []string) error {
-	if len(args) < 4 {
-		return fmt.Errorf("%s takes DELAY RATE CONNECTION-RATE DIR...", dataCommand)
-	}
-	var s shape
-	var err error
-	if s.delay, err = time.ParseDuration(args[0]); err != nil {
-		return err
-	}
-	if s.rate, err = strconv.ParseFloat(args[1], 64); err != nil {
-		return err
-	}
-	if s.connRate, err = strconv.ParseFloat(args[2], 64); err != nil {
-		return err
+	if len(args) == 0 || len(args)%4 != 0 {
+		return fmt.Errorf("%s takes DELAY RATE CONNECTION-RATE DIR of each server", dataCommand)
 	}
 	var servers []*dataserver.Server
 	var addrs []string
-	for _, dir := range args[3:] {
-		server, err := dataserver.Open(dataserver.Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
+	for one := range slices.Chunk(args, 4) {
+		var s shape
+		var err error
+		if s.delay, err = time.ParseDuration(one[0]); err != nil {
+			return err
+		}
+		if s.rate, err = strconv.ParseFloat(one[1], 64); err != nil {
+			return err
+		}
+		if s.connRate, err = strconv.ParseFloat(one[2], 64); err != nil {
+			return err
+		}
+		server, err := dataserver.Open(dataserver.Config{Dir: one[3], Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			return err
 		}

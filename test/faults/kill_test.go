@@ -211,6 +211,10 @@ func TestMain(m *testing.M) {
 		fmt.Println(verifyForever(path))
 		return
 	}
+	if os.Getenv(rewriteEnv) != "" {
+		rewriteAll()
+		return
+	}
 	how := strings.SplitN(os.Getenv(loadEnv), " ", 3)
 	if len(how) < 3 {
 		os.Exit(m.Run())
