@@ -37,6 +37,7 @@ type device struct {
 	conn      atomic.Pointer[conn] // nil until dialled
 	unflushed atomic.Bool          // conn was given requests since its last Flush
 	load      load
+	usage     usage
 
 	mu        sync.Mutex
 	waiting   []ticket        // for conn; a dial is running if not empty
@@ -62,7 +63,13 @@ func (c *conn) start(op *layout.Op) {
 // it, so an op with Data must not be given a ctx that can end. The op must not be used again.
 func (c *conn) do(ctx context.Context, op *layout.Op) error {
 	done := make(chan struct{})
-	op.Done = func(*layout.Op) { close(done) }
+	u, watch := &c.dev.usage, c.dev.plane.watch
+	began := watch.now()
+	u.outstanding.Add(1)
+	op.Done = func(*layout.Op) {
+		u.ended(op, watch.now()-began)
+		close(done)
+	}
 	c.Target.Start(op)
 	c.Target.Flush()
 	select {
@@ -135,6 +142,7 @@ func (p *Plane) makeConn(d *device) error {
 	}
 	target, err := p.cfg.Dial(d.id)
 	if err != nil {
+		d.usage.fail(err)
 		return fmt.Errorf("device %s: %w", d.id, err)
 	}
 	c := &conn{Target: target, dev: d, epoch: func() uint64 { return 0 }}

@@ -75,6 +75,12 @@
 // punch cuts out what was retained there, so that nothing sent again brings it back. Other servers get zeros instead,
 // which are ordinary unstable writes, and are taken to have data everywhere.
 //
+// # Statistics
+//
+// For each device the plane counts the requests that are at its target, and of those that have ended bytes, times (a histogram)
+// and errors; see [Plane.Stats]. What a target does besides, such as connecting and sending again, it has to tell itself.
+// The counters are atomic, each by itself, as every request passes them.
+//
 // # What may happen at the same time
 //
 //   - Commit and writes: a COMMIT covers exactly what was acknowledged before it was sent; later writes stay retained.

@@ -47,16 +47,15 @@ func (l *load) late() int64 {
 	return int64(10 * time.Millisecond)
 }
 
-// begin notes that a read goes out.
+// begin notes that a read of a mirrored file goes out.
 func (pc *piece) begin() {
-	pc.began = pc.conn.dev.plane.watch.now()
+	pc.mirrored = true
 	pc.conn.dev.load.outstanding.Add(int64(len(pc.op.Data)))
 }
 
-// timed notes that a read has ended, and ends its rival, if there is one.
-func (pc *piece) timed() {
+// timed notes that such a read has ended, and ends its rival, if there is one.
+func (pc *piece) timed(at int64) {
 	dev := pc.conn.dev
-	at := dev.plane.watch.now()
 	dev.load.outstanding.Add(-int64(len(pc.op.Data)))
 	dev.load.sample(at-pc.began, at)
 	rival := pc.of

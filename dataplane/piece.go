@@ -14,6 +14,7 @@ type piece struct {
 	owner *request
 	gen   uint64 // of owner
 	conn  *conn
+	began int64 // watch.now
 
 	data  *dataFile
 	epoch uint64 // of conn before the start
@@ -26,11 +27,11 @@ type piece struct {
 	over  bool          // WRITE: orphaned, and answered; guarded by data.mu
 	alone int64         // WRITE: when it was first seen that another copy had answered (watch.now); 0 = not yet
 
-	mirror int    // READ: which one was asked
-	tried  uint64 // READ: those that were asked before, see readSpan
-	began  int64  // READ: watch.now
-	hedge  atomic.Pointer[piece]
-	of     *piece // READ: the piece that this one is a hedge of
+	mirrored bool   // READ: it counts in device.load
+	mirror   int    // READ: which one was asked
+	tried    uint64 // READ: those that were asked before, see readSpan
+	hedge    atomic.Pointer[piece]
+	of       *piece // READ: the piece that this one is a hedge of
 
 	// READ of a data file in which something is retained, before the start:
 	watch   bool // it overlaps retained data: wrong if the server restarts meanwhile
@@ -44,13 +45,16 @@ var pieces = sync.Pool{New: func() any {
 	return pc
 }}
 
-func (pc *piece) done(*layout.Op) {
+func (pc *piece) done(op *layout.Op) {
+	dev := pc.conn.dev
+	at := dev.plane.watch.now()
+	dev.usage.ended(op, at-pc.began)
 	if !pc.state.CompareAndSwap(pieceOut, pieceEnded) {
 		pc.orphanEnded()
 		return
 	}
-	if pc.began != 0 {
-		pc.timed()
+	if pc.mirrored {
+		pc.timed(at)
 	}
 	// Once the count is down the piece may be in use elsewhere.
 	q := pc.owner
@@ -125,6 +129,9 @@ func (q *request) add(pc *piece) {
 	pc.owner, pc.gen = q, q.gen
 	q.pieces = append(q.pieces, pc)
 	q.pending.Add(1)
+	dev := pc.conn.dev
+	pc.began = dev.plane.watch.now()
+	dev.usage.outstanding.Add(1)
 	pc.conn.start(&pc.op)
 }
 

@@ -162,9 +162,9 @@ func (q *readRequest) begin() {
 			if mirrored {
 				p.hedges.earn()
 				pc.begin()
-				due = min(due, pc.began+c.dev.load.late())
 			}
 			q.add(pc)
+			due = min(due, pc.began+c.dev.load.late())
 			data, off = data[n:], off+int64(n)
 		}
 	}

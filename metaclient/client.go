@@ -50,6 +50,11 @@ type Config struct {
 	// session, or because a restarted service has given them to somebody else. It must not block. nil = nobody wants to
 	// know.
 	OnLockLost func(id layout.FileID, flock bool, owner uint64)
+
+	// Usage says what was done at each device since the client was made, the numbers only grow (but Outstanding). After
+	// each UsagePeriod what has come since is reported to the service. It is called by one goroutine. nil = nothing is reported.
+	Usage       func() []metarpc.DeviceStats
+	UsagePeriod time.Duration // 0 = DefaultUsagePeriod
 }
 
 // Client is a session with the metadata service. Its methods may be called by many goroutines.
@@ -131,6 +136,9 @@ func start(ctx context.Context, cfg Config, dial func(context.Context, string) (
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
+	if cfg.UsagePeriod == 0 {
+		cfg.UsagePeriod = DefaultUsagePeriod
+	}
 	c := &Client{
 		cfg: cfg, log: cfg.Log, dial: dial,
 		chores: make(chan struct{}, 1), returns: make(chan struct{}, 1), begun: make(chan struct{}),
@@ -149,6 +157,9 @@ func start(ctx context.Context, cfg Config, dial func(context.Context, string) (
 	c.tasks.Go(func() { c.manage(cn) }) // owns the connection of the moment; ends with c.ctx
 	c.tasks.Go(c.janitor)               // sends Close and LayoutReturn; ends with c.ctx
 	c.tasks.Go(c.leaseJanitor)          // sends LeaseReturn; ends with c.ctx
+	if cfg.Usage != nil {
+		c.tasks.Go(c.reportUsage) // sends LayoutStats; ends with c.ctx
+	}
 	return c, nil
 }
 

@@ -55,8 +55,9 @@
 //
 // # Goroutines
 //
-// A client has a manager, which connects and then reads the connection; a writer for each connection; and two janitors,
-// one of which gives leases back and the other everything else. A recall runs in its own goroutine, of which there are at
+// A client has a manager, which connects and then reads the connection; a writer for each connection; two janitors,
+// one of which gives leases back and the other everything else; and a reporter, which tells the service every minute what was
+// done at devices (Config.Usage), if anything was. A recall runs in its own goroutine, of which there are at
 // most maxRecalls, and so does the work after a lost session or a restarted service. All end with Close.
 //
 // # Lock order

@@ -64,7 +64,7 @@ func runDeviceAdd(ctx context.Context, c *command, args []string) error {
 		if err != nil {
 			return err
 		}
-		printDevices([]deviceStatus{deviceOf(info)}, "")
+		printDevices(os.Stdout, []deviceStatus{deviceOf(info)}, "")
 		return nil
 	})
 }
@@ -85,7 +85,7 @@ func runDeviceDrain(ctx context.Context, c *command, args []string) error {
 		if info, err = mc.DrainDevice(ctx, info.Device.ID, *cancel); err != nil {
 			return err
 		}
-		printDevices([]deviceStatus{deviceOf(info)}, "")
+		printDevices(os.Stdout, []deviceStatus{deviceOf(info)}, "")
 		return nil
 	})
 }
@@ -151,7 +151,7 @@ func runDeviceList(ctx context.Context, c *command, args []string) error {
 		if len(list) == 0 {
 			fmt.Println("no data servers yet; add one with: weft admin device add nfs://HOST:PORT/EXPORT")
 		}
-		printDevices(list, "")
+		printDevices(os.Stdout, list, "")
 		return nil
 	})
 }
@@ -166,6 +166,7 @@ func deviceOf(info metarpc.DeviceInfo) deviceStatus {
 		Free:      info.Free,
 		DataFiles: info.DataFiles,
 		Draining:  info.Draining,
+		Load:      float64(info.Load) / 1000,
 	}
 }
 

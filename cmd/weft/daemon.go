@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"path"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -96,7 +97,8 @@ func serveMount(ctx context.Context, cfg mountConfig) error {
 func (d *daemon) start(ctx context.Context) error {
 	connect, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
-	var front atomic.Pointer[fs.FS] // set before there is anything to recall
+	var front atomic.Pointer[fs.FS]           // set before there is anything to recall
+	var plane atomic.Pointer[dataplane.Plane] // set before anything is done at devices
 	var err error
 	if d.secret, err = rpctls.Client(d.cfg.options.xprtsec, d.cfg.options.tls); err != nil {
 		return err
@@ -140,6 +142,12 @@ func (d *daemon) start(ctx context.Context) error {
 				f.OnLockLost(id, flock, owner)
 			}
 		},
+		Usage: func() []metarpc.DeviceStats {
+			if p := plane.Load(); p != nil {
+				return usageOf(p.Stats())
+			}
+			return nil
+		},
 	})
 	if err != nil {
 		return err
@@ -155,6 +163,7 @@ func (d *daemon) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	plane.Store(d.data)
 	d.fsys, err = fs.New(fs.Config{
 		Meta: d.meta, Data: d.data, Root: root,
 		Atime: fs.AtimeOf(d.cfg.options.flags), CachePages: d.cfg.options.cache == cacheLease, StableClose: d.cfg.options.stable,
@@ -306,9 +315,28 @@ func (d *daemon) status(ctx context.Context) mountStatus {
 	if state.Problem != nil {
 		st.Service.Problem = fmt.Sprintf("not connected since %s: %v", state.Since.Format(time.RFC3339), state.Problem)
 	}
-	if !state.Connected {
-		return st
+	if state.Connected {
+		d.askService(ctx, &st)
 	}
+	d.addUse(&st)
+	return st
+}
+
+// addUse adds what the mount does at devices, also at those of which the service says nothing.
+func (d *daemon) addUse(st *mountStatus) {
+	for _, stats := range d.data.Stats() {
+		id := stats.Device.String()
+		i := slices.IndexFunc(st.Devices, func(dev deviceStatus) bool { return dev.ID == id })
+		if i < 0 {
+			i = len(st.Devices)
+			st.Devices = append(st.Devices, deviceStatus{ID: id, Problem: "the metadata service says nothing of it"})
+		}
+		st.Devices[i].Mount = useOf(&stats, d.cfg.options.xprtsec)
+	}
+}
+
+// askService adds what the metadata service says.
+func (d *daemon) askService(ctx context.Context, st *mountStatus) {
 	ctx, cancel := context.WithTimeout(ctx, statusTime)
 	defer cancel()
 	service, err := d.meta.Status(ctx)
@@ -328,5 +356,4 @@ func (d *daemon) status(ctx context.Context) mountStatus {
 	if err != nil {
 		st.Service.Problem = err.Error()
 	}
-	return st
 }

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"text/tabwriter"
 	"time"
@@ -51,6 +53,9 @@ type deviceStatus struct {
 	Free      int64  `json:"free_bytes"`
 	DataFiles int64  `json:"data_files"`
 	Draining  bool   `json:"draining"`
+	// Load is how many requests clients have under way there on average, as the service knows it.
+	Load  float64    `json:"load"`
+	Mount *deviceUse `json:"mount,omitempty"` // what this mount does there; nil = nothing so far
 }
 
 // selectMounts is the mount at the operand, or all.
@@ -114,11 +119,12 @@ func (st *mountStatus) print() {
 	} else {
 		fmt.Printf("  metadata    %s: %s\n", s.Address, s.Problem)
 	}
-	printDevices(st.Devices, "  ")
+	printDevices(os.Stdout, st.Devices, "  ")
 }
 
-func printDevices(devices []deviceStatus, indent string) {
-	w := tabwriter.NewWriter(os.Stdout, 0, 8, 2, ' ', 0)
+func printDevices(out io.Writer, devices []deviceStatus, indent string) {
+	var table bytes.Buffer // a line for each device, in columns
+	w := tabwriter.NewWriter(&table, 0, 8, 2, ' ', 0)
 	for _, d := range devices {
 		state := "ok"
 		if !d.Reachable {
@@ -127,10 +133,20 @@ func printDevices(devices []deviceStatus, indent string) {
 		if d.Draining {
 			state += ", is drained"
 		}
+		if d.Load >= 0.1 {
+			state += fmt.Sprintf(", load %.1f", d.Load)
+		}
 		fmt.Fprintf(w, "%sdevice %s\t%s\t%s free of %s\t%d data files\t%s\n", indent, d.ID[:8], d.Address,
 			humanize.IBytes(uint64(d.Free)), humanize.IBytes(uint64(d.Total)), d.DataFiles, state)
 	}
 	w.Flush()
+	for _, d := range devices {
+		line, _ := table.ReadString('\n')
+		io.WriteString(out, line)
+		if d.Mount != nil {
+			d.Mount.print(out, indent+"  ")
+		}
+	}
 }
 
 func runSync(ctx context.Context, c *command, args []string) error {

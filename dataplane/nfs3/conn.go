@@ -49,7 +49,8 @@ type conn struct {
 	count   int             // outstanding rpcs, current included
 	bytes   int             // what they cost
 	bulk    int             // what those of them cost that are not small
-	since   time.Time       // when the present spell with something outstanding began
+	served  traffic
+	since   time.Time // when the present spell with something outstanding began
 	watch   watch
 	writing bool      // somebody uses out
 	idle    sync.Cond // writing became false
@@ -483,14 +484,19 @@ func (r *rpc) advance(t *Target, c *conn, ans *answer) (next, error) {
 	case wire.ProcCommit:
 		r.verifier = layout.Verifier(ans.commit.Verf)
 		t.stats.commits++
+		c.served.ops++
 		return ended, nil
 	case wire.ProcRead:
 		r.eof = ans.read.EOF
 		t.stats.reads++
 		t.stats.bytesRead += uint64(count)
+		c.served.ops++
+		c.served.bytesRead += uint64(count)
 	case wire.ProcWrite:
 		t.stats.writes++
 		t.stats.bytesWritten += uint64(count)
+		c.served.ops++
+		c.served.bytesWritten += uint64(count)
 		lost := r.n > 0 && r.committed == layout.Unstable && r.verifier != layout.Verifier(ans.write.Verf)
 		r.verifier = layout.Verifier(ans.write.Verf)
 		r.committed = min(r.committed, layout.Stability(ans.write.Committed))

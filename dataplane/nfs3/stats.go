@@ -12,6 +12,9 @@ type counters struct {
 	jukebox, resent, unknown      uint64
 }
 
+// traffic is what one connection has carried; guarded by Target.mu.
+type traffic struct{ ops, bytesRead, bytesWritten uint64 }
+
 // Stats is what a Target is doing and has done.
 type Stats struct {
 	Name        string
@@ -42,6 +45,8 @@ type ConnStats struct {
 	Outstanding int       // calls
 	Bytes       int       // what they cost: payload and some overhead
 	Err         error     // why it is not up; nil if it is, or if it is not needed
+
+	Ops, BytesRead, BytesWritten uint64 // READs, WRITEs and COMMITs answered with OK since it is up
 }
 
 // Stats returns a snapshot.
@@ -61,6 +66,7 @@ func (t *Target) Stats() Stats {
 		cs := ConnStats{Addr: t.paths[s.path].addr, Since: s.since, Err: s.err}
 		if c := s.conn; c != nil {
 			cs.Addr, cs.Up, cs.Outstanding, cs.Bytes = c.addr, true, c.count, c.bytes
+			cs.Ops, cs.BytesRead, cs.BytesWritten = c.served.ops, c.served.bytesRead, c.served.bytesWritten
 		}
 		st.Connections = append(st.Connections, cs)
 	}

@@ -1016,6 +1016,17 @@ func TestManyConnections(t *testing.T) {
 			t.Fatal("contents differ", r.Err)
 		}
 	}
+	st := tg.Stats()
+	ops, carried := uint64(0), uint64(0)
+	for i, c := range st.Connections {
+		if i < 4 && c.Ops == 0 {
+			t.Errorf("connection %d has carried nothing: %+v", i, c)
+		}
+		ops, carried = ops+c.Ops, carried+c.BytesRead
+	}
+	if ops != 70 || carried != 70<<20 || st.Reads != ops || st.BytesRead != carried {
+		t.Errorf("connections have carried %d requests and %d bytes, all of it is %d and %d", ops, carried, st.Reads, st.BytesRead)
+	}
 	// Small ones: bounded by number.
 	gate2 := make(chan struct{})
 	srv.mu.Lock()

@@ -91,6 +91,11 @@ func (s *Service) removeDevice(ctx context.Context, c *call, a *metarpc.RemoveDe
 	return &metarpc.Empty{}, nil
 }
 
+func (s *Service) layoutStats(_ context.Context, c *call, a *metarpc.LayoutStatsArgs) (*metarpc.Empty, error) {
+	s.cfg.Files.Report(c.sess.id, time.Duration(a.Span), a.Devices)
+	return &metarpc.Empty{}, nil
+}
+
 func (s *Service) statFS(ctx context.Context, _ *call, _ *metarpc.Empty) (*metarpc.StatFSResult, error) {
 	raw, err := s.engine.Get(ctx, schema.KeyUsage)
 	if err != nil {

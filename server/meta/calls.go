@@ -49,6 +49,7 @@ var handlers = [...]handler{
 	metarpc.OpLayoutError:     handle((*Service).layoutError),
 	metarpc.OpDrainDevice:     handle((*Service).drainDevice),
 	metarpc.OpRemoveDevice:    handle((*Service).removeDevice),
+	metarpc.OpLayoutStats:     handle((*Service).layoutStats),
 }
 
 // execute has a call's handler execute it.

@@ -63,6 +63,11 @@ type Files interface {
 	// EndFill makes the copies that were being filled in row good, and reports whether all copies of the file are.
 	EndFill(ctx context.Context, id layout.FileID, row schema.Layout) (complete bool, err error)
 
+	// Report takes in what a client has done at devices in a time of this length, which counts for where new data files go.
+	// Forget forgets what a session has reported, as it has ended.
+	Report(session metarpc.SessionID, span time.Duration, devices []metarpc.DeviceStats)
+	Forget(session metarpc.SessionID)
+
 	Devices(ctx context.Context) []metarpc.DeviceInfo
 	AddDevice(ctx context.Context, url string) (metarpc.DeviceInfo, error)
 	StatFS() (total, free, avail int64) // bytes

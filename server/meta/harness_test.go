@@ -44,11 +44,14 @@ type fakeFiles struct {
 	filled   func(ctx context.Context, r layout.Range) error // called by Fill; nil: there is nothing to fill
 	fillEnd  int64                                           // what Fill returns
 	stalled  int                                             // calls that wait
+	reports  map[metarpc.SessionID][]metarpc.DeviceStats     // that count now
 	changed  *sync.Cond
 }
 
 func newFakeFiles(engine catalog.Engine) *fakeFiles {
-	f := &fakeFiles{engine: engine, length: map[uint64]int64{}, unstable: map[uint64]bool{}}
+	f := &fakeFiles{
+		engine: engine, length: map[uint64]int64{}, unstable: map[uint64]bool{}, reports: map[metarpc.SessionID][]metarpc.DeviceStats{},
+	}
 	f.changed = sync.NewCond(&f.mu)
 	return f
 }
@@ -350,6 +353,18 @@ func (f *fakeFiles) row(t *testing.T, id layout.FileID) (row schema.Layout) {
 		t.Fatal(err)
 	}
 	return row
+}
+
+func (f *fakeFiles) Report(session metarpc.SessionID, span time.Duration, devices []metarpc.DeviceStats) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.reports[session] = append(f.reports[session], devices...)
+}
+
+func (f *fakeFiles) Forget(session metarpc.SessionID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.reports, session)
 }
 
 func (f *fakeFiles) Devices(context.Context) []metarpc.DeviceInfo {

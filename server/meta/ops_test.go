@@ -355,3 +355,26 @@ func TestCountsAndStatus(t *testing.T) {
 	}
 	must[metarpc.Empty](c, metarpc.OpRenew, &metarpc.Empty{})
 }
+
+// TestLayoutStats hands reports on, and has them forgotten with the session.
+func TestLayoutStats(t *testing.T) {
+	h := startMemory(t)
+	a, b := h.client(), h.client()
+	count := func(c *client) int {
+		h.files.mu.Lock()
+		defer h.files.mu.Unlock()
+		return len(h.files.reports[c.welcome.Session])
+	}
+	report := &metarpc.LayoutStatsArgs{Span: 5, Devices: []metarpc.DeviceStats{{Outstanding: 1}, {Outstanding: 2}}}
+	for _, c := range []*client{a, b} {
+		must[metarpc.Empty](c, metarpc.OpLayoutStats, report)
+	}
+	if count(a) != 2 || count(b) != 2 {
+		t.Errorf("reports of %d and %d devices, want 2 and 2", count(a), count(b))
+	}
+	must[metarpc.Empty](a, metarpc.OpEndSession, &metarpc.Empty{})
+	eventually(t, "the report is forgotten", func() bool { return count(a) == 0 })
+	if count(b) != 2 {
+		t.Error("another session's report is forgotten, too")
+	}
+}

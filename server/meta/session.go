@@ -466,6 +466,7 @@ func (s *Service) end(sess *session, reason string) {
 	}
 	s.mu.Unlock()
 	s.log.Info("session ends", "session", sess, "host", sess.client.Host, "mount", sess.client.Mount, "reason", reason)
+	s.cfg.Files.Forget(sess.id)
 	sess.cancel()
 	if c != nil {
 		c.close()

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -228,6 +229,9 @@ func TestDataServerDown(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Fatal("cat cannot be interrupted")
 	}
+	if d := devices(t, m)[0].Mount; d.Trouble == "" || d.Reads.Ops > 0 || d.Path != "tcp" {
+		t.Errorf("status while the data server is down: %+v", d)
+	}
 	// One that is not interrupted gets its bytes once the server is back.
 	var out bytes.Buffer
 	cat = exec.Command("cat", m.Dir+"/before")
@@ -240,6 +244,65 @@ func TestDataServerDown(t *testing.T) {
 	if err := cat.Wait(); err != nil || out.String() != "before" {
 		t.Fatalf("cat: %q, %v", out.String(), err)
 	}
+	if d := devices(t, m)[0].Mount; d.Trouble != "" || d.Reads.Ops != 1 || d.Reads.Bytes != uint64(len("before")) {
+		t.Errorf("status when the data server is back: %+v", d)
+	}
+}
+
+// device is what `weft status` says of one.
+type device struct {
+	ID    string
+	Mount struct {
+		Path, Trouble string
+		Reads, Writes struct{ Ops, Bytes uint64 }
+	}
+}
+
+// devices are those of a mount.
+func devices(t *testing.T, m *harness.Mount) []device {
+	t.Helper()
+	var st []struct{ Devices []device }
+	unmarshal(t, harness.Weft(t, "status", "--json", m.Dir), &st)
+	return st[0].Devices
+}
+
+// TestStatus: what is read and written counts at the device where it is.
+func TestStatus(t *testing.T) {
+	const mib = 1 << 20
+	m := harness.NewVolume(t, harness.Options{DataServers: 4}).Mount()
+	data := bytes.Repeat([]byte("weft"), 10*mib/4)
+	if err := os.WriteFile(m.Dir+"/striped", data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	harness.Weft(t, "sync", m.Dir) // what is not stable is read twice if a connection is made meanwhile
+	if b, err := os.ReadFile(m.Dir + "/striped"); err != nil || !bytes.Equal(b, data) {
+		t.Fatalf("read %d bytes, %v", len(b), err)
+	}
+	var file struct {
+		Mirrors []struct{ Servers []struct{ Device string } }
+	}
+	unmarshal(t, harness.Weft(t, "layout", "--json", m.Dir+"/striped"), &file)
+	if len(file.Mirrors) != 1 || len(file.Mirrors[0].Servers) != 4 {
+		t.Fatalf("layout %+v", file)
+	}
+	all := devices(t, m)
+	if len(all) != 4 {
+		t.Fatalf("%d devices of 4", len(all))
+	}
+	for column, server := range file.Mirrors[0].Servers {
+		want := uint64(2 * mib)
+		if column < 2 {
+			want += mib // the ninth and tenth
+		}
+		i := slices.IndexFunc(all, func(d device) bool { return d.ID == server.Device })
+		if i < 0 {
+			t.Fatalf("device %s is not in %+v", server.Device, all)
+		}
+		if d := all[i].Mount; d.Reads.Bytes != want || d.Writes.Bytes != want || d.Reads.Ops < want/mib || d.Path != "tcp" {
+			t.Errorf("column %d: %+v, want %d bytes", column, d, want)
+		}
+	}
+	m.Unmount()
 }
 
 // TestForce: with every server dead and a process waiting, umount --force ends it all.

@@ -294,6 +294,18 @@ func (a *LayoutCommitArgs) check(Op) error {
 	return nil
 }
 
+func (a *LayoutStatsArgs) check(Op) error {
+	if a.Span <= 0 || len(a.Devices) > MaxBatch {
+		return fmt.Errorf("statistics of %d devices over %d ns, want at most %d", len(a.Devices), a.Span, MaxBatch)
+	}
+	for i := range a.Devices {
+		if d := &a.Devices[i]; min(d.Reads.Time, d.Writes.Time, d.Outstanding) < 0 {
+			return fmt.Errorf("device %v: reads of %d ns, writes of %d ns, %d requests outstanding", d.Device, d.Reads.Time, d.Writes.Time, d.Outstanding)
+		}
+	}
+	return nil
+}
+
 func (a *AddDeviceArgs) check(Op) error { return checkText("URL", a.URL, MaxText) }
 
 func (a *LayoutRecallArgs) check(Op) error { return first(checkID(a.ID), checkRange(a.Off, a.Len)) }

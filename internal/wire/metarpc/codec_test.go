@@ -301,6 +301,10 @@ func TestGolden(t *testing.T) {
 		{"size query", func() ([]byte, error) {
 			return AppendCallBack(nil, BackHeader{Number: 9, Op: BackSizeQuery}, &SizeQueryArgs{IDs: []layout.FileID{5, 6}})
 		}, "00000008" + "94 04 09 03 91 92 05 06"},
+		{"layout stats", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLayoutStats}, &LayoutStatsArgs{Span: 128, Devices: []DeviceStats{
+				{Device: id, Reads: IOStats{Ops: 1, Bytes: 4096, Time: 300}, Writes: IOStats{Ops: 2, Bytes: 3, Time: 4}, Outstanding: 5}}})
+		}, "0000002e" + "96 02 02 07 24 940000c0c2 92 cc80 91 94 c410 010000000000000000000000000000fe 9301cd1000cd012c 93020304 05"},
 		{"lock ready", func() ([]byte, error) {
 			return AppendCallBack(nil, BackHeader{Number: 9, Op: BackLockReady}, &LockReadyArgs{ID: 5, Owner: 6, Flock: true})
 		}, "00000008" + "94 04 09 04 93 05 06 c3"},
@@ -451,6 +455,12 @@ func TestRefusedArguments(t *testing.T) {
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 0, End: 1}}}, bad},
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: make([]SizeReport, MaxBatch+1)}, bad},
 		{OpAddDevice, &AddDeviceArgs{URL: strings.Repeat("u", MaxText+1)}, bad},
+		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: make([]DeviceStats, MaxBatch)}, fine},
+		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: make([]DeviceStats, MaxBatch+1)}, bad},
+		{OpLayoutStats, &LayoutStatsArgs{}, bad},
+		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: []DeviceStats{{Reads: IOStats{Time: -1}}}}, bad},
+		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: []DeviceStats{{Writes: IOStats{Time: -1}}}}, bad},
+		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: []DeviceStats{{Outstanding: -1}}}, bad},
 	}
 	for _, c := range cases {
 		call := CallHeader{Slot: 1, Sequence: 2, Op: c.op, Cred: Cred{UID: 3, GID: 4}}

@@ -104,6 +104,9 @@
 // CopiesStale at all who have the file open, the reporter as well, with all copies of the file that are stale. A client that
 // is called so never reads or writes these copies again, and answers without waiting for anything.
 //
+// LayoutStats says every minute or so what a session has done at the devices since it last said so, if that is anything.
+// The service chooses by it where new data files go; nothing of it is kept for longer than some minutes.
+//
 // Reserve finds the place of an append and makes the file longer in the same step, so that each append of any client has a
 // place of its own. The time of that step is the time of the append; its client reports no other.
 //

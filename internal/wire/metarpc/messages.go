@@ -425,6 +425,7 @@ type (
 		Total, Free int64  // bytes, when last asked
 		DataFiles   int64  // in use
 		Draining    bool   // it gets no new data files, and those it has move elsewhere
+		Load        int64  // thousandths of requests that clients have under way there, see LayoutStatsArgs
 	}
 	// AddDeviceArgs: URL is nfs://HOST:PORT/EXPORT. Adding one that is known, by address and export, answers it as it is.
 	AddDeviceArgs struct {
@@ -543,6 +544,24 @@ type (
 		_msgpack struct{} `msgpack:",as_array"`
 		ID       layout.FileID
 		Copies   []CopyRef
+	}
+	// LayoutStatsArgs says what the session has done at devices in the last Span nanoseconds, where it has done anything.
+	LayoutStatsArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Span     int64
+		Devices  []DeviceStats
+	}
+	DeviceStats struct {
+		_msgpack      struct{} `msgpack:",as_array"`
+		Device        layout.DeviceID
+		Reads, Writes IOStats
+		Outstanding   int64 // requests that are not answered now
+	}
+	// IOStats is what requests that were answered come to.
+	IOStats struct {
+		_msgpack   struct{} `msgpack:",as_array"`
+		Ops, Bytes uint64
+		Time       int64 // nanoseconds from their start to the answer, all together
 	}
 	// LayoutRecallArgs: see the package comment.
 	LayoutRecallArgs struct {

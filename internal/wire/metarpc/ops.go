@@ -41,6 +41,7 @@ const (
 	OpLayoutError
 	OpDrainDevice
 	OpRemoveDevice
+	OpLayoutStats
 	opEnd
 )
 
@@ -107,6 +108,7 @@ var ops = [opEnd]opInfo{
 	OpLayoutError:     {"LAYOUTERROR", of[LayoutErrorArgs], of[Empty], false},
 	OpDrainDevice:     {"DRAINDEVICE", of[DrainDeviceArgs], of[AddDeviceResult], false},
 	OpRemoveDevice:    {"REMOVEDEVICE", of[RemoveDeviceArgs], of[Empty], false},
+	OpLayoutStats:     {"LAYOUTSTATS", of[LayoutStatsArgs], of[Empty], false},
 }
 
 // Valid reports whether there is such an op.

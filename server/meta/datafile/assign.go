@@ -172,7 +172,8 @@ type plan struct {
 }
 
 // plan chooses devices; m.mu is held. Mirrors of one column always are on different devices; apart from that a file
-// spreads over as many as there are.
+// spreads over as many as there are. Of those that are alike in that and have data files ready the ones with the fewest
+// drawbacks come first, and those that are alike in this, too, in turn.
 func (m *Manager) plan(id layout.FileID, row *schema.Layout, policy layout.Policy, wide bool) (*plan, error) {
 	have := columns(row)
 	p := &plan{mirrors: policy.Mirrors, width: 1}
@@ -218,8 +219,13 @@ func (m *Manager) plan(id layout.FileID, row *schema.Layout, policy layout.Polic
 	if len(usable) == 0 {
 		return p, nil
 	}
-	start := int(spread(id) % uint64(len(usable)))
-	order := slices.Concat(usable[start:], usable[:start])
+	var order []*device
+	for _, alike := range byDrawbacks(usable) {
+		if len(alike) > 0 {
+			start := int(spread(id) % uint64(len(alike)))
+			order = slices.Concat(order, alike[start:], alike[:start])
+		}
+	}
 	stock := map[*device]int{}
 	for _, d := range usable {
 		stock[d] = len(d.pool)

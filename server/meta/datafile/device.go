@@ -52,6 +52,8 @@ type device struct {
 	wsize     uint32
 	stat      nfs3.FsstatRes
 	refused   error // why no data file can be made, while that is so
+	loads     map[metarpc.SessionID]clientLoad
+	load      float64 // of all clients, as last added up
 	pool      []schema.DataFile
 	demand    int                 // the pool is too small for somebody who wants so many at once
 	held      map[uint64]struct{} // numbers whose garbage rows are not garbage: being made, in the pool, being assigned
@@ -80,6 +82,7 @@ func newDevice(m *Manager, id layout.DeviceID, row schema.Device) *device {
 		row:       row,
 		interrupt: func() {},
 		since:     time.Now(),
+		loads:     map[metarpc.SessionID]clientLoad{},
 		held:      map[uint64]struct{}{},
 		inherited: row.Next,
 	}
@@ -146,6 +149,7 @@ func (d *device) look() (current bool, err error) {
 	}
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
+	d.addLoads(time.Now())
 	if d.ctx.Err() != nil || moves != d.moves {
 		return false, err
 	}
@@ -441,6 +445,7 @@ func (d *device) info() metarpc.DeviceInfo {
 		Free:      clip(d.stat.FreeBytes),
 	}
 	info.Draining = d.row.Draining
+	info.Load = int64(min(1000*d.load, 1e15))
 	switch {
 	case d.condition == unknown:
 		info.Problem = "not yet reached, since " + since(d.since)

@@ -42,6 +42,15 @@
 // settled when the second one is added. New data files go to data servers that are reachable and have room; files begin
 // at a device that depends on a hash of their number, so that small ones spread.
 //
+// Two things count against a device: that it is clearly busier than the least busy one, and that a clearly smaller share of its
+// space is free than of the one with the most (byDrawbacks). Of the devices on which a file has equally few data files, the
+// next one goes to one with the fewest of these drawbacks. Neither outweighs the other, so a new device that is empty gets no
+// more than its turn while it is the busy one.
+//
+// How busy a device is, clients report (Report): the number of requests that they have under way there on average. The reports of one
+// client are smoothed, and each stands for as long again as the time it speaks of; after that it counts half for each such time,
+// and it is soon forgotten, as at the end of the session. None of it is in the catalog.
+//
 // # Copies
 //
 // A column of a mirrored file has several copies, each a data file on another device:

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"github.com/weftfs/weft/dataplane"
+	"github.com/weftfs/weft/dataplane/nfs3"
+	"github.com/weftfs/weft/internal/rpctls"
+	"github.com/weftfs/weft/internal/wire/metarpc"
+)
+
+// deviceUse is what one mount does at a device, since it was mounted.
+type deviceUse struct {
+	Path        string          `json:"path"` // tcp or tls; empty while nothing could be set up
+	Why         string          `json:"why"`  // what decided on the path
+	Connections []connectionUse `json:"connections"`
+	Outstanding int64           `json:"outstanding"` // requests without an answer
+	Reads       opUse           `json:"reads"`
+	Writes      opUse           `json:"writes"`
+	Commits     opUse           `json:"commits"`
+	Resent      uint64          `json:"resent"`  // because their connection was lost
+	Jukebox     uint64          `json:"jukebox"` // answers that told to ask again later
+	Errors      uint64          `json:"errors"`  // requests that failed
+	Error       string          `json:"error,omitempty"`
+	ErrorAt     time.Time       `json:"error_at,omitzero"`
+	Trouble     string          `json:"trouble,omitempty"` // why connections are missing that are needed
+	Since       time.Time       `json:"trouble_since,omitzero"`
+}
+
+// connectionUse is one connection that there is, or may be.
+type connectionUse struct {
+	Address     string    `json:"address"`
+	Up          bool      `json:"up"`
+	Since       time.Time `json:"since,omitzero"` // of being up, or of the loss
+	Outstanding int       `json:"outstanding"`
+	Ops         uint64    `json:"ops"` // this and the bytes since it is up
+	Read        uint64    `json:"bytes_read"`
+	Written     uint64    `json:"bytes_written"`
+	Error       string    `json:"error,omitempty"`
+}
+
+// opUse is what requests of one kind came to that were answered.
+type opUse struct {
+	Ops   uint64 `json:"ops"`
+	Bytes uint64 `json:"bytes"`
+	Time  int64  `json:"time_ns"` // of all together
+	P50   int64  `json:"p50_ns"`
+	P99   int64  `json:"p99_ns"`
+	// Latency counts by time: element i is for less than 2^i nanoseconds, and at least half of that.
+	Latency []uint64 `json:"latency"`
+}
+
+func useOf(st *dataplane.DeviceStats, secret rpctls.Policy) *deviceUse {
+	u := &deviceUse{
+		Connections: []connectionUse{}, Outstanding: st.Outstanding,
+		Reads: opUseOf(&st.Reads), Writes: opUseOf(&st.Writes), Commits: opUseOf(&st.Commits),
+		Errors: st.Errors, ErrorAt: st.ErrTime,
+	}
+	if st.Err != nil {
+		u.Error = oneLine(st.Err)
+	}
+	target, ok := st.Target.(*nfs3.Target)
+	if !ok {
+		return u
+	}
+	t := target.Stats()
+	u.Path, u.Why = "tcp", "xprtsec="+string(secret)
+	if t.TLS {
+		u.Path = "tls"
+	}
+	u.Resent, u.Jukebox = t.Resent, t.Jukebox
+	if u.Since = t.Trouble; !t.Trouble.IsZero() {
+		u.Trouble = oneLine(t.Err)
+	}
+	for _, c := range t.Connections {
+		use := connectionUse{
+			Address: c.Addr.String(), Up: c.Up, Since: c.Since, Outstanding: c.Outstanding,
+			Ops: c.Ops, Read: c.BytesRead, Written: c.BytesWritten,
+		}
+		if c.Err != nil {
+			use.Error = oneLine(c.Err)
+		}
+		u.Connections = append(u.Connections, use)
+	}
+	return u
+}
+
+func opUseOf(st *dataplane.OpStats) opUse {
+	u := opUse{
+		Ops: st.Ops(), Bytes: st.Bytes, Time: int64(st.Time),
+		P50: int64(st.Latency.Quantile(0.5)), P99: int64(st.Latency.Quantile(0.99)), Latency: []uint64{},
+	}
+	last := 0
+	for i, n := range st.Latency {
+		if n > 0 {
+			last = i + 1
+		}
+	}
+	u.Latency = append(u.Latency, st.Latency[:last]...)
+	return u
+}
+
+// print writes some lines below that of the device.
+func (u *deviceUse) print(w io.Writer, indent string) {
+	up := 0
+	for _, c := range u.Connections {
+		if c.Up {
+			up++
+		}
+	}
+	if u.Path == "" {
+		fmt.Fprintf(w, "%sno connections, %d outstanding", indent, u.Outstanding)
+	} else {
+		fmt.Fprintf(w, "%s%s (%s), %d of %d connections up, %d outstanding", indent, u.Path, u.Why, up, len(u.Connections), u.Outstanding)
+	}
+	if u.Resent > 0 {
+		fmt.Fprintf(w, ", %d resent", u.Resent)
+	}
+	if u.Jukebox > 0 {
+		fmt.Fprintf(w, ", %d JUKEBOX", u.Jukebox)
+	}
+	fmt.Fprintln(w)
+	u.Reads.print(w, indent+"read    ")
+	u.Writes.print(w, indent+"written ")
+	if u.Trouble != "" {
+		fmt.Fprintf(w, "%sconnections lost %s and not back: %s\n", indent, humanize.Time(u.Since), u.Trouble)
+	}
+	if u.Errors > 0 {
+		fmt.Fprintf(w, "%s%d requests failed, the last one %s: %s\n", indent, u.Errors, humanize.Time(u.ErrorAt), u.Error)
+	}
+}
+
+func (u *opUse) print(w io.Writer, what string) {
+	if u.Ops > 0 {
+		fmt.Fprintf(w, "%s%s in %d requests, p50 %v, p99 %v\n", what, humanize.IBytes(u.Bytes), u.Ops, rough(u.P50), rough(u.P99))
+	}
+}
+
+// rough rounds a time to the two digits that a histogram has at most.
+func rough(ns int64) time.Duration {
+	unit := time.Duration(1)
+	for time.Duration(ns) >= 100*unit {
+		unit *= 10
+	}
+	return time.Duration(ns).Round(unit)
+}
+
+// usageOf is what the metadata service is told of devices.
+func usageOf(all []dataplane.DeviceStats) []metarpc.DeviceStats {
+	usage := make([]metarpc.DeviceStats, len(all))
+	for i := range all {
+		st := &all[i]
+		usage[i] = metarpc.DeviceStats{Device: st.Device, Reads: ioStats(&st.Reads), Writes: ioStats(&st.Writes), Outstanding: st.Outstanding}
+	}
+	return usage
+}
+
+func ioStats(st *dataplane.OpStats) metarpc.IOStats {
+	return metarpc.IOStats{Ops: st.Ops(), Bytes: st.Bytes, Time: int64(st.Time)}
+}
