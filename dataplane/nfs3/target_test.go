@@ -724,9 +724,10 @@ func TestSilence(t *testing.T) {
 		}
 		return nil
 	}
-	tg := newTarget(t, Config{Connections: 1, Timeout: 500 * time.Millisecond}, srv.addr)
+	const timeout = 1500 * time.Millisecond // a busy machine must not be silent for so long
+	tg := newTarget(t, Config{Connections: 1, Timeout: timeout}, srv.addr)
 	ok(t, tg, writeOp("f", 0, make([]byte, 1)))
-	time.Sleep(1200 * time.Millisecond) // idle
+	time.Sleep(2 * timeout) // idle
 	if n := srv.connections(); n != 1 {
 		t.Fatalf("an idle connection was replaced: %d", n)
 	}
@@ -750,7 +751,7 @@ func TestSilence(t *testing.T) {
 	srv.mu.Unlock()
 	r := readOp("f", 77, 10)
 	start(tg, r)
-	for end := time.Now().Add(1200 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(2 * timeout); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		ok(t, tg, readOp("f", 0, 10))
 	}
 	close(slow)
