@@ -204,7 +204,11 @@ func (w *window) end() int64 {
 // the reader stops. mu is held.
 func (w *window) extend(i *inode, off, n int64, started []*piece) {
 	ahead := min(max(w.run, minReads*n, minAhead), w.shared.limit)
-	for at := max(w.end(), off); len(started) < cap(started); {
+	at := off
+	if len(w.pieces) > 0 {
+		at = w.end() // also if the read goes beyond that: the pieces adjoin
+	}
+	for len(started) < cap(started) {
 		size := min(maxPiece-at%maxPiece, (ahead/2+iobuf.PageSize-1)&^(iobuf.PageSize-1), w.of.size-at)
 		if size <= 0 || at+size > off+ahead {
 			return

@@ -164,7 +164,11 @@ func TestReadAheadTwo(t *testing.T) {
 				if off >= int64(len(data)) {
 					return
 				}
-				r.wantReadAt(id, fh, off, 50_000, data)
+				got, status := r.tryReadAt(id, fh, off, 50_000, 0)
+				if status != fuse.OK || !bytes.Equal(got, data[off:min(off+50_000, int64(len(data)))]) {
+					t.Errorf("read at %d: %v, or other data", off, status)
+					return
+				}
 			}
 		})
 	}
@@ -346,4 +350,36 @@ func TestReadAheadMemory(t *testing.T) {
 	if n := r.ahead.windows.Len(); n > 0 {
 		t.Errorf("%d windows are left", n)
 	}
+}
+
+// Who reads more at a time than before, or leaves out some of what comes next, gets the right bytes.
+func TestReadAheadSkips(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	s := newService(3, 64<<10)
+	r := newRig(t, s, aheadBy(256<<10))
+	var wg sync.WaitGroup
+	for k := range 4 {
+		id, fh, data := aheadFile(t, s, r, 2<<20+k)
+		wg.Go(func() {
+			rnd := rand.New(rand.NewPCG(seed, uint64(k)))
+			for range 40 {
+				off := int64(rnd.IntN(1 << 20))
+				for range rnd.IntN(40) {
+					n := 1 + rnd.IntN(40_000)
+					if off >= int64(len(data)) {
+						break
+					}
+					got, status := r.tryReadAt(id, fh, off, n, 0)
+					if status != fuse.OK || !bytes.Equal(got, data[off:min(off+int64(n), int64(len(data)))]) {
+						t.Errorf("read of %d bytes at %d of file %d: %v, or other data", n, off, k, status)
+						return
+					}
+					off += int64(n) + int64(rnd.IntN(3)*rnd.IntN(40_000))
+				}
+			}
+		})
+		defer r.release(fh)
+	}
+	wg.Wait()
 }
