@@ -164,7 +164,9 @@ func (q *readRequest) begin() {
 				pc.begin()
 			}
 			q.add(pc)
-			due = min(due, pc.began+c.dev.load.late())
+			if mirrored {
+				due = min(due, pc.began+c.dev.load.late())
+			}
 			data, off = data[n:], off+int64(n)
 		}
 	}

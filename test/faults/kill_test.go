@@ -227,21 +227,27 @@ func TestMain(m *testing.M) {
 	json.NewEncoder(os.Stdout).Encode(l.kept)
 }
 
-// begin runs a load in a process of its own; the function it returns ends it.
-func begin(t *testing.T, how, name, dir string) (end func() *load) {
-	cmd := harness.Self(fmt.Sprintf("%s=%s %s %s", loadEnv, how, name, dir), "-seed", fmt.Sprint(*seed))
+// startPiped starts a process that ends with the test, and returns its standard input and output.
+func startPiped(t *testing.T, cmd *exec.Cmd) (in io.WriteCloser, out io.Reader) {
+	t.Helper()
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
+	if out, err = cmd.StdoutPipe(); err != nil {
 		t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill() })
+	return in, out
+}
+
+// begin runs a load in a process of its own; the function it returns ends it.
+func begin(t *testing.T, how, name, dir string) (end func() *load) {
+	cmd := harness.Self(fmt.Sprintf("%s=%s %s %s", loadEnv, how, name, dir), "-seed", fmt.Sprint(*seed))
+	in, out := startPiped(t, cmd)
 	return func() *load {
 		t.Helper()
 		in.Close()

@@ -114,18 +114,7 @@ func TestMemory(t *testing.T) {
 	}
 	// The writers are a process of their own, see loadEnv.
 	cmd := harness.Self(rewriteEnv+"=1", fmt.Sprint("-long=", *long))
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cmd.Process.Kill() })
+	in, out := startPiped(t, cmd)
 	said := make(chan string, writers)
 	go func() { // ends with the writers
 		defer close(said)
