@@ -69,6 +69,7 @@ type Options struct {
 	DataServers int           // default 4
 	Lease       time.Duration // default that of weftd
 	Apart       bool          // the data servers are processes of their own, which Kill and Stop leave alone
+	Room        int64         // bytes of a file system for each data server that is apart, in memory; 0: they share the disk
 	Env         []string      // of weftd and of the mounts, beside that of the test, such as GOMAXPROCS=1
 }
 

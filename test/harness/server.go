@@ -1,10 +1,15 @@
 package harness
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // DataServer is a data server that is a process of its own. Its methods are called one at a time.
@@ -25,6 +30,15 @@ func (d *DataServer) Path(dataFile string) string { return filepath.Join(d.Dir, 
 func newDataServer(v *Volume, i int) *DataServer {
 	v.t.Helper()
 	d := &DataServer{v: v, Dir: filepath.Join(v.base, fmt.Sprintf("server%d", i)), addr: FreeAddr(v.t)}
+	if v.opts.Room > 0 {
+		if err := os.Mkdir(d.Dir, 0o755); err != nil {
+			v.t.Fatal(err)
+		}
+		if err := unix.Mount("weft-test", d.Dir, "tmpfs", 0, fmt.Sprintf("size=%d,mode=755", v.opts.Room)); err != nil {
+			v.t.Fatal(err)
+		}
+		v.t.Cleanup(func() { unix.Unmount(d.Dir, unix.MNT_DETACH) })
+	}
 	d.Start()
 	v.t.Cleanup(func() {
 		if !d.run.gone() {
@@ -48,8 +62,46 @@ func (d *DataServer) Start() {
 	})
 }
 
-// Kill ends it with SIGKILL.
+// Kill ends it with SIGKILL, Stop with SIGTERM.
 func (d *DataServer) Kill() { d.run.end(d.v.t, syscall.SIGKILL) }
+func (d *DataServer) Stop() {
+	if err := d.run.end(d.v.t, syscall.SIGTERM); err != nil {
+		d.v.t.Errorf("weftd data: %v", err)
+	}
+}
+
+// Port is where it listens.
+func (d *DataServer) Port() string {
+	_, port, _ := net.SplitHostPort(d.addr)
+	return port
+}
+
+// Fill takes what is left of its Options.Room; the function that it returns gives it back.
+func (d *DataServer) Fill() (undo func()) {
+	d.v.t.Helper()
+	f, err := os.Create(filepath.Join(d.Dir, "filler"))
+	if err != nil {
+		d.v.t.Fatal(err)
+	}
+	defer f.Close()
+	for size := int64(1 << 20); size >= 4096; {
+		end, err := f.Seek(0, io.SeekEnd)
+		if err == nil {
+			err = unix.Fallocate(int(f.Fd()), 0, end, size)
+		}
+		switch {
+		case errors.Is(err, unix.ENOSPC):
+			size /= 2
+		case err != nil:
+			d.v.t.Fatal(err)
+		}
+	}
+	return func() {
+		if err := os.Remove(f.Name()); err != nil {
+			d.v.t.Error(err)
+		}
+	}
+}
 
 // Pause makes it stand still, Continue go on.
 func (d *DataServer) Pause()    { d.run.cmd.Process.Signal(syscall.SIGSTOP) }
