@@ -21,6 +21,9 @@ import (
 // leanSize is from which READ on the stream keeps payload out of its buffer.
 const leanSize = 16 << 10
 
+// company is how much, in bytes, small requests may have outstanding on one connection before they use another; a power of two.
+const company = 64 << 10
+
 // maxUnknown is how many replies in a row may belong to no call.
 const maxUnknown = 1000
 
@@ -147,10 +150,11 @@ func (c *conn) remove(r *rpc) {
 	}
 }
 
-// load is what r would have to wait for.
+// load is what r would have to wait for. For small requests connections with little to do are alike: those that are made
+// together go out together then, and so do their replies.
 func (c *conn) load(r *rpc) int {
 	if r.class() == small {
-		return 2*c.bulk + c.bytes // rather behind many small ones than behind a large one
+		return (2*c.bulk + c.bytes) &^ (company - 1) // rather behind many small ones than behind a large one
 	}
 	return c.bytes
 }

@@ -22,6 +22,9 @@ const (
 	// streamLean is how much is received into the buffer at once when large payloads are expected, since what lands
 	// there of a payload must be copied: as much as a READ reply has before its payload.
 	streamLean = oncrpc.RecordMarkSize + wire.ReadReplyHeadAttrs
+	// lowWaterMin and lowWaterMax bound how many bytes of a payload are waited for at once.
+	lowWaterMin = 64 << 10
+	lowWaterMax = 256 << 10
 	// maxFragments bounds the fragments of a record. A server that cuts its replies into 9000 bytes, as some do,
 	// needs 117 for 1 MiB.
 	maxFragments = 4096
@@ -54,6 +57,7 @@ type stream struct {
 	direct int // bytes to receive into dst first
 	got    int // bytes received into dst, or dropped
 	err    error
+	lowat  int // SO_RCVLOWAT; 0 as it was
 
 	mu  sync.Mutex // held across each readv, so that drop can take dst away
 	dst []byte     // where the rest of the payload goes; nil: nowhere
@@ -285,6 +289,7 @@ func (s *stream) readSome(fd uintptr) bool {
 		case errno == unix.EINTR:
 			continue
 		case errno == unix.EAGAIN:
+			s.lowWater(int(fd))
 			return false
 		case errno != 0:
 			s.err = errno
@@ -301,6 +306,18 @@ func (s *stream) readSome(fd uintptr) bool {
 		}
 		clear(vec) // the addresses must not keep buffers alive
 		return true
+	}
+}
+
+// lowWater keeps the kernel from waking us for a payload piece by piece as its packets come. On a slow link a piece must come
+// well before the connection counts as silent.
+func (s *stream) lowWater(fd int) {
+	n := 1
+	if s.direct >= lowWaterMin {
+		n = min(s.direct, lowWaterMax)
+	}
+	if n != s.lowat && unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, n) == nil {
+		s.lowat = n
 	}
 }
 
