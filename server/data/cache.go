@@ -25,6 +25,7 @@ type file struct {
 
 	direct           atomic.Int32 // descriptor for direct transfers; 0: not opened yet, or noDirect
 	reading, writing stream       // buffered
+	unsendable       atomic.Bool  // pages of it could not be sent
 
 	// Guarded by cache.mu.
 	refs   int           // of requests

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -63,6 +64,7 @@ type conn struct {
 	vec     net.Buffers
 	rest    net.Buffers // of vec
 	err     error       // sending failed
+	raw     *rawSender  // nil with TLS
 }
 
 // request is one call and its reply.
@@ -78,6 +80,8 @@ type request struct {
 	reply   []byte // the record mark, the RPC header, and results up to a payload
 	payload *buffer
 	data    []byte // in payload: of a WRITE, or to be sent behind reply
+	from    extent // to be sent behind reply, if there is no data
+	pad     []byte // to be sent behind data
 }
 
 var requests = sync.Pool{New: func() any { return new(request) }}
@@ -90,6 +94,7 @@ func newConn(s *Server, nc net.Conn) *conn {
 		payloads: semaphore.NewWeighted(maxConnPayloads),
 		turn:     make(chan struct{}, 1),
 		ended:    make(chan error, 1),
+		raw:      newRawSender(nc),
 	}
 }
 
@@ -150,6 +155,9 @@ func (c *conn) linger() {
 // work reads calls and answers them. One worker at a time has the turn to read; when it has a call it passes the turn
 // on, to a new worker if no other one is idle. So no call waits for a goroutine to wake up. Workers end when there are
 // enough idle ones, and when no more calls are read; slot bounds their number.
+//
+// What takes less time than waking another worker is answered without passing the turn on, and the replies to calls that came
+// together go out together.
 func (c *conn) work() {
 	for {
 		c.idle.Add(1)
@@ -158,24 +166,53 @@ func (c *conn) work() {
 		if !ok {
 			return
 		}
-		c.slot <- struct{}{}
-		r := requests.Get().(*request)
-		if err := c.readCall(r); err != nil {
+		r, err := c.next()
+		for err == nil && c.readAtOnce(r) {
+			c.queue(r)
+			if !c.in.whole() && !c.trySend() {
+				r = nil
+				break
+			}
+			r, err = c.next()
+		}
+		if err != nil {
 			c.done(r)
+			c.send()
 			close(c.turn)
 			c.ended <- err
 			return
 		}
-		if c.idle.Load() == 0 {
-			go c.work()
+		c.passTurn()
+		c.send() // what is queued does not wait for r
+		if r != nil {
+			c.handle(r)
+			c.queue(r)
+			c.send()
 		}
-		c.turn <- struct{}{}
-		c.handle(r)
-		c.send(r)
 		if c.idle.Load() >= enoughIdle {
 			return
 		}
 	}
+}
+
+// next reads a call. The worker has the turn.
+func (c *conn) next() (*request, error) {
+	select {
+	case c.slot <- struct{}{}:
+	default:
+		c.send() // what is queued, too, has slots
+		c.slot <- struct{}{}
+	}
+	r := requests.Get().(*request)
+	return r, c.readCall(r)
+}
+
+// passTurn lets another worker read, a new one if none is idle.
+func (c *conn) passTurn() {
+	if c.idle.Load() == 0 {
+		go c.work()
+	}
+	c.turn <- struct{}{}
 }
 
 // readCall reads one call. The payload of a WRITE goes from the socket to a buffer of its own.
@@ -249,10 +286,24 @@ func (c *conn) allot(r *request, n int, off uint64) {
 	}
 	skip := c.s.io.shift(n, off)
 	size := int64(bufferSize(skip + n))
-	c.payloads.Acquire(context.Background(), size)   // a context that does not end gives no error
-	c.s.payloads.Acquire(context.Background(), size) // likewise
+	if !c.tryAcquire(size) {
+		c.send()                                         // what is queued has memory, too
+		c.payloads.Acquire(context.Background(), size)   // a context that does not end gives no error
+		c.s.payloads.Acquire(context.Background(), size) // likewise
+	}
 	r.payload = getBuffer(skip + n)
 	r.data = r.payload.b[skip:][:n]
+}
+
+func (c *conn) tryAcquire(size int64) bool {
+	if !c.payloads.TryAcquire(size) {
+		return false
+	}
+	if !c.s.payloads.TryAcquire(size) {
+		c.payloads.Release(size)
+		return false
+	}
+	return true
 }
 
 // free gives r's payload back.
@@ -279,11 +330,17 @@ func (c *conn) identify(r *request) {
 	c.machine = r.auth.Machine
 }
 
-// send sends r's reply, and with it those of others that are done meanwhile.
-func (c *conn) send(r *request) {
+// queue adds r's reply to those that send sends.
+func (c *conn) queue(r *request) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.out = append(c.out, r)
+}
+
+// send sends what is queued, and with it what others queue meanwhile, unless somebody is at it.
+func (c *conn) send() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.sending {
 		return
 	}
@@ -303,27 +360,68 @@ func (c *conn) send(r *request) {
 	c.sending = false
 }
 
+// trySend is send that does not wait for the client to take anything. It reports whether nothing is left to be sent.
+func (c *conn) trySend() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sending || len(c.out) == 0 {
+		return true
+	}
+	c.sending = true
+	c.takeBatch()
+	left := c.batch
+	if c.err == nil {
+		c.mu.Unlock()
+		left = c.raw.try(c.batch)
+		c.mu.Lock()
+	}
+	for _, r := range c.batch[:len(c.batch)-len(left)] {
+		c.done(r)
+	}
+	c.out = slices.Insert(c.out, 0, left...)
+	c.sending = false
+	return len(c.out) == 0
+}
+
 // takeBatch moves replies of maxSend bytes from out to batch. mu is held.
 func (c *conn) takeBatch() {
 	n, size := 0, 0
 	for ; n < len(c.out) && size < maxSend; n++ {
-		size += len(c.out[n].reply) + len(c.out[n].data)
+		size += len(c.out[n].reply) + c.out[n].payloadSize()
 	}
 	c.batch = append(c.batch[:0], c.out[:n]...)
 	c.out = append(c.out[:0], c.out[n:]...)
 }
 
-// sendBatch sends batch in one system call, if the socket takes it. After a failure the connection is closed.
+// sendBatch sends batch in one system call, if the socket takes it and nothing comes from the page cache. After a failure the
+// connection is closed.
 func (c *conn) sendBatch() error {
 	c.vec = c.vec[:0]
 	for _, r := range c.batch {
+		if r.from.n > 0 {
+			if err := c.sendVec(); err != nil {
+				return err
+			}
+			if err := c.sendPages(r); err != nil {
+				return err
+			}
+			continue
+		}
 		c.vec = append(c.vec, r.reply)
 		if n := len(r.data); n > 0 {
 			c.vec = append(c.vec, r.data)
-			if xdr.Pad(n) > 0 {
-				c.vec = append(c.vec, xdr.Padding(n))
+			if len(r.pad) > 0 {
+				c.vec = append(c.vec, r.pad)
 			}
 		}
+	}
+	return c.sendVec()
+}
+
+// sendVec sends vec, which is empty then. After a failure the connection is closed.
+func (c *conn) sendVec() error {
+	if len(c.vec) == 0 {
+		return nil
 	}
 	c.nc.SetWriteDeadline(time.Now().Add(stallTime))
 	c.rest = c.vec // WriteTo moves the slice it is called on
@@ -331,12 +429,19 @@ func (c *conn) sendBatch() error {
 	if err != nil {
 		c.nc.Close()
 	}
+	c.vec = c.vec[:0]
 	return err
 }
+
+// payloadSize is how many bytes are sent behind r.reply, without their padding.
+func (r *request) payloadSize() int { return len(r.data) + r.from.n }
 
 // done gives back what r holds, its slot among it.
 func (c *conn) done(r *request) {
 	c.free(r)
+	if r.from.f != nil {
+		c.s.cache.put(r.from.f)
+	}
 	*r = request{head: keep(r.head), reply: keep(r.reply), auth: r.auth}
 	requests.Put(r)
 	<-c.slot

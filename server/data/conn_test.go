@@ -198,8 +198,8 @@ func TestShutdownIsNoReset(t *testing.T) {
 	c.setattr(super, fh, wire.Sattr{SetSize: true, Size: maxIO})
 	nc := ts.dialRaw()
 	nc.(*net.TCPConn).SetReadBuffer(64 << 10)
-	nc.Write(marked(nfsCall(wire.ProcRead, super), (&wire.ReadArgs{FH: fh, Count: maxIO}).Append(nil)))
-	for ts.payloads.TryAcquire(maxPayloads) { // until it is read
+	nc.Write(marked(nfsCall(wire.ProcRead, super), (&wire.ReadArgs{FH: fh, Count: maxIO - 1}).Append(nil)))
+	for ts.payloads.TryAcquire(maxPayloads) { // until it is read; what has no padding would be sent without that
 		ts.payloads.Release(maxPayloads)
 	}
 	stopped := make(chan error, 1)
@@ -231,7 +231,7 @@ func TestShutdownCuts(t *testing.T) {
 	half.Write(marked(nfsCall(wire.ProcWrite, super), (&writeCall{wire.WriteArgs{FH: fh}, make([]byte, 100_000)}).Append(nil))[:50_000])
 	deaf := ts.dialRaw()
 	deaf.(*net.TCPConn).SetReadBuffer(4096)
-	read := marked(nfsCall(wire.ProcRead, super), (&wire.ReadArgs{FH: fh, Count: maxIO}).Append(nil))
+	read := marked(nfsCall(wire.ProcRead, super), (&wire.ReadArgs{FH: fh, Count: maxIO - 1}).Append(nil))
 	for range 20 {
 		deaf.Write(read)
 	}

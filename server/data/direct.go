@@ -49,10 +49,10 @@ const (
 
 // directIO is how data files of a server are transferred past the page cache.
 type directIO struct {
-	align int64  // of offsets and lengths, a multiple of the page size; 0: all is buffered
-	least int64  // transfers that are not shorter, in bytes
-	why   string // all is buffered
-	drop  bool   // what buffered streams leave in the page cache
+	align  int64  // of offsets and lengths, a multiple of the page size; 0: all is buffered
+	least  int64  // transfers that are not shorter, in bytes
+	why    string // all is buffered
+	memory bool   // the file system is in memory
 }
 
 // newDirectIO finds out what the file system of the export can do.
@@ -62,7 +62,7 @@ func newDirectIO(mode IO, export int) (directIO, error) {
 		return directIO{}, err
 	}
 	memory := fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.RAMFS_MAGIC
-	d := directIO{least: directMin, drop: !memory}
+	d := directIO{least: directMin, memory: memory}
 	switch {
 	case mode == IOBuffered:
 		d.why = "it was asked for"
@@ -130,17 +130,23 @@ func (d *directIO) shift(n int, off uint64) int {
 	return int(off % iobuf.PageSize)
 }
 
-// part returns what of a transfer of b at off goes past the page cache: b[from:to], or nothing.
-func (d *directIO) part(b []byte, off int64) (from, to int) {
-	if d.align == 0 || int64(len(b)) < d.least {
+// part returns what of a transfer of n bytes at off goes past the page cache: those from..to, or nothing.
+func (d *directIO) part(n int, off int64) (from, to int) {
+	if d.align == 0 || int64(n) < d.least {
 		return 0, 0
 	}
 	start := (off + d.align - 1) &^ (d.align - 1)
-	end := (off + int64(len(b))) &^ (d.align - 1)
+	end := (off + int64(n)) &^ (d.align - 1)
 	if end-start < d.least {
 		return 0, 0
 	}
 	return int(start - off), int(end - off)
+}
+
+// reaches is whether some of a transfer of n bytes at off goes past the page cache.
+func (d *directIO) reaches(n int, off int64) bool {
+	from, to := d.part(n, off)
+	return from < to
 }
 
 // aligned is whether b can be transferred directly.
@@ -181,7 +187,7 @@ func (f *file) close() {
 
 // readFile fills b with what is at off, unless the file ends.
 func (s *Server) readFile(f *file, b []byte, off int64) (n int, err error) {
-	from, to := s.io.part(b, off)
+	from, to := s.io.part(len(b), off)
 	if from == to || !aligned(b[from:]) {
 		return s.readBuffered(f, b, off)
 	}
@@ -212,7 +218,7 @@ func preadDirect(fd int, b []byte, off int64) (n int, err error) {
 
 // writeFile writes b at off, or tells how much it did before the error.
 func (s *Server) writeFile(f *file, b []byte, off int64) (n int, err error) {
-	from, to := s.io.part(b, off)
+	from, to := s.io.part(len(b), off)
 	if from == to || !aligned(b[from:]) {
 		return s.writeBuffered(f, b, off)
 	}
@@ -287,7 +293,7 @@ func (s *Server) writeBuffered(f *file, b []byte, off int64) (n int, err error) 
 // leave drops pages that a stream has left behind. Should some be dirty still, their writing begins, and the next call drops
 // them: hence it goes back over a step.
 func (s *Server) leave(f *file, t *stream, off int64, n int) {
-	if !s.io.drop {
+	if s.io.memory {
 		return
 	}
 	if from, to := t.advance(off, int64(n)); from < to {

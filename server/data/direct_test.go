@@ -197,12 +197,12 @@ func TestDirectPart(t *testing.T) {
 		{4095, 24 << 10, 1, 20<<10 + 1},
 		{4096, 1<<20 + 5, 0, 1 << 20},
 	} {
-		from, to := d.part(make([]byte, c.n), c.off)
+		from, to := d.part(int(c.n), c.off)
 		if int64(from) != c.from || int64(to) != c.to {
 			t.Errorf("of %d bytes at %d: [%d, %d), want [%d, %d)", c.n, c.off, from, to, c.from, c.to)
 		}
 	}
-	if from, to := (&directIO{least: 1}).part(make([]byte, 1<<20), 0); from != to {
+	if from, to := (&directIO{least: 1}).part(1<<20, 0); from != to {
 		t.Error("direct where the file system cannot")
 	}
 }

@@ -145,7 +145,9 @@ func (r *request) begin(reply *oncrpc.Reply) {
 
 // end completes the record mark.
 func (r *request) end() {
-	oncrpc.PutRecordMark(r.reply, len(r.reply)-oncrpc.RecordMarkSize+xdr.Padded(len(r.data)), true)
+	n := r.payloadSize()
+	r.pad = xdr.Padding(n)
+	oncrpc.PutRecordMark(r.reply, len(r.reply)-oncrpc.RecordMarkSize+n+len(r.pad), true)
 }
 
 func (r *request) finish(reply *oncrpc.Reply, res results) {

@@ -56,6 +56,17 @@ func (rec *record) Read(p []byte) (n int, err error) {
 	return n, rec.err
 }
 
+// whole is whether the next message is there, so that reading it does not wait.
+func (rec *record) whole() bool {
+	n := rec.in.Buffered()
+	if n < oncrpc.RecordMarkSize {
+		return false
+	}
+	mark, _ := rec.in.Peek(oncrpc.RecordMarkSize)
+	size, last := oncrpc.ParseRecordMark(mark)
+	return last && n-oncrpc.RecordMarkSize >= size
+}
+
 // fill reads b or as much of it as the message has, and returns that.
 func (rec *record) fill(b []byte) []byte {
 	n, _ := io.ReadFull(rec, b)

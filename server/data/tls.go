@@ -67,6 +67,6 @@ func (c *conn) startTLS() error {
 func (c *conn) become(tc net.Conn) {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
-	c.nc, c.secret = tc, true
+	c.nc, c.secret, c.raw = tc, true, nil
 	c.in.in = bufio.NewReaderSize(tc, inputSize)
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,6 +38,7 @@ func (s shape) args() []string {
 }
 
 func serveData(args []string) error {
+	runtime.GOMAXPROCS(32) // a thread that sleeps in a system call keeps its processor from others for some time
 	if len(args) == 0 || len(args)%4 != 0 {
 		return fmt.Errorf("%s takes DELAY RATE CONNECTION-RATE DIR of each server", dataCommand)
 	}
