@@ -19,7 +19,8 @@
 // everything (it is the metadata service). authorize and authorizeChange are the only places. A data file belongs to a
 // synthetic uid and has mode 0640, so its uid may write and its gid read (RFC 8435 section 2.2). Fencing is a SETATTR
 // that changes these ids: I/O holds the file's lock shared from the check of the ids to its end, SETATTR (and DEALLOCATE)
-// exclusively, so when SETATTR has answered nothing that was allowed by the old ids can still touch the file.
+// exclusively, so when SETATTR has answered nothing that was allowed by the old ids can still change the file, and a READ that
+// was allowed by them can only be on its way to the client.
 //
 // # Stability
 //
@@ -54,6 +55,11 @@
 // Holes are punched, and files cut, with the file's lock held exclusively or under the kernel's, which waits for direct
 // transfers. SEEK finds what a direct WRITE has written when that was answered, since only then it counts as data.
 //
+// A READ of 32 KiB and more of what is not transferred directly is sent from the page cache (sendfile(2)), unless it reaches the
+// file's end or the connection is TLS. Its length is told before its bytes are taken, after the lock was let go, so they may be
+// those of a WRITE that began after the READ. If they are gone, or cannot be read, the connection ends, and the file is read
+// into memory from then on, which can tell why.
+//
 // What is buffered in sequence is dropped from the page cache behind it, at some distance: a file that is shorter stays.
 //
 // # TLS
@@ -65,7 +71,9 @@
 // # Requests
 //
 // Each connection has workers that take turns in reading; who has read a call answers it, and whoever is done first
-// sends the replies of all that are done by then in one system call. A request that waits holds up no other one.
+// sends the replies of all that are done by then in one system call. A request that waits holds up no other one. A small READ of
+// what is in memory does not wait: whoever reads calls answers it before the next one, and sends the replies when no whole call
+// is there any more.
 //
 // Everything is bounded: connections and open files by the limit on descriptors, requests of a connection from before
 // they are read until their replies were sent, and payload bytes in memory, of a connection and of the server (512 MiB).

@@ -257,10 +257,16 @@ func loopConn(format wireFormat, f *file, w workload, depth int, requests *atomi
 
 // best runs the loop whose number of connections and depth are the best ones tried.
 func best(format wireFormat, files []file, w workload, tries ...[2]int) (float64, error) {
+	return bestOf(func(conns, depth int, long time.Duration) (float64, error) {
+		return loop(format, files, w, conns, depth, long)
+	}, tries)
+}
+
+func bestOf(run func(conns, depth int, long time.Duration) (float64, error), tries [][2]int) (float64, error) {
 	var choice [2]int
 	var most float64
 	for _, t := range tries {
-		v, err := loop(format, files, w, t[0], t[1], trial)
+		v, err := run(t[0], t[1], trial)
 		if err != nil {
 			return 0, err
 		}
@@ -268,11 +274,11 @@ func best(format wireFormat, files []file, w workload, tries ...[2]int) (float64
 			most, choice = v, t
 		}
 	}
-	return loop(format, files, w, choice[0], choice[1], sample)
+	return run(choice[0], choice[1], sample)
 }
 
 // plane drives the data plane, without FUSE, with depth requests outstanding; files are the columns of a striped file.
-func plane(files []file, w workload, conns, depth int) (float64, error) {
+func plane(files []file, w workload, conns, depth int, long time.Duration) (float64, error) {
 	devices := map[layout.DeviceID]netip.AddrPort{}
 	var mirror layout.Mirror
 	for i, f := range files {
@@ -313,7 +319,7 @@ func plane(files []file, w workload, conns, depth int) (float64, error) {
 			done := make(chan error, 1)
 			r := &dataplane.Read{Segment: seg, Buf: buf, Done: func(_ int, err error) { done <- err }}
 			wr := &dataplane.Write{Segment: seg, Data: buf, Done: func(err error) { done <- err }}
-			for time.Since(begin) < sample {
+			for time.Since(begin) < long {
 				if w.write {
 					wr.Off = all.take()
 					pf.StartWrite(wr)

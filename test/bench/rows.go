@@ -20,7 +20,7 @@ import (
 const (
 	tcpName     = "bare Go TCP loop"
 	nfsName     = "simple Go NFSv3 loop"
-	ganeshaName = "NFS-Ganesha, same client loop"
+	ganeshaName = "NFS-Ganesha, same clients"
 	connections = 4 // to each data server
 )
 
@@ -33,7 +33,7 @@ func dpFiles(w workload) func(*lab) (figures, error) {
 			return f, err
 		}
 		defer func() { err = errors.Join(err, c.close()) }()
-		if f.weft, err = plane(c.files, w, connections, 16); err != nil {
+		if f.weft, err = plane(c.files, w, connections, 16, sample); err != nil {
 			return f, err
 		}
 		p, addrs, err := startAddrs(append([]string{filesCommand}, c.paths()...)...)
@@ -58,7 +58,7 @@ func (w workload) loopTries() [][2]int {
 	return [][2]int{{1, 4}, {4, 1}, {4, 4}}
 }
 
-// dpGanesha measures the data plane on one Ganesha.
+// dpGanesha measures the data plane on one Ganesha, at its best depth, as the loop is.
 func dpGanesha(w workload) func(*lab) (figures, error) {
 	return func(l *lab) (f figures, err error) {
 		c, end, err := l.ganesha()
@@ -66,7 +66,7 @@ func dpGanesha(w workload) func(*lab) (figures, error) {
 			return f, err
 		}
 		defer func() { err = errors.Join(err, end()) }()
-		if f.weft, err = plane(c.files, w, connections, 16); err != nil {
+		if f.weft, err = bestPlane(c.files, w); err != nil {
 			return f, err
 		}
 		f.baseline, err = best(newNFSFormat(), c.files, w, w.loopTries()...)
@@ -74,14 +74,14 @@ func dpGanesha(w workload) func(*lab) (figures, error) {
 	}
 }
 
-// server measures weftd data against Ganesha, with the same client.
+// server measures weftd data against Ganesha, with the same clients.
 func server(w workload) func(*lab) (figures, error) {
 	return func(l *lab) (f figures, err error) {
 		c, err := l.dataServers(l.mem, 1)
 		if err != nil {
 			return f, err
 		}
-		f.weft, err = best(newNFSFormat(), c.files, w, w.loopTries()...)
+		f.weft, err = bestClient(c.files, w)
 		if err := errors.Join(err, c.close()); err != nil {
 			return f, err
 		}
@@ -89,9 +89,27 @@ func server(w workload) func(*lab) (figures, error) {
 		if err != nil {
 			return f, err
 		}
-		f.baseline, err = best(newNFSFormat(), c.files, w, w.loopTries()...)
+		f.baseline, err = bestClient(c.files, w)
 		return f, errors.Join(err, end())
 	}
+}
+
+// bestClient is what a server does for the simple loop or for the data plane, whichever asks it for more: with one core each, a
+// slow client hides how fast the server is.
+func bestClient(files []file, w workload) (float64, error) {
+	simple, err := best(newNFSFormat(), files, w, w.loopTries()...)
+	if err != nil {
+		return 0, err
+	}
+	v, err := bestPlane(files, w)
+	return max(v, simple), err
+}
+
+// bestPlane is the data plane at its best depth.
+func bestPlane(files []file, w workload) (float64, error) {
+	return bestOf(func(conns, depth int, long time.Duration) (float64, error) {
+		return plane(files, w, conns, depth, long)
+	}, [][2]int{{connections, 4}, {connections, 16}})
 }
 
 // scale measures the data plane on servers, or with connections, that are slow each: many against one.
@@ -102,7 +120,7 @@ func scale(s shape, servers, conns, baseServers, baseConns int) func(*lab) (figu
 			if err != nil {
 				return 0, err
 			}
-			v, err = plane(c.files, seqRead, conns, 16)
+			v, err = plane(c.files, seqRead, conns, 16, sample)
 			return v, errors.Join(err, c.close())
 		}
 		if f.weft, err = one(servers, conns); err == nil {
@@ -208,7 +226,7 @@ func fioData(w workload, depth int, args ...string) func(*lab) (figures, error) 
 		if err != nil {
 			return f, err
 		}
-		f.baseline, err = plane(c.files, w, connections, depth)
+		f.baseline, err = plane(c.files, w, connections, depth, sample)
 		return f, errors.Join(err, c.close())
 	}
 }

@@ -112,7 +112,7 @@ func TestMirrors(t *testing.T) {
 	t.Logf("-seed %d -kills %d", *seed, *kills)
 	rng := rand.New(rand.NewPCG(*seed, 96))
 	v := harness.NewVolume(t, harness.Options{DataServers: 3, Apart: true, Lease: 30 * time.Second})
-	m := v.Mount("mirror-timeout=1s")
+	m := v.Mount(append(mountOptions(), "mirror-timeout=1s")...)
 	harness.Weft(t, "layout", "set", m.Dir, "--stripe-unit", "64KiB", "--stripe-count", "3", "--mirrors", "2")
 	endLoad := begin(t, "close", "a", m.Dir)
 	endVerify := verify(t, filepath.Join(m.Dir, "verified"))
@@ -162,10 +162,10 @@ func TestMirrorsLostClient(t *testing.T) {
 	t.Logf("-seed %d -kills %d", *seed, *kills)
 	rng := rand.New(rand.NewPCG(*seed, 95))
 	v := harness.NewVolume(t, harness.Options{DataServers: 3, Apart: true, Lease: lease})
-	m := v.Mount("mirror-timeout=1s")
+	m := v.Mount(append(mountOptions(), "mirror-timeout=1s")...)
 	harness.Weft(t, "layout", "set", m.Dir, "--stripe-unit", "64KiB", "--stripe-count", "2", "--mirrors", "2")
 	for i := range max(2, *kills/4) {
-		lost := v.Mount("mirror-timeout=1s")
+		lost := v.Mount(append(mountOptions(), "mirror-timeout=1s")...)
 		name := fmt.Sprint("round", i)
 		if err := os.Mkdir(filepath.Join(m.Dir, name), 0o755); err != nil {
 			t.Fatal(err)
@@ -194,7 +194,7 @@ func TestMirrorsLostClient(t *testing.T) {
 func TestDrain(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	v := harness.NewVolume(t, harness.Options{DataServers: 3, Apart: true})
-	m := v.Mount()
+	m := v.Mount(mountOptions()...)
 	harness.Weft(t, "layout", "set", m.Dir, "--stripe-unit", "64KiB", "--stripe-count", "3", "--mirrors", "1")
 	endLoad := begin(t, "close", "a", m.Dir)
 	endVerify := verify(t, filepath.Join(m.Dir, "verified"))
