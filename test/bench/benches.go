@@ -63,6 +63,9 @@ var benches = []bench{
 	{name: "loop-randread-4k-4jobs", unit: "IOPS", baseline: goFuseName, goal: atLeast(1.5), measure: transports(fastServer, loopRun.io, "--rw=randread", "--bs=4k", "--ioengine=psync", "--numjobs=4")},
 	{name: "loop-seqread-1m-qd8", unit: "MB/s", baseline: goFuseName, goal: atLeast(0.95), measure: transports(fastServer, loopRun.mb, "--rw=read", "--bs=1m", "--ioengine=io_uring", "--iodepth=8")},
 	{name: "loop-seqwrite-1m-qd8", unit: "MB/s", baseline: goFuseName, goal: atLeast(0.95), measure: transports(fastServer, loopRun.mb, "--rw=write", "--bs=1m", "--ioengine=io_uring", "--iodepth=8")},
+	{name: "lab-kernel-seqread-1m", unit: "MB/s", baseline: kernelName, guest: true, measure: onGuest(seqRead, 8)},
+	{name: "lab-kernel-seqwrite-1m", unit: "MB/s", baseline: kernelName, guest: true, measure: onGuest(seqWrite, 8)},
+	{name: "lab-kernel-randread-4k", unit: "IOPS", baseline: kernelName, guest: true, measure: onGuest(randRead, 16)},
 }
 
 // The metadata loads.

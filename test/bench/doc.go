@@ -12,5 +12,8 @@
 // requests and answer none is stopped. NFS-Ganesha, rpcbind if none runs, and all else is started for a row, on free
 // ports, and ended after it.
 //
+// The lab-kernel rows run in the virtual machine of test/lab, which is started for the first of them and ended with the
+// program: the kernel's NFSv3 client and weft, on files of the machine's own NFS server. They are left out unless named.
+//
 // The loop rows measure weft against itself: the transport device, our own, against gofuse.
 package main

@@ -24,6 +24,7 @@ type lab struct {
 	bin  string
 	disk string // a directory on the disk
 	mem  string // a directory on a tmpfs of our own
+	vm   *guest // none before a row wants it
 }
 
 func newLab() (*lab, error) {
@@ -46,10 +47,14 @@ func newLab() (*lab, error) {
 }
 
 func (l *lab) close() error {
-	if err := unix.Unmount(l.mem, unix.MNT_DETACH); err != nil {
-		return err
+	var err error
+	if l.vm != nil {
+		err = l.vm.end()
 	}
-	return os.RemoveAll(l.disk)
+	if e := unix.Unmount(l.mem, unix.MNT_DETACH); e != nil {
+		return errors.Join(err, e)
+	}
+	return errors.Join(err, os.RemoveAll(l.disk))
 }
 
 // floor is how many fdatasyncs of 512 bytes the disk does in a second.
@@ -257,6 +262,11 @@ func (l *lab) bare(validity time.Duration, files int, delay time.Duration) (dir 
 	return dir, p, await("the bare file system", func() bool { return mounted(dir) })
 }
 
+// fioArgs are those of one job.
+func fioArgs(files string, args ...string) []string {
+	return append([]string{"--name=bench", "--filename=" + files, "--size=512m", "--direct=1", "--output-format=json"}, args...)
+}
+
 // fioResult is what a job did: bandwidth in bytes per second, operations per second, and bytes, of reads and writes
 // together, the processor time that fio took, and how long all but one in a thousand reads took at most, in seconds.
 type fioResult struct{ bw, iops, bytes, cpu, p999 float64 }
@@ -266,7 +276,7 @@ func fio(dir string, args ...string) (fioResult, error) { return fioOn(dir, "fil
 
 // fioOn runs one job on files, with colons between them.
 func fioOn(dir, files string, args ...string) (r fioResult, err error) {
-	cmd := exec.Command("fio", append([]string{"--name=bench", "--filename=" + files, "--size=512m", "--direct=1", "--output-format=json"}, args...)...)
+	cmd := exec.Command("fio", fioArgs(files, args...)...)
 	cmd.Dir = dir
 	var errs strings.Builder
 	cmd.Stderr = &errs
@@ -274,6 +284,13 @@ func fioOn(dir, files string, args ...string) (r fioResult, err error) {
 	if err != nil {
 		return r, fmt.Errorf("fio: %w: %s", err, errs.String())
 	}
+	r, err = fioReport(out)
+	r.cpu = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
+	return r, err
+}
+
+// fioReport reads what fio says of a job.
+func fioReport(out []byte) (r fioResult, err error) {
 	type side struct {
 		BW    float64 `json:"bw_bytes"`
 		Bytes float64 `json:"io_bytes"`
@@ -292,6 +309,5 @@ func fioOn(dir, files string, args ...string) (r fioResult, err error) {
 		r.bytes += j.Read.Bytes + j.Write.Bytes
 		r.p999 = j.Read.Lat.Percentile["99.900000"] / 1e9
 	}
-	r.cpu = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
 	return r, nil
 }

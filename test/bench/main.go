@@ -19,6 +19,7 @@ type bench struct {
 	goal     goal
 	durable  bool // print the disk's floor
 	second   bool // there is a third figure, the local disk's file system
+	guest    bool // measured in the virtual machine of test/lab: only when named
 	measure  func(*lab) (figures, error)
 }
 
@@ -92,7 +93,7 @@ func run() (err error) {
 	if *runs < 3 {
 		return fmt.Errorf("--runs %d: a median wants at least 3", *runs)
 	}
-	chosen := benches
+	chosen := slices.DeleteFunc(slices.Clone(benches), func(b bench) bool { return b.guest })
 	if fl.NArg() > 0 {
 		chosen = nil
 		for _, name := range fl.Args() {
@@ -147,6 +148,9 @@ func list() {
 		fmt.Printf("  %-26s %s, against %s", b.name, b.unit, b.baseline)
 		if b.goal.op != "" {
 			fmt.Printf(", ratio %s %g", b.goal.op, b.goal.value)
+		}
+		if b.guest {
+			fmt.Print(", only when named: in the virtual machine of test/lab")
 		}
 		fmt.Println()
 	}

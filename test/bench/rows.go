@@ -234,10 +234,26 @@ func fioData(w workload, depth int, args ...string) func(*lab) (figures, error) 
 // fio fills a file and runs a job on it.
 func (w workload) fio(dir string, args ...string) (float64, error) {
 	r, err := w.fioCPU(dir, func() (float64, error) { return 0, nil }, args...)
+	return w.ofFio(r), err
+}
+
+// ofFio is the figure of a job's result.
+func (w workload) ofFio(r fioResult) float64 {
 	if w.size < 64<<10 {
-		return r.iops, err
+		return r.iops
 	}
-	return r.bw / 1e6, err
+	return r.bw / 1e6
+}
+
+// rw is what fio calls the workload.
+func (w workload) rw() string {
+	switch {
+	case w.write:
+		return "--rw=write"
+	case w.random:
+		return "--rw=randread"
+	}
+	return "--rw=read"
 }
 
 // fioCPU does so, and adds to the CPU time that fio takes what others take meanwhile.
@@ -245,18 +261,11 @@ func (w workload) fioCPU(dir string, others func() (float64, error), args ...str
 	if _, err := fio(dir, "--rw=write", "--bs=1m", "--ioengine=psync"); err != nil {
 		return r, err
 	}
-	rw := "--rw=read"
-	switch {
-	case w.write:
-		rw = "--rw=write"
-	case w.random:
-		rw = "--rw=randread"
-	}
 	before, err := others()
 	if err != nil {
 		return r, err
 	}
-	if r, err = fio(dir, append([]string{rw, fmt.Sprint("--bs=", w.size), "--runtime=2", "--time_based"}, args...)...); err != nil {
+	if r, err = fio(dir, append([]string{w.rw(), fmt.Sprint("--bs=", w.size), "--runtime=2", "--time_based"}, args...)...); err != nil {
 		return r, err
 	}
 	after, err := others()
