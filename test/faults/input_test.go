@@ -223,7 +223,7 @@ func TestDataServerDown(t *testing.T) {
 		t.Fatalf("cat did not wait for the data server: %v", err)
 	case <-time.After(2 * time.Second):
 	}
-	cat.Process.Signal(os.Interrupt)
+	cat.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-ended:
 	case <-time.After(20 * time.Second):
