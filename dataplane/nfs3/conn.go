@@ -22,7 +22,7 @@ import (
 const leanSize = 16 << 10
 
 // company is how much, in bytes, small requests may have outstanding on one connection before they use another; a power of two.
-const company = 16 << 10
+const company = 32 << 10
 
 // maxUnknown is how many replies in a row may belong to no call.
 const maxUnknown = 1000

@@ -314,27 +314,35 @@ func plane(files []file, w workload, conns, depth int, long time.Duration) (floa
 	all := &offsets{workload: w}
 	begin := time.Now()
 	for range depth {
-		wg.Go(func() { // a caller, who waits for each answer
-			buf := make([]byte, w.size)
-			done := make(chan error, 1)
-			r := &dataplane.Read{Segment: seg, Buf: buf, Done: func(_ int, err error) { done <- err }}
-			wr := &dataplane.Write{Segment: seg, Data: buf, Done: func(err error) { done <- err }}
-			for time.Since(begin) < long {
-				if w.write {
-					wr.Off = all.take()
-					pf.StartWrite(wr)
-				} else {
-					r.Off = all.take()
-					pf.StartRead(r)
-				}
-				p.Flush()
-				if err := <-done; err != nil {
-					errs <- err
-					return
-				}
-				requests.Add(1)
+		wg.Add(1)
+		buf := make([]byte, w.size)
+		r := &dataplane.Read{Segment: seg, Buf: buf}
+		wr := &dataplane.Write{Segment: seg, Data: buf}
+		start := func() {
+			if w.write {
+				wr.Off = all.take()
+				pf.StartWrite(wr)
+			} else {
+				r.Off = all.take()
+				pf.StartRead(r)
 			}
-		})
+			p.Flush()
+		}
+		done := func(err error) { // starts the next one, as the loop does
+			switch {
+			case err != nil:
+				errs <- err
+				wg.Done()
+			case time.Since(begin) > long:
+				requests.Add(1)
+				wg.Done()
+			default:
+				requests.Add(1)
+				start()
+			}
+		}
+		r.Done, wr.Done = func(_ int, err error) { done(err) }, done
+		start()
 	}
 	wg.Wait()
 	took := time.Since(begin)
