@@ -33,8 +33,9 @@
 // A connection is made when there is something to send, and further ones when those that are up have some work in
 // flight already: up to Config.Connections for each address, and one more, the lane, for small requests (64 KiB or less,
 // COMMIT, everything but READ and WRITE) while all others have large ones. A request goes to the connection with the
-// fewest bytes outstanding; small ones go together, to the first that has little to do. What is in flight is bounded for each connection, and that of large requests also for the
-// server, by a window that follows the delay (see window); the rest waits in queues, small requests in one of their own.
+// fewest bytes outstanding; small ones go together, to the first that has little to do. What is in flight is bounded for
+// each connection, and that of large requests also for the server, by a window that follows the delay (see window); the
+// rest waits in queues, small requests in one of their own.
 //
 // A connection that is lost is made again, after a back-off of 0.1 to 15 s for each address, as long as there are
 // requests. While an address does not work its connections are made to the others; it is tried again every minute, and
@@ -52,10 +53,11 @@
 //
 // # Buffers
 //
-// The payload of a READ goes from the socket into Op.Data, but for the few bytes that arrive together with the head
-// of the reply, when up to 256 KiB of it have come (SO_RCVLOWAT), not packet by packet; that of a WRITE goes from Op.Data by writev. All reading and writing is in non-blocking system calls, each
-// under the mutex that guards the addresses it uses. So Detach can take a buffer away between two of them: what the
-// server still sends is dropped, what is still to be sent comes from a copy, and the connection lives on.
+// The payload of a READ goes from the socket into Op.Data, but for the few bytes that arrive together with the head of
+// the reply, when up to 256 KiB of it have come (SO_RCVLOWAT), not packet by packet; that of a WRITE goes from Op.Data
+// by writev. All reading and writing is in non-blocking system calls, each under the mutex that guards the addresses
+// it uses. So Detach can take a buffer away between two of them: what the server still sends is dropped, what is still
+// to be sent comes from a copy, and the connection lives on.
 //
 // # Goroutines and locks
 //

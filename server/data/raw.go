@@ -6,6 +6,7 @@ import (
 	"net"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -57,8 +58,8 @@ type rawSender struct {
 	head []byte // left of what goes before the file
 	from extent // left of the file
 	send func(fd uintptr) bool
-	vec  [][]byte
-	sent int // bytes of vec
+	vec  []unix.Iovec // at most 3 of each request, and so less than IOV_MAX
+	sent int          // bytes of vec
 	once func(fd uintptr) bool
 }
 
@@ -79,9 +80,15 @@ func newRawSender(nc net.Conn) *rawSender {
 
 // sendOnce sends what the socket takes at once.
 func (p *rawSender) sendOnce(fd uintptr) bool {
-	n, err := unix.Writev(int(fd), p.vec)
-	p.sent = max(n, 0)
-	return err != unix.EINTR
+	for {
+		n, _, errno := unix.Syscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p.vec))), uintptr(len(p.vec)))
+		if errno == 0 {
+			p.sent = int(n)
+		}
+		if errno != unix.EINTR {
+			return true
+		}
+	}
 }
 
 // try sends replies as far as the socket takes them at once. It returns those of which something is left, the first without what
@@ -92,11 +99,17 @@ func (p *rawSender) try(replies []*request) (left []*request) {
 		if r.from.n > 0 {
 			break
 		}
-		p.vec = append(p.vec, r.reply, r.data, r.pad)
+		for _, part := range [...][]byte{r.reply, r.data, r.pad} {
+			if len(part) > 0 {
+				v := unix.Iovec{Base: unsafe.SliceData(part)}
+				v.SetLen(len(part))
+				p.vec = append(p.vec, v)
+			}
+		}
 	}
 	if len(p.vec) > 0 {
 		p.raw.Write(p.once)
-		clear(p.vec)
+		clear(p.vec) // the addresses must not keep buffers alive
 	}
 	for i, r := range replies {
 		for _, part := range [...]*[]byte{&r.reply, &r.data, &r.pad} {
