@@ -78,7 +78,7 @@ func (d *dataFile) retain(pc *piece) {
 	d.replace(pc.op.Off, pc.end())
 	d.clock++
 	d.retained.insert(pc.op.Off, pc.end(), retained{
-		buf: pc.buf, base: pc.op.Off, verifier: pc.op.Verifier, epoch: pc.epoch, acked: d.clock, sent: d.clock,
+		buf: pc.buf, base: pc.base, verifier: pc.op.Verifier, epoch: pc.epoch, acked: d.clock, sent: d.clock,
 	})
 	d.file.unstable.Add(1)
 	pc.buf = nil

@@ -30,6 +30,7 @@ type env struct {
 	plane   *dataplane.Plane
 	servers []*targettest.Server
 	targets []*faulty.Target
+	buffers bool // what is written is in memory of Plane.Buffer
 }
 
 type options struct {
@@ -183,6 +184,16 @@ func (e *env) startRead(f *dataplane.File, seg *layout.Segment, off int64, buf [
 func (e *env) startWrite(f *dataplane.File, seg *layout.Segment, off int64, data []byte, stable layout.Stability) *started {
 	s := &started{done: make(chan struct{})}
 	s.wr = dataplane.Write{Segment: seg, Data: data, Off: off, Stable: stable, Done: func(err error) { s.end(0, err) }}
+	if e.buffers {
+		if b := e.plane.Buffer(len(data)); b != nil {
+			copy(b.Bytes(), data)
+			s.wr.Data, s.wr.Buf = b.Bytes(), b
+			s.wr.Done = func(err error) {
+				b.Release()
+				s.end(0, err)
+			}
+		}
+	}
 	f.StartWrite(&s.wr)
 	e.plane.Flush()
 	return s

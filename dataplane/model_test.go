@@ -123,6 +123,7 @@ func (m *model) writes(n int) {
 		if m.rnd.IntN(8) == 0 {
 			stable = layout.DataSync
 		}
+		m.e.buffers = m.rnd.IntN(2) == 0
 		all = append(all, m.e.startWrite(m.f, m.segmentFor(off, len(data)), int64(off), data, stable))
 		if len(m.want) < off+len(data) {
 			m.want = append(m.want, make([]byte, off+len(data)-len(m.want))...)
@@ -181,13 +182,17 @@ func (m *model) truncate() {
 
 // Several goroutines write, read and commit their own bytes, side by side in the same pages, while servers restart.
 func TestConcurrentModel(t *testing.T) {
-	for _, c := range []struct{ count, mirrors int }{{1, 1}, {3, 1}, {2, 2}} {
-		t.Run(fmt.Sprintf("count=%d/mirrors=%d", c.count, c.mirrors), func(t *testing.T) {
+	for _, c := range []struct {
+		count, mirrors int
+		buffers        bool
+	}{{1, 1, false}, {3, 1, true}, {2, 2, false}, {2, 2, true}} {
+		t.Run(fmt.Sprintf("count=%d/mirrors=%d/buffers=%v", c.count, c.mirrors, c.buffers), func(t *testing.T) {
 			rnd, seed := newRand(t)
 			e := newEnv(t, options{
 				servers: c.count * c.mirrors, seed: seed, reorder: true, keep: rnd.Float64(),
 				rsize: 20000, wsize: 9000, retain: 2 << 20,
 			})
+			e.buffers = c.buffers
 			f, seg := e.plane.NewFile(), e.segment(16<<10, c.count, c.mirrors)
 			const workers, blockSize, blocks, rounds = 4, 3000, 60, 150
 			final := make([]byte, workers*blockSize*blocks)

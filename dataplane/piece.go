@@ -19,7 +19,8 @@ type piece struct {
 	data  *dataFile
 	epoch uint64 // of conn before the start
 
-	buf *iobuf.Buf // WRITE: holds op.Data, one reference; nil if that is the caller's memory
+	buf  *iobuf.Buf // WRITE: holds op.Data, one reference; nil if that is the caller's memory
+	base int64      // WRITE: offset in the file of buf's first byte
 
 	// Of mirrored files.
 	state atomic.Uint32 // pieceOut, ...

@@ -158,8 +158,12 @@ func (p *Plane) Flush() {
 	}
 }
 
-// retainBuffer returns memory for n bytes of unstable data, or nil if there is none left.
-func (p *Plane) retainBuffer(n int) *iobuf.Buf {
+// Buffer returns n bytes of the memory for unstable data, or nil if it has no more so large. What is written from there
+// (Write.Buf) is not copied.
+func (p *Plane) Buffer(n int) *iobuf.Buf {
+	if n > p.pool.MaxBuf() {
+		return nil
+	}
 	b := p.pool.Get(n)
 	if b == nil || p.pool.Used() > p.pool.Limit()/2 {
 		select {

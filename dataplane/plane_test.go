@@ -305,7 +305,13 @@ func (r *ranges) sorted() [][2]int64 {
 
 // After a restart exactly what was lost and not overwritten is sent again.
 func TestResendExactly(t *testing.T) {
+	t.Run("copies", func(t *testing.T) { testResendExactly(t, false) })
+	t.Run("buffers", func(t *testing.T) { testResendExactly(t, true) })
+}
+
+func testResendExactly(t *testing.T, buffers bool) {
 	e := newEnv(t, options{wsize: 1000})
+	e.buffers = buffers
 	f, seg := e.plane.NewFile(), e.segment(4096, 1, 1)
 	e.write(f, seg, 0, bytes.Repeat([]byte{1}, 3000)) // three pieces
 	e.commit(f)

@@ -16,7 +16,10 @@ import (
 type Write struct {
 	Segment *layout.Segment
 	Data    []byte // not changed; the plane's from StartWrite until Done was called or Detach has returned
-	Off     int64
+	// Buf, if it is not nil, is memory of Plane.Buffer that begins with Data. The plane keeps it, by references, where it would
+	// keep a copy: Data must not change before the last Release.
+	Buf *iobuf.Buf
+	Off int64
 	// Stable is what Done without an error shall mean: layout.Unstable, that the data is at every mirror and the plane
 	// keeps a copy until Commit has made it stable; anything else, that it is stable at every mirror.
 	Stable layout.Stability
@@ -46,7 +49,7 @@ func (f *File) StartWrite(w *Write) {
 	}
 	q := writeRequests.Get().(*writeRequest)
 	q.mu.Lock()
-	q.file, q.seg, q.data, q.off, q.stable, q.done = f, w.Segment, w.Data, w.Off, w.Stable, w.Done
+	q.file, q.seg, q.data, q.buf, q.off, q.stable, q.done = f, w.Segment, w.Data, w.Buf, w.Off, w.Stable, w.Done
 	w.req, w.gen = q, q.gen
 	var granted bool
 	q.node, granted = f.locks.acquire(w.Off, w.Off+int64(len(w.Data)), ticket{q, q.gen})
@@ -80,6 +83,7 @@ func (w *Write) Detach() {
 // writeRequest is the state of a Write.
 type writeRequest struct {
 	request
+	buf     *iobuf.Buf // begins with data, or nil; the caller's reference
 	stable  layout.Stability
 	done    func(error) // nil once it was called
 	node    *rangeNode
@@ -154,13 +158,19 @@ func (q *writeRequest) pieceSize(server int) int {
 	return max(size, 1)
 }
 
-// send starts one write at every mirror. Unstable data goes out from the copy that is retained, so that the caller's
+// send starts one write at every mirror. Unstable data goes out from what is retained, so that the caller's
 // memory is free when the last server has answered and what is sent again later is what was sent before.
 func (q *writeRequest) send(server int, off int64, data []byte) {
 	p, stable := q.file.plane, q.stable
 	var buf *iobuf.Buf
-	if stable == layout.Unstable {
-		if buf = p.retainBuffer(len(data)); buf != nil {
+	base := off
+	switch {
+	case stable != layout.Unstable:
+	case q.buf != nil:
+		buf, base = q.buf, q.off
+		buf.Ref()
+	default:
+		if buf = p.Buffer(len(data)); buf != nil {
 			copy(buf.Bytes(), data)
 			data = buf.Bytes()
 		} else {
@@ -181,7 +191,7 @@ func (q *writeRequest) send(server int, off int64, data []byte) {
 		pc.data = d
 		if buf != nil {
 			buf.Ref()
-			pc.buf = buf
+			pc.buf, pc.base = buf, base
 		}
 		pc.op.Kind, pc.op.File, pc.op.Off, pc.op.Data, pc.op.Stable = layout.OpWrite, df, off, data, stable
 		q.add(pc)
@@ -383,7 +393,7 @@ func (q *writeRequest) cancel() {
 func (q *writeRequest) end(err error) {
 	f, node, done, orphans := q.file, q.node, q.done, q.orphans
 	q.clearRequest()
-	q.node, q.done, q.orphans, q.lacking = nil, nil, nil, false
+	q.node, q.done, q.buf, q.orphans, q.lacking = nil, nil, nil, nil, false
 	q.mu.Unlock()
 	writeRequests.Put(q)
 	switch {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/dataplane"
+	"github.com/weftfs/weft/internal/iobuf"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -41,7 +42,8 @@ type Write struct {
 	ID    layout.FileID
 	Off   int64
 	Data  []byte
-	Flags uint32 // of open(2): with O_APPEND Off is ignored; O_DSYNC and O_SYNC make the write stable before Done
+	Buf   *iobuf.Buf // nil, or begins with Data: memory of dataplane.Plane.Buffer, which is kept until the data is stable
+	Flags uint32     // of open(2): with O_APPEND Off is ignored; O_DSYNC and O_SYNC make the write stable before Done
 	// ClearSetID says that the writer may not keep the set-user-ID and set-group-ID bits.
 	ClearSetID bool
 	// Fh is the open file, should the writer rely on a lock; 0 = there is none.
@@ -310,7 +312,7 @@ func (fs *FS) StartWrite(w *Write) {
 	}
 	w.admitted = i.admit()
 	i.mu.Unlock()
-	w.io.Segment, w.io.Data, w.io.Off = seg, w.Data, w.Off
+	w.io.Segment, w.io.Data, w.io.Buf, w.io.Off = seg, w.Data, w.Buf, w.Off
 	if w.io.Done == nil {
 		w.io.Done = w.ended
 	}

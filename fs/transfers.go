@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/fs/device"
+	"github.com/weftfs/weft/internal/iobuf"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -20,6 +21,8 @@ func (t transfers) NewTransfer(r *device.Request) device.Transfer {
 }
 
 func (t transfers) Flush() { t.fs.Flush() }
+
+func (t transfers) WriteBuffer(n int) *iobuf.Buf { return t.fs.data.Buffer(n) }
 
 func (t transfers) Abandoned(finished <-chan struct{}, pid uint32, interrupted bool) bool {
 	return t.fs.abandoned(finished, pid, interrupted)
@@ -45,6 +48,7 @@ func (c *transferCall) Start() {
 		return
 	}
 	c.write.fill(fs.id(r.Node), r.Fh, r.Off, r.Data, r.Flags, r.WriteFlags)
+	c.write.Buf = r.Buf
 	fs.StartWrite(&c.write)
 }
 

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/iobuf"
 )
 
 // instant ends every request at once.
@@ -22,7 +24,9 @@ func TestAllocs(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
 	}
-	k := newKernel(t, func(c *Config) { c.Handler = &instant{} })
+	pool, err := iobuf.New(1 << 20)
+	ok(t, err)
+	k := newKernel(t, func(c *Config) { c.Handler = &instant{testHandler{buffers: pool}} })
 	raw, err := k.conn.SyscallConn()
 	ok(t, err)
 	answer := make([]byte, testMaxWrite+outHeaderSize)

@@ -10,8 +10,9 @@
 // Readers are goroutines of which the one that has the turn (Server.turn) reads. It takes requests, starting each, until
 // the device has no more, or maxBatch of them. Then it ends the batch ([Handler].Flush), and waits if there are none. One
 // reader is best for small requests: several would be woken in turn, and each would send its own batch. The data of a
-// large WRITE is copied three times on its way to a socket: by reading the device, by the Handler, and by sending. So
-// whoever has read one gives the turn away before it starts it, and the copies of several go on at the same time.
+// large WRITE is copied two or three times on its way to a socket: by reading the device, by the Handler unless it was read
+// into the Handler's memory, and by sending. So whoever has read one gives the turn away before it starts it, and the copies
+// of several go on at the same time.
 //
 // To wait is poll(2), which blocks a thread: to wait with Go's poller would take one more wake-up per request.
 // With a single thread for Go code (GOMAXPROCS=1) it is the poller after all, as the runtime notices only after
@@ -23,6 +24,11 @@
 // a buffer of MaxWrite bytes at a page boundary. A WRITE of more than smallWrite bytes keeps the buffer, and the reader
 // takes another one; smaller ones are copied into a buffer of their size. The memory of a READ is taken when it is
 // started. It belongs to the request until its Done.
+//
+// The Handler may have to keep the data of a WRITE, so it can lend memory for it ([Handler].WriteBuffer). How much is only known
+// when the request has been read; so the reader borrows as much as the WRITEs before had, and puts it before its own buffer, in
+// place of that buffer's beginning. What is not used is given back, at the latest when there is no request. If the WRITE was
+// larger than expected, the part read into the Handler's memory is copied to its place in the buffer.
 //
 // READs and WRITEs have Config.Memory bytes each. A READ that finds none waits without stopping others. A WRITE has been
 // read by then, and its reader does not go on until there is memory. When none goes on, no INTERRUPT is read either; so

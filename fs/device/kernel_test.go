@@ -12,6 +12,8 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/iobuf"
 )
 
 const (
@@ -189,11 +191,19 @@ type testHandler struct {
 	gone    atomic.Bool // callers are dying
 	watched atomic.Int32
 	flushes atomic.Int32
+	buffers *iobuf.Pool // of WriteBuffer; nil: it has none
 
 	mu       sync.Mutex
 	cond     *sync.Cond
 	started  []*testTransfer
 	detached int
+	kept     []kept
+}
+
+// kept is the data of a WRITE that was in a WriteBuffer.
+type kept struct {
+	buf *iobuf.Buf
+	off int64
 }
 
 func newTestHandler() *testHandler {
@@ -217,6 +227,13 @@ func (h *testHandler) Flush() {
 	if !h.held.Load() {
 		h.release()
 	}
+}
+
+func (h *testHandler) WriteBuffer(n int) *iobuf.Buf {
+	if h.buffers == nil {
+		return nil
+	}
+	return h.buffers.Get(n)
 }
 
 // release ends what was started.
@@ -298,6 +315,15 @@ func (c *testTransfer) move() (int, syscall.Errno) {
 	case !r.Write:
 		pattern(r.Data, r.Off)
 		return len(r.Data), 0
+	}
+	if r.Buf != nil {
+		if b := r.Buf.Bytes(); len(b) != len(r.Data) || &b[0] != &r.Data[0] {
+			return 0, syscall.EBADF
+		}
+		r.Buf.Ref()
+		c.h.mu.Lock()
+		c.h.kept = append(c.h.kept, kept{r.Buf, r.Off})
+		c.h.mu.Unlock()
 	}
 	want := make([]byte, len(r.Data))
 	pattern(want, r.Off)

@@ -14,6 +14,8 @@ type Handler interface {
 	NewTransfer(r *Request) Transfer
 	// Flush ends a batch of requests that were started.
 	Flush()
+	// WriteBuffer returns n bytes of memory that the Handler would like the data of a WRITE to be in, or nil.
+	WriteBuffer(n int) *iobuf.Buf
 	// Abandoned waits until either the request is finished or nobody is left who wants it, and reports the latter. If not
 	// interrupted, nothing has happened so far that would say so.
 	Abandoned(finished <-chan struct{}, pid uint32, interrupted bool) bool
@@ -36,6 +38,9 @@ type Request struct {
 	Fh    uint64
 	Off   int64
 	Data  []byte // a READ's is to be filled, a WRITE's to be written
+	// Buf begins with Data if that is in memory of Handler.WriteBuffer, and is nil otherwise. The Handler may keep it by a
+	// reference; Data does not change before the last Release.
+	Buf   *iobuf.Buf
 	Pid   uint32 // the thread that asks; 0 = it cannot be seen from here
 	Flags uint32 // of open(2)
 	// WriteFlags are a WRITE's (FUSE_WRITE_CACHE and others).
@@ -45,6 +50,7 @@ type Request struct {
 	transfer Transfer
 	size     int        // bytes that a READ asks for
 	buf      *iobuf.Buf // holds Data
+	large    bool       // a WRITE that has kept what it was read into
 	waits    bool       // for memory, in Server.waiting; guarded by Server.queueMu
 	out      [outHeaderSize + writeOutSize]byte
 	vec      [2][]byte
@@ -113,7 +119,7 @@ func (r *Request) drop() {
 	r.unique = 0
 	r.mu.Unlock()
 	r.free()
-	r.Data, r.finished = nil, nil
+	r.Data, r.Buf, r.large, r.finished = nil, nil, false, nil
 	r.s.put(r)
 }
 

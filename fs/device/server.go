@@ -59,6 +59,7 @@ type Server struct {
 	readers  int
 
 	turn     chan struct{} // has an element while nobody reads the device
+	expected int           // bytes of data of the next large WRITE; of whoever has the turn
 	reading  sync.WaitGroup
 	active   sync.WaitGroup // what has not been answered
 	reads    *iobuf.Pool
@@ -199,12 +200,13 @@ func (s *Server) Serve() {
 
 // input is what a reader reads into.
 type input struct {
-	s    *Server
-	head head
-	buf  *iobuf.Buf
-	vec  [2][]byte
-	poll [1]unix.PollFd
-	step func(fd uintptr) bool // for the poller; made once so that using it does not allocate
+	s     *Server
+	head  head
+	buf   *iobuf.Buf
+	first *iobuf.Buf // nil, or in place of the first bytes of buf: memory of Handler.WriteBuffer
+	vec   [3][]byte
+	poll  [1]unix.PollFd
+	step  func(fd uintptr) bool // for the poller; made once so that using it does not allocate
 
 	n   int // bytes of the request
 	err error
@@ -212,8 +214,39 @@ type input struct {
 
 // receive reads a request, if there is one.
 func (in *input) receive() {
-	in.vec = [2][]byte{in.head[:], in.buf.Bytes()}
-	in.n, in.err = unix.Readv(in.s.fd, in.vec[:])
+	s := in.s
+	if in.first == nil && s.expected > 0 {
+		in.first = s.handler.WriteBuffer(s.expected)
+	}
+	vec := append(in.vec[:0], in.head[:], in.buf.Bytes())
+	if in.first != nil {
+		n := len(in.first.Bytes())
+		vec = append(vec[:1], in.first.Bytes(), in.buf.Bytes()[n:])
+	}
+	in.n, in.err = unix.Readv(s.fd, vec)
+	if errors.Is(in.err, unix.EAGAIN) {
+		in.forget()
+	}
+}
+
+// forget gives first back.
+func (in *input) forget() {
+	if in.first != nil {
+		in.first.Release()
+		in.first = nil
+	}
+}
+
+// payload is the first n bytes behind the head.
+func (in *input) payload(n int) []byte {
+	if in.first != nil {
+		b := in.first.Bytes()
+		if n <= len(b) {
+			return b[:n]
+		}
+		copy(in.buf.Bytes(), b)
+	}
+	return in.buf.Bytes()[:n]
 }
 
 // bytes is the request.
@@ -221,7 +254,7 @@ func (in *input) bytes() [][]byte {
 	if in.n <= headSize {
 		return [][]byte{in.head[:in.n]}
 	}
-	return [][]byte{in.head[:], in.buf.Bytes()[:in.n-headSize]}
+	return [][]byte{in.head[:], in.payload(in.n - headSize)}
 }
 
 // await waits until there may be a request; with the poller it receives it, too.
@@ -247,7 +280,10 @@ func (s *Server) read() {
 		return !errors.Is(in.err, unix.EAGAIN)
 	}
 	in.buf = s.receiveBuffer()
-	defer func() { in.buf.Release() }()
+	defer func() {
+		in.buf.Release() // a reader ends with its turn, and has a buffer then
+		in.forget()
+	}()
 	<-s.turn
 	defer func() { s.turn <- struct{}{} }()
 	b := batch{s: s}
@@ -274,7 +310,9 @@ func (s *Server) read() {
 			s.turn <- struct{}{}
 			r.begin()
 			s.handler.Flush()
-			in.buf = s.receiveBuffer()
+			if in.buf == nil {
+				in.buf = s.receiveBuffer()
+			}
 			<-s.turn
 		} else if b.taken++; b.taken == maxBatch {
 			b.end()
@@ -303,7 +341,8 @@ func (b *batch) end() {
 	}
 }
 
-// take takes the request that was received. It starts it, or hands it over, but returns a WRITE that keeps the buffer.
+// take takes the request that was received. It starts it, or hands it over, but returns a WRITE that keeps what it was read
+// into.
 func (b *batch) take(in *input) (large *Request) {
 	s := b.s
 	hdr, ok := parseHeader(&in.head, in.n)
@@ -321,7 +360,7 @@ func (b *batch) take(in *input) (large *Request) {
 			return nil
 		case r == nil:
 			return nil // it waits for memory
-		case r.Write && r.buf == in.buf:
+		case r.large:
 			return r
 		}
 		r.begin()
@@ -359,15 +398,7 @@ func (s *Server) transfer(hdr *header, in *input) (*Request, syscall.Errno) {
 	switch {
 	case t.size == 0:
 	case write:
-		if t.size <= smallWrite {
-			r.buf = s.writes.Get(t.size)
-		}
-		if r.buf == nil {
-			r.buf = in.buf
-		} else {
-			copy(r.buf.Bytes(), in.buf.Bytes()[:t.size])
-		}
-		r.Data = r.buf.Bytes()[:t.size]
+		r.take(in, t.size)
 	default:
 		if s.queued.Load() == 0 {
 			r.buf = s.reads.Get(t.size)
@@ -384,6 +415,29 @@ func (s *Server) transfer(hdr *header, in *input) (*Request, syscall.Errno) {
 		return nil, 0
 	}
 	return r, 0
+}
+
+// take gives a WRITE of n bytes its data: a copy if that is small, otherwise the buffer that it is in.
+func (r *Request) take(in *input, n int) {
+	s := r.s
+	data := in.payload(n)
+	if n <= smallWrite {
+		if r.buf = s.writes.Get(n); r.buf != nil {
+			r.Data = r.buf.Bytes()
+			copy(r.Data, data)
+			return
+		}
+	}
+	r.Data, r.large = data, true
+	// A stream's WRITEs are mostly of the same size, and an occasional smaller one does not change that.
+	s.expected = max(n, s.expected-s.expected/8)
+	if in.first == nil || n > len(in.first.Bytes()) {
+		r.buf, in.buf = in.buf, nil
+		in.forget() // it was too small
+		return
+	}
+	in.first.Shrink(n)
+	r.buf, r.Buf, in.first = in.first, in.first, nil
 }
 
 // refuse answers a request that makes no sense.

@@ -10,6 +10,9 @@ func reserve(_ *Pool, n int64) ([]byte, error) {
 func giveBack(mem []byte) { clear(mem) }
 
 func poison(mem []byte) {
+	if len(mem) == 0 {
+		return
+	}
 	mem[0] = 0xdb
 	for n := 1; n < len(mem); n *= 2 {
 		copy(mem[n:], mem[:n])

@@ -122,6 +122,30 @@ func (b *Buf) Bytes() []byte { return b.data }
 // Ref adds a reference. The caller must have one.
 func (b *Buf) Ref() { b.refs.Add(1) }
 
+// Shrink makes the buffer shorter, of n bytes, and gives the pages behind them back. The caller has the only reference.
+func (b *Buf) Shrink(n int) {
+	if n <= 0 || n > len(b.data) {
+		panic(fmt.Sprintf("iobuf: buffer of %d bytes shrunk to %d", len(b.data), n))
+	}
+	before := b.pages()
+	poison(b.data[n:])
+	b.data = b.data[:n:n]
+	if after := b.pages(); after < before {
+		b.pool.release(b.page+after, b.page+before)
+	}
+}
+
+// pages is how many pages the buffer has.
+func (b *Buf) pages() int32 { return int32((len(b.data) + PageSize - 1) / PageSize) }
+
+// release frees the pages [page, end).
+func (p *Pool) release(page, end int32) {
+	p.used.Add(-int64(end-page) * PageSize)
+	p.mu.Lock()
+	p.freeRun(page, end)
+	p.mu.Unlock()
+}
+
 // Release drops a reference; the last one gives the buffer back.
 func (b *Buf) Release() {
 	switch n := b.refs.Add(-1); {
@@ -130,14 +154,11 @@ func (b *Buf) Release() {
 	case n < 0:
 		panic("iobuf: buffer released more often than referenced")
 	}
-	p, page, pages := b.pool, b.page, int32((len(b.data)+PageSize-1)/PageSize)
+	p, page, end := b.pool, b.page, b.page+b.pages()
 	poison(b.data)
 	b.pool, b.data = nil, nil
 	bufs.Put(b)
-	p.used.Add(-int64(pages) * PageSize)
-	p.mu.Lock()
-	p.freeRun(page, page+pages)
-	p.mu.Unlock()
+	p.release(page, end)
 }
 
 // alloc takes a run of pages out of the smallest free block that holds it. mu is held.

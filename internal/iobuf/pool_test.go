@@ -127,6 +127,46 @@ func TestRandom(t *testing.T) {
 	}
 }
 
+// What Shrink gives back can be had, and what is left stays.
+func TestShrink(t *testing.T) {
+	p := newPool(t, 64*PageSize) // the largest buffer has 16 pages
+	for _, n := range []int{16 * PageSize, 15*PageSize + 1, 9 * PageSize, PageSize + 1, 1} {
+		b := p.Get(16 * PageSize)
+		for i := range b.Bytes() {
+			b.Bytes()[i] = byte(i / PageSize)
+		}
+		b.Shrink(n)
+		want := int64(n+PageSize-1) / PageSize * PageSize
+		if len(b.Bytes()) != n || cap(b.Bytes()) != n || p.Used() != want {
+			t.Errorf("shrunk to %d: %d bytes, capacity %d, Used %d; want %d", n, len(b.Bytes()), cap(b.Bytes()), p.Used(), want)
+		}
+		var rest []*Buf
+		for p.Used() < p.Limit() {
+			r := p.Get(PageSize)
+			clear(r.Bytes())
+			rest = append(rest, r)
+		}
+		for i, v := range b.Bytes() {
+			if v != byte(i/PageSize) {
+				t.Fatalf("shrunk to %d: byte %d has changed", n, i)
+			}
+		}
+		for _, r := range append(rest, b) {
+			r.Release()
+		}
+		if p.Used() != 0 || p.Get(16*PageSize) == nil {
+			t.Fatalf("shrunk to %d and released: Used %d", n, p.Used())
+		}
+		p = newPool(t, 64*PageSize)
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("a buffer grew")
+		}
+	}()
+	p.Get(5).Shrink(6)
+}
+
 func TestReferences(t *testing.T) {
 	p := newPool(t, 1<<20)
 	b := p.Get(100)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/dataplane/nfs3"
+	"github.com/weftfs/weft/internal/iobuf"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/internal/wire/xdr"
 	"github.com/weftfs/weft/layout"
@@ -277,7 +278,15 @@ func bestOf(run func(conns, depth int, long time.Duration) (float64, error), tri
 	return run(choice[0], choice[1], sample)
 }
 
-// plane drives the data plane, without FUSE, with depth requests outstanding; files are the columns of a striped file.
+// dirty writes to every page.
+func dirty(b []byte) {
+	for i := 0; i < len(b); i += iobuf.PageSize {
+		b[i] = byte(i / iobuf.PageSize)
+	}
+}
+
+// plane drives the data plane, without FUSE, with depth requests outstanding; files are the columns of a striped file. What is
+// written is in the plane's memory, as with the device loop: each time in another buffer, of which every page was written to.
 func plane(files []file, w workload, conns, depth int, long time.Duration) (float64, error) {
 	devices := map[layout.DeviceID]netip.AddrPort{}
 	var mirror layout.Mirror
@@ -308,6 +317,17 @@ func plane(files []file, w workload, conns, depth int, long time.Duration) (floa
 			}
 		}
 	})
+	if w.write { // so that it is memory, as that of the loops, and not yet to become such
+		var used []*iobuf.Buf
+		for range p.RetainLimit() / 2 / int64(w.size) {
+			b := p.Buffer(w.size)
+			dirty(b.Bytes())
+			used = append(used, b)
+		}
+		for _, b := range used {
+			b.Release()
+		}
+	}
 	var requests atomic.Int64
 	var wg sync.WaitGroup
 	errs := make(chan error, depth)
@@ -317,10 +337,14 @@ func plane(files []file, w workload, conns, depth int, long time.Duration) (floa
 		wg.Add(1)
 		buf := make([]byte, w.size)
 		r := &dataplane.Read{Segment: seg, Buf: buf}
-		wr := &dataplane.Write{Segment: seg, Data: buf}
+		wr := &dataplane.Write{Segment: seg}
 		start := func() {
 			if w.write {
-				wr.Off = all.take()
+				wr.Off, wr.Data, wr.Buf = all.take(), buf, p.Buffer(w.size)
+				if wr.Buf != nil {
+					wr.Data = wr.Buf.Bytes()
+				}
+				dirty(wr.Data)
 				pf.StartWrite(wr)
 			} else {
 				r.Off = all.take()
@@ -329,6 +353,9 @@ func plane(files []file, w workload, conns, depth int, long time.Duration) (floa
 			p.Flush()
 		}
 		done := func(err error) { // starts the next one, as the loop does
+			if wr.Buf != nil {
+				wr.Buf.Release()
+			}
 			switch {
 			case err != nil:
 				errs <- err
