@@ -37,7 +37,7 @@
 // each connection, and that of large requests also for the server, by a window that follows the delay (see window); the
 // rest waits in queues, small requests in one of their own.
 //
-// A connection that is lost is made again, after a back-off of 0.1 to 15 s for each address, as long as there are
+// A connection that is lost is made again, after a back-off of 0.1 to 1 s for each address, as long as there are
 // requests. While an address does not work its connections are made to the others; it is tried again every minute, and
 // once it answers they come back, each when nothing is outstanding on it. A connection on which nothing was heard for
 // Config.Timeout while something is outstanding is reset, and much earlier if it does not answer a NULL call while

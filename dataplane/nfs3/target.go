@@ -38,10 +38,12 @@ const (
 	maxInFlightBytes = 16 << 20
 )
 
-// Back-off: of connections and of JUKEBOX.
+// Back-off: of connections and of JUKEBOX. A server that is back is as good as lost to us, and its copies with it, until we
+// have tried; so connections are tried often.
 const (
-	minDelay = 100 * time.Millisecond
-	maxDelay = 15 * time.Second
+	minDelay        = 100 * time.Millisecond
+	maxDelay        = time.Second
+	maxJukeboxDelay = 15 * time.Second
 )
 
 // maxFree is how many rpcs are kept for reuse.
@@ -564,7 +566,7 @@ func (t *Target) nextXID() uint32 {
 func (t *Target) postpone(r *rpc) {
 	t.stats.jukebox++
 	r.heard = time.Now() // it is an answer
-	r.delay = min(max(2*r.delay, minDelay), maxDelay)
+	r.delay = min(max(2*r.delay, minDelay), maxJukeboxDelay)
 	d := jitter(r.delay)
 	r.state = stateDelayed
 	r.retryAt = time.Now().Add(d)
