@@ -241,17 +241,21 @@ func (m *Manager) placesFor(row *schema.Layout) map[copyPlace]*device {
 // returns where the good copies end; what goes on beyond off+n is still to be copied. pace is called with the number of
 // bytes before they are copied. After an error the copies that are being filled may be written to later.
 func (m *Manager) Fill(ctx context.Context, id layout.FileID, row schema.Layout, off, n int64, pace func(context.Context, int) error) (end int64, err error) {
+	now, _, err := m.filling(ctx, id)
+	if err != nil {
+		return 0, fmt.Errorf("fill copies of inode %d: %w", id, err)
+	}
 	var mu sync.Mutex // guards end and errs
 	var errs []error
 	var work sync.WaitGroup
 	for j := range columns(&row) {
 		var to []*schema.DataFile
 		var from []*schema.DataFile
-		for _, files := range row.Mirrors {
-			switch files[j].State {
-			case layout.CopyFilling:
+		for i, files := range row.Mirrors {
+			switch {
+			case files[j].State == layout.CopyFilling:
 				to = append(to, &files[j])
-			case layout.CopyGood:
+			case stillGood(&now, copyPlace{i, j}, &files[j]):
 				from = append(from, &files[j])
 			}
 		}
@@ -277,6 +281,15 @@ func (m *Manager) Fill(ctx context.Context, id layout.FileID, row schema.Layout,
 		return end, m.noteFilled(ctx, id, off+n)
 	}
 	return end, nil
+}
+
+// stillGood reports whether a copy that has its place in a layout is good there: since the filling began it may have failed.
+func stillGood(now *schema.Layout, at copyPlace, file *schema.DataFile) bool {
+	if at.mirror >= len(now.Mirrors) || at.column >= len(now.Mirrors[at.mirror]) {
+		return false
+	}
+	is := &now.Mirrors[at.mirror][at.column]
+	return is.State == layout.CopyGood && is.Device == file.Device && is.Number == file.Number
 }
 
 // noteFilled records how far a file's copies have got. If that is lost in a crash, so much is copied again.
@@ -365,6 +378,9 @@ func (m *Manager) block(files ...*schema.DataFile) int64 {
 // source finds a good copy whose data server answers, and how long it is.
 func (m *Manager) source(ctx context.Context, from []*schema.DataFile) (*schema.DataFile, int64, error) {
 	var errs []error
+	if len(from) == 0 {
+		errs = append(errs, errors.New("no copy is good any more"))
+	}
 	for _, file := range from {
 		asking, cancel := context.WithTimeout(ctx, patience)
 		var size int64

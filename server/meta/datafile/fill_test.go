@@ -331,3 +331,34 @@ func (w *world) onDevice(id layout.FileID, dev layout.DeviceID) (files []schema.
 	}
 	return files
 }
+
+// A copy that has failed since the filling began is not copied from.
+func TestFillNotFromStale(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 4)
+		row := w.file(5, layout.Policy{StripeUnit: 1 << 16, StripeCount: 1, Mirrors: 3}, 1<<20)
+		w.put(row, 0, bytes.Repeat([]byte("old"), 1<<18))
+		if _, err := w.m.MarkStale(t.Context(), 5, refs(row.Mirrors[2][0])); err != nil {
+			t.Fatal(err)
+		}
+		err := w.fill(5, 1<<19, func(row schema.Layout, off int64) {
+			if off > 0 {
+				return
+			}
+			// A client writes to all copies but the first one, and says so.
+			without := row
+			without.Mirrors = row.Mirrors[1:]
+			w.put(without, 0, bytes.Repeat([]byte("new"), 1<<18))
+			if _, err := w.m.MarkStale(t.Context(), 5, refs(row.Mirrors[0][0])); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		after := w.layoutOf(5)
+		if got := w.net.Data(after.Mirrors[2][0].Handle); !bytes.HasPrefix(got, []byte("newnew")) || bytes.Contains(got, []byte("old")) {
+			t.Errorf("the new copy has what is at its beginning %q, want what was written last", got[:6])
+		}
+	})
+}
