@@ -169,3 +169,38 @@ func TestResilver(t *testing.T) {
 		}
 	})
 }
+
+// TestGrantAcrossGate has a layout change under a gate while it is being granted: the client gets it as it is afterwards, and not
+// as it was read, since no recall has taken that from it.
+func TestGrantAcrossGate(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		writer := h.client()
+		defer renewing(writer)()
+		f := writer.create(layout.RootID, "f")
+		changed := []byte("another data file")
+		var once sync.Once
+		h.files.mu.Lock()
+		h.files.assigned = func() {
+			once.Do(func() {
+				err := h.svc.gated(t.Context(), f, layout.Range{Len: layout.ToEOF}, func(ctx context.Context) error {
+					var row schema.Layout
+					raw, err := h.svc.get(ctx, schema.LayoutKey(f), &row)
+					if err != nil || raw == nil {
+						return errors.Join(err, errors.New("there is no layout"))
+					}
+					row.Mirrors[0][0].Handle = changed
+					put(t, h, schema.LayoutKey(f), schema.Encode(&row))
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		h.files.mu.Unlock()
+		got := must[metarpc.LayoutResult](writer, metarpc.OpLayoutGet, rw(f))
+		if handle := got.Segments[0].Mirrors[0][0].Handle; !bytes.Equal(handle, changed) {
+			t.Errorf("granted is the data file %q, want %q", handle, changed)
+		}
+	})
+}

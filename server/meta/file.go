@@ -18,6 +18,7 @@ type file struct {
 	stop     func()        // ends what sizing stands for, because the file is gone
 	cut      *cut          // being shortened
 	gate     layout.Range  // where no layout for writing is granted, because it is being copied; it goes with sizing
+	gates    uint64        // how many gates have ended, under which its layout may have changed
 	granting int           // layouts for writing whose answer is not yet in its connection's queue
 	moves    uint64        // how often what is reported went into the inode row, or was cut off
 	waiters  int           // who needs the record to stay

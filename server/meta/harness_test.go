@@ -40,6 +40,7 @@ type fakeFiles struct {
 	down     error         // what Sync and Truncate fail with
 	stall    chan struct{} // Sync and Truncate wait for it, or for ctx
 	assign   error         // what Assign fails with
+	assigned func()        // called before Assign returns; nil: nothing is
 	stale    []metarpc.CopyRef
 	filled   func(ctx context.Context, r layout.Range) error // called by Fill; nil: there is nothing to fill
 	fillEnd  int64                                           // what Fill returns
@@ -106,6 +107,12 @@ func (f *fakeFiles) Assign(ctx context.Context, id layout.FileID, ino schema.Ino
 			return row, fmt.Errorf("inode %d: %w", id, syscall.ESTALE)
 		}
 		if !errors.As(err, &guard) {
+			f.mu.Lock()
+			assigned := f.assigned
+			f.mu.Unlock()
+			if assigned != nil {
+				assigned()
+			}
 			return row, err
 		}
 	}

@@ -88,21 +88,27 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 		assigned()
 		return nil, err
 	}
-	s.mu.Unlock()
-	l, err := s.cfg.Files.Assign(ctx, a.ID, row, a.Off, min(a.Len, limit-a.Off), c.sess.id)
-	if err != nil {
-		err = s.assignError(ctx, c, a.ID, err)
-	}
-	s.mu.Lock()
-	if err == nil {
-		from, limit, err = s.awaitGrant(ctx, f, a.Off)
-	}
-	if err != nil {
-		if errors.Is(err, errStale) {
-			cl.writer = false // whatever row there was went with the file
+	var l schema.Layout
+	for again := true; again; {
+		gates := f.gates
+		s.mu.Unlock()
+		l, err = s.cfg.Files.Assign(ctx, a.ID, row, a.Off, min(a.Len, limit-a.Off), c.sess.id)
+		if err != nil {
+			err = s.assignError(ctx, c, a.ID, err)
 		}
-		assigned()
-		return nil, err
+		s.mu.Lock()
+		if err == nil {
+			from, limit, err = s.awaitGrant(ctx, f, a.Off)
+		}
+		if err != nil {
+			if errors.Is(err, errStale) {
+				cl.writer = false // whatever row there was went with the file
+			}
+			assigned()
+			return nil, err
+		}
+		// A gate that came meanwhile had nothing to recall here, and a layout of before it lacks the copies that it began.
+		again = f.gates != gates
 	}
 	f.granting++
 	c.after = func() {

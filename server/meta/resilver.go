@@ -239,6 +239,7 @@ func (s *Service) gated(ctx context.Context, id layout.FileID, r layout.Range, f
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		file.gate = layout.Range{}
+		file.gates++
 	}()
 	if err := s.recallRange(ctx, file, nil, r); err != nil {
 		return err

@@ -278,6 +278,18 @@ func allEqual(t *testing.T, v *harness.Volume, m *harness.Mount) {
 	}
 }
 
+// differ is the first byte at which a and b differ, in whole groups of 16, -1 if they are equal.
+func differ(a, b []byte) int {
+	if bytes.Equal(a, b) {
+		return -1
+	}
+	at := 0
+	for at < min(len(a), len(b)) && a[at] == b[at] {
+		at++
+	}
+	return at &^ 15
+}
+
 // equalCopies compares the copies of a file, and returns how many it has compared with another.
 func equalCopies(t *testing.T, v *harness.Volume, path string) (compared int) {
 	t.Helper()
@@ -303,8 +315,9 @@ func equalCopies(t *testing.T, v *harness.Volume, path string) (compared int) {
 				continue
 			}
 			compared++
-			if !bytes.Equal(data, first) {
-				t.Errorf("%s: the copies of column %d differ: %d and %d bytes", path, j, len(first), len(data))
+			if at := differ(first, data); at >= 0 {
+				t.Errorf("%s: the copies of column %d differ from byte %d on, %x and %x (%d and %d bytes) in\n%+v", path, j, at,
+					first[at:min(at+32, len(first))], data[at:min(at+32, len(data))], len(first), len(data), l)
 			}
 		}
 	}
