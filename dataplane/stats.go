@@ -84,6 +84,14 @@ func (p *Plane) Stats() []DeviceStats {
 	return all
 }
 
+// Outstanding is how many requests are at data servers, also those that nobody waits for any more.
+func (p *Plane) Outstanding() (n int64) {
+	for _, d := range *p.devices.Load() {
+		n += d.usage.outstanding.Load()
+	}
+	return n
+}
+
 // usage is what DeviceStats is made of.
 type usage struct {
 	outstanding atomic.Int64

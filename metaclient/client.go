@@ -51,6 +51,10 @@ type Config struct {
 	// know.
 	OnLockLost func(id layout.FileID, flock bool, owner uint64)
 
+	// Waiting reports whether there are requests that data servers have not answered. As long as there are, OnRecall and
+	// OnLeaseRecall may take longer than a lease. nil = there are none.
+	Waiting func() bool
+
 	// Usage says what was done at each device since the client was made, the numbers only grow (but Outstanding). After
 	// each UsagePeriod what has come since is reported to the service. It is called by one goroutine. nil = nothing is reported.
 	Usage       func() []metarpc.DeviceStats

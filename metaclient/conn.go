@@ -352,7 +352,10 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 	}
 	// Owns the answer to one callback; ends when what the callback asks for is done, whose context ends with c.ctx.
 	c.tasks.Go(func() {
-		b, err := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: h.Number, Status: answer()})
+		stop := c.keepWorking(cn, h.Number)
+		status := answer()
+		stop()
+		b, err := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: h.Number, Status: status})
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.recalls--
@@ -361,6 +364,39 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 		}
 	})
 	return nil
+}
+
+// keepWorking tells the service that data servers keep the answer to a callback waiting, whenever that is so, until stop is
+// called. One that comes after the answer does no harm.
+func (c *Client) keepWorking(cn *conn, number uint64) (stop func()) {
+	if c.cfg.Waiting == nil {
+		return func() {}
+	}
+	every := time.Duration(cn.welcome.Lease) / 4
+	var timer *time.Timer
+	stopped := false
+	say := func() {
+		waiting := c.cfg.Waiting()
+		b, err := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: number, Status: metarpc.StatusWorking})
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if stopped || err != nil || c.conn != cn {
+			return
+		}
+		if waiting {
+			cn.append(b)
+		}
+		timer.Reset(every)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	timer = time.AfterFunc(every, say)
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		stopped = true
+		timer.Stop()
+	}
 }
 
 // inOrder returns a function that runs f when all earlier ones that inOrder returned for one of the inodes have ended.

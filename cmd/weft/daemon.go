@@ -142,6 +142,10 @@ func (d *daemon) start(ctx context.Context) error {
 				f.OnLockLost(id, flock, owner)
 			}
 		},
+		Waiting: func() bool {
+			p := plane.Load()
+			return p != nil && p.Outstanding() > 0
+		},
 		Usage: func() []metarpc.DeviceStats {
 			if p := plane.Load(); p != nil {
 				return usageOf(p.Stats())

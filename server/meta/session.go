@@ -60,9 +60,10 @@ type slot struct {
 
 // callback is a call to the client.
 type callback struct {
-	op   metarpc.BackOp
-	args any
-	done chan metarpc.Status // has room for the one answer
+	op      metarpc.BackOp
+	args    any
+	done    chan metarpc.Status // has room for the one answer
+	working chan struct{}       // gets an element when the client says that it is at it
 }
 
 // String is enough of the id to tell sessions apart in a log.
@@ -366,10 +367,10 @@ func (s *Service) replay(ctx context.Context, c *call, args any) error {
 // errEnded tells that a session is over.
 var errEnded = errors.New("the session has ended")
 
-// callBack calls the client and waits for its answer, across connections, until ctx or the session ends. Whoever does
-// not answer for a lease loses the session.
+// callBack calls the client and waits for its answer, across connections, until ctx or the session ends. Whoever neither
+// answers nor says that data servers keep it waiting for a lease loses the session.
 func (s *Service) callBack(ctx context.Context, sess *session, op metarpc.BackOp, args any) error {
-	cb := &callback{op: op, args: args, done: make(chan metarpc.Status, 1)}
+	cb := &callback{op: op, args: args, done: make(chan metarpc.Status, 1), working: make(chan struct{}, 1)}
 	sess.mu.Lock()
 	if sess.ended {
 		sess.mu.Unlock()
@@ -384,22 +385,35 @@ func (s *Service) callBack(ctx context.Context, sess *session, op metarpc.BackOp
 	if c != nil {
 		c.send(s.backFrame(number, cb))
 	}
+	began := time.Now()
+	late := false
 	lease := time.NewTimer(s.cfg.Lease)
 	defer lease.Stop()
-	select {
-	case status := <-cb.done:
-		if status != metarpc.StatusOK {
-			s.end(sess, fmt.Sprintf("it refused %v: %v", op, status))
+	for {
+		select {
+		case status := <-cb.done:
+			if status != metarpc.StatusOK {
+				s.end(sess, fmt.Sprintf("it refused %v: %v", op, status))
+				return errEnded
+			}
+			if late {
+				s.log.Info("a client that data servers kept waiting has answered", "session", sess, "host", sess.client.Host, "callback", op, "after", time.Since(began).Round(time.Millisecond))
+			}
+			return nil
+		case <-cb.working:
+			lease.Reset(s.cfg.Lease)
+			if !late && time.Since(began) > s.cfg.Lease/2 {
+				late = true
+				s.log.Warn("data servers keep a client waiting; until it answers others wait for what it holds", "session", sess, "host", sess.client.Host, "callback", op)
+			}
+		case <-lease.C:
+			s.end(sess, fmt.Sprintf("it did not answer %v for %v", op, s.cfg.Lease))
 			return errEnded
+		case <-sess.ctx.Done():
+			return errEnded
+		case <-ctx.Done():
+			return ctx.Err()
 		}
-		return nil
-	case <-lease.C:
-		s.end(sess, fmt.Sprintf("it did not answer %v for %v", op, s.cfg.Lease))
-		return errEnded
-	case <-sess.ctx.Done():
-		return errEnded
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
@@ -415,7 +429,15 @@ func (s *Service) backFrame(number uint64, cb *callback) []byte {
 func (sess *session) answered(from *conn, r metarpc.BackReply) {
 	sess.mu.Lock()
 	defer sess.mu.Unlock()
-	if cb := sess.backs[r.Number]; cb != nil && sess.conn == from {
+	cb := sess.backs[r.Number]
+	switch {
+	case cb == nil || sess.conn != from:
+	case r.Status == metarpc.StatusWorking:
+		select {
+		case cb.working <- struct{}{}:
+		default:
+		}
+	default:
 		delete(sess.backs, r.Number)
 		cb.done <- r.Status
 	}

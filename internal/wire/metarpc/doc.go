@@ -54,8 +54,10 @@
 // # Callbacks
 //
 // The service calls the client on the same connection: CallBack carries a number unique on that connection, BackReply
-// answers it. A client answers within the lease; the service ends the session of one that does not. A callback that
-// a lost connection leaves unanswered is sent again, under a new number, on the session's next connection.
+// answers it. A client answers within the lease; the service ends the session of one that does not. As long as data
+// servers keep the client waiting, whose writes a callback has it finish, it says StatusWorking, each time within the lease, and
+// answers later: if it lost its session, it would lose what it was told to make stable. A callback that a lost connection
+// leaves unanswered is sent again, under a new number, on the session's next connection.
 //
 // A client of a restarted service takes back what it had: it opens files again and sets locks again (Reclaim), reports
 // sizes, and then says ReclaimComplete. Until every session that the service knew has said so, or its lease has run out,

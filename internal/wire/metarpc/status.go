@@ -23,6 +23,7 @@ const (
 	StatusGrace             Status = 1009 // clients of an earlier instance may still come back: wait and ask again
 	StatusLockWait          Status = 1010 // others have the lock; LockReady will tell when to ask again
 	StatusFenced            Status = 1011 // others may have changed what the lost session held
+	StatusWorking           Status = 1012 // of a callback: data servers keep the client waiting, its answer is still to come
 )
 
 // statuses is in the order of the numbers above.
@@ -42,6 +43,7 @@ var statuses = []struct {
 	{StatusGrace, "GRACE", syscall.EAGAIN},
 	{StatusLockWait, "LOCKWAIT", syscall.EAGAIN},
 	{StatusFenced, "FENCED", syscall.EIO},
+	{StatusWorking, "WORKING", syscall.EAGAIN},
 }
 
 // Errno is what the application sees if nothing better can be done; an unknown status is EIO.
