@@ -54,13 +54,19 @@ func (i *inode) fallocate(ctx context.Context, mode uint32, off, n int64, setID 
 		return nil // the zeros are there
 	case keep:
 		return err
-	case err != nil && !errors.Is(err, dataplane.ErrUnsupported):
+	case errors.Is(err, dataplane.ErrUnsupported):
+		if err := i.allocate(ctx, max(off, size), end, false); err != nil {
+			return err
+		}
+		return i.extend(ctx, end)
+	case err != nil:
 		return err
 	}
-	if err := i.allocate(ctx, max(off, size), end, false); err != nil {
+	// First the file, and then its data files: a caller may be killed in between.
+	if err := i.extend(ctx, end); err != nil {
 		return err
 	}
-	return i.extend(ctx, end)
+	return i.allocate(ctx, max(off, size), end, false)
 }
 
 // punch makes [off, end) read as zeros.
