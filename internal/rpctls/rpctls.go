@@ -1,5 +1,4 @@
-// Package rpctls makes the TLS configurations of RPC-with-TLS (RFC 9289) from files. It has no sockets: package
-// dataplane/nfs3 and server/data do the handshakes.
+// Package rpctls makes the TLS configurations of RPC-with-TLS (RFC 9289) from files, and does a client's part of the handshake.
 //
 // Both sides speak TLS 1.3 and the ALPN protocol "sunrpc" alone (RFC 9289 sections 4.2 and 5). A server is known by
 // the names in its certificate, of which one must be what the client connects to: of data servers that is an IP address.

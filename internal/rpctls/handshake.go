@@ -1,0 +1,67 @@
+package rpctls
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+
+	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/xdr"
+)
+
+var (
+	errNoTLS  = errors.New("the server offers no TLS (RFC 9289), and clear text is not allowed; enable it there, or use xprtsec=none")
+	errNoALPN = fmt.Errorf("the server does not agree on the protocol %q", ALPN)
+)
+
+// Handshake asks the server at the other end of nc, whose address is addr, for TLS and does the handshake (RFC 9289 section
+// 4.1). ask says the program and the version that are asked for, and the XID. ctx bounds the handshake alone. Without a
+// ServerName the server's certificate must name its IP address.
+func Handshake(ctx context.Context, nc net.Conn, cfg *tls.Config, addr netip.Addr, ask oncrpc.Call) (*tls.Conn, error) {
+	ask.Proc, ask.Cred = 0, oncrpc.Auth{Flavor: oncrpc.FlavorTLS}
+	b := ask.Append(make([]byte, oncrpc.RecordMarkSize))
+	oncrpc.PutRecordMark(b, len(b)-oncrpc.RecordMarkSize, true)
+	if _, err := nc.Write(b); err != nil {
+		return nil, err
+	}
+	// Not a byte more than the reply: what follows is TLS.
+	b = b[:oncrpc.RecordMarkSize]
+	if _, err := io.ReadFull(nc, b); err != nil {
+		return nil, fmt.Errorf("no answer to the question for it: %w", err)
+	}
+	n, last := oncrpc.ParseRecordMark(b)
+	if !last || n > oncrpc.ReplyMax {
+		return nil, fmt.Errorf("answer of %d bytes to the question for it", n)
+	}
+	b = make([]byte, n)
+	if _, err := io.ReadFull(nc, b); err != nil {
+		return nil, fmt.Errorf("no answer to the question for it: %w", err)
+	}
+	d := xdr.NewDecoder(b)
+	var rep oncrpc.Reply
+	if err := rep.Decode(&d); err != nil {
+		return nil, fmt.Errorf("answer to the question for it: %w", err)
+	}
+	if rep.XID != ask.XID {
+		return nil, errors.New("answer to another question")
+	}
+	if !rep.OffersTLS() {
+		return nil, errNoTLS
+	}
+	cfg = cfg.Clone()
+	if cfg.ServerName == "" {
+		cfg.ServerName = addr.WithZone("").String()
+	}
+	tc := tls.Client(nc, cfg)
+	if err := tc.HandshakeContext(ctx); err != nil {
+		return nil, err
+	}
+	if tc.ConnectionState().NegotiatedProtocol != ALPN {
+		return nil, errNoALPN
+	}
+	return tc, nil
+}
