@@ -162,6 +162,12 @@ func (p *Plane) makeConn(d *device) error {
 	return nil
 }
 
+// Connect makes the device's target, if there is none yet.
+func (p *Plane) Connect(ctx context.Context, id layout.DeviceID) error {
+	_, err := p.connectWait(ctx, id)
+	return err
+}
+
 // connectWait is connect for blocking code.
 func (p *Plane) connectWait(ctx context.Context, id layout.DeviceID) (*conn, error) {
 	w := newWakeup()

@@ -24,6 +24,9 @@ type DeviceStats struct {
 	Target Target // what Config.Dial has made, nil before; it stays the plane's
 }
 
+// Ops is how many requests there were.
+func (s *DeviceStats) Ops() uint64 { return s.Reads.Ops() + s.Writes.Ops() + s.Commits.Ops() }
+
 // OpStats is what requests of one kind came to. Those that failed or were detached do not count.
 type OpStats struct {
 	Bytes   uint64

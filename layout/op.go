@@ -66,7 +66,7 @@ type Op struct {
 	Overdue func(op *Op, err error)
 
 	N         int       // bytes read or written; less than len(Data) only at EOF of the data file (READ) or with Err
-	EOF       bool      // READ: the data file ends at Off+N
+	EOF       bool      // READ: the data file ends at Off+N; not always told if N is len(Data)
 	Committed Stability // WRITE: given
 	Verifier  Verifier  // WRITE, COMMIT
 	Err       error

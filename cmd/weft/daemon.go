@@ -25,12 +25,15 @@ import (
 	"github.com/weftfs/weft/internal/version"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/localio"
 	"github.com/weftfs/weft/metaclient"
 )
 
 const (
 	// connectTime is how long a mount waits for a metadata service.
 	connectTime = 30 * time.Second
+	// localTime is how long the first request to a device waits until it is known whether that is on this host.
+	localTime = 250 * time.Millisecond
 	// lingerTime is how long the serving process stays for data that is not stable, once the mount is gone.
 	lingerTime = 30 * time.Second
 	// heapLimit is from where on the collector works harder, in bytes. go-fuse pools request buffers by size, up to 8 MiB
@@ -227,7 +230,18 @@ func (d *daemon) dialDevice(id layout.DeviceID) (dataplane.Target, error) {
 	for _, a := range dev.Addrs {
 		cfg.Addrs = append(cfg.Addrs, a.Addr)
 	}
-	return nfs3.New(cfg)
+	remote, err := nfs3.New(cfg)
+	if err != nil || d.cfg.options.local == localOff {
+		return remote, err
+	}
+	local := localio.New(localio.Config{
+		Name: cfg.Name, Addrs: cfg.Addrs, TLS: d.secret, ReadOnly: d.cfg.options.local == localRO,
+	}, remote)
+	// So that the first requests take the short way, too, if there is one.
+	ctx, cancel := context.WithTimeout(context.Background(), localTime)
+	defer cancel()
+	local.Status(ctx)
+	return local, nil
 }
 
 // unmountOnSignal unmounts at SIGTERM and SIGINT; a mount in use is detached, and served until its last user is gone.
@@ -319,15 +333,17 @@ func (d *daemon) status(ctx context.Context) mountStatus {
 	if state.Problem != nil {
 		st.Service.Problem = fmt.Sprintf("not connected since %s: %v", state.Since.Format(time.RFC3339), state.Problem)
 	}
+	ctx, cancel := context.WithTimeout(ctx, statusTime)
+	defer cancel()
 	if state.Connected {
 		d.askService(ctx, &st)
 	}
-	d.addUse(&st)
+	d.addUse(ctx, &st)
 	return st
 }
 
-// addUse adds what the mount does at devices, also at those of which the service says nothing.
-func (d *daemon) addUse(st *mountStatus) {
+// addUse adds how the mount reaches devices and what it does there, also at those of which the service says nothing.
+func (d *daemon) addUse(ctx context.Context, st *mountStatus) {
 	for _, stats := range d.data.Stats() {
 		id := stats.Device.String()
 		i := slices.IndexFunc(st.Devices, func(dev deviceStatus) bool { return dev.ID == id })
@@ -335,14 +351,15 @@ func (d *daemon) addUse(st *mountStatus) {
 			i = len(st.Devices)
 			st.Devices = append(st.Devices, deviceStatus{ID: id, Problem: "the metadata service says nothing of it"})
 		}
-		st.Devices[i].Mount = useOf(&stats, d.cfg.options.xprtsec)
+		st.Devices[i].reach(ctx, &stats)
+		if stats.Ops() > 0 || stats.Outstanding > 0 || stats.Errors > 0 {
+			st.Devices[i].Mount = useOf(&stats, d.cfg.options.xprtsec)
+		}
 	}
 }
 
-// askService adds what the metadata service says.
+// askService adds what the metadata service says, and sees to it that each device is looked at.
 func (d *daemon) askService(ctx context.Context, st *mountStatus) {
-	ctx, cancel := context.WithTimeout(ctx, statusTime)
-	defer cancel()
 	service, err := d.meta.Status(ctx)
 	if err == nil {
 		st.Service.Version = service.Program
@@ -354,6 +371,9 @@ func (d *daemon) askService(ctx context.Context, st *mountStatus) {
 		if devices, err = d.meta.Devices(ctx); err == nil {
 			for _, info := range devices {
 				st.Devices = append(st.Devices, deviceOf(info))
+				if err := d.data.Connect(ctx, info.Device.ID); err != nil {
+					slog.Debug("device", "id", info.Device.ID, "err", err)
+				}
 			}
 		}
 	}

@@ -36,10 +36,18 @@ type mountOptions struct {
 	cache    string
 	stable   bool // close waits for it
 	names    bool // the kernel may keep names
+	local    string
 	// transport serves the FUSE device.
 	transport fs.Transport
 	log       string
 }
+
+// Values of the option localio.
+const (
+	localOff = "off"
+	localRO  = "ro"
+	localRW  = "rw"
+)
 
 // Values of the option cache.
 const (
@@ -60,6 +68,7 @@ func defaultOptions() mountOptions {
 		mirror:   10 * time.Second,
 		cache:    cacheNone,
 		names:    true,
+		local:    localRW,
 	}
 }
 
@@ -148,6 +157,13 @@ var mountOptionTable = []option{
 			return fmt.Errorf("want all or none")
 		}
 		o.names = v == "all"
+		return nil
+	}},
+	{"localio", "off|ro|rw", "what goes to data servers on this host without RPC, by descriptors of their files: reads and writes (rw, default), reads (ro), or nothing (off)", func(o *mountOptions, v string) error {
+		if v != localOff && v != localRO && v != localRW {
+			return fmt.Errorf("want off, ro or rw")
+		}
+		o.local = v
 		return nil
 	}},
 	{"transport", "gofuse|device", "what serves the kernel's requests; gofuse: the server of the library go-fuse (default); device: a loop of weft's own, which is faster when many small reads or writes are under way", func(o *mountOptions, v string) error {

@@ -54,7 +54,13 @@ type deviceStatus struct {
 	DataFiles int64  `json:"data_files"`
 	Draining  bool   `json:"draining"`
 	// Load is how many requests clients have under way there on average, as the service knows it.
-	Load  float64    `json:"load"`
+	Load float64 `json:"load"`
+	// Local is whether this mount reads and writes data files there without RPC, and Reason why not, or why it only reads.
+	Local    bool   `json:"local"`
+	Reason   string `json:"reason,omitempty"`
+	OpsLocal uint64 `json:"ops_local"` // requests without RPC
+	OpsRPC   uint64 `json:"ops_rpc"`
+
 	Mount *deviceUse `json:"mount,omitempty"` // what this mount does there; nil = nothing so far
 }
 
@@ -143,6 +149,20 @@ func printDevices(out io.Writer, devices []deviceStatus, indent string) {
 	for _, d := range devices {
 		line, _ := table.ReadString('\n')
 		io.WriteString(out, line)
+		switch {
+		case d.Local && d.Reason != "":
+			fmt.Fprintf(out, "%s  local: yes, for reading only, because %s", indent, d.Reason)
+		case d.Local:
+			fmt.Fprintf(out, "%s  local: yes", indent)
+		case d.Reason != "":
+			fmt.Fprintf(out, "%s  local: no, because %s", indent, d.Reason)
+		}
+		if d.OpsLocal > 0 {
+			fmt.Fprintf(out, "; %d requests without RPC, %d with it", d.OpsLocal, d.OpsRPC)
+		}
+		if d.Local || d.Reason != "" {
+			fmt.Fprintln(out)
+		}
 		if d.Mount != nil {
 			d.Mount.print(out, indent+"  ")
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/weftfs/weft/dataplane/nfs3"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/localio"
 )
 
 // deviceUse is what one mount does at a device, since it was mounted.
@@ -63,8 +65,8 @@ func useOf(st *dataplane.DeviceStats, secret rpctls.Policy) *deviceUse {
 	if st.Err != nil {
 		u.Error = oneLine(st.Err)
 	}
-	target, ok := st.Target.(*nfs3.Target)
-	if !ok {
+	target := rpcTarget(st.Target)
+	if target == nil {
 		return u
 	}
 	t := target.Stats()
@@ -87,6 +89,31 @@ func useOf(st *dataplane.DeviceStats, secret rpctls.Policy) *deviceUse {
 		u.Connections = append(u.Connections, use)
 	}
 	return u
+}
+
+// rpcTarget is what makes the calls to a device; nil if there is nothing.
+func rpcTarget(t dataplane.Target) *nfs3.Target {
+	if l, ok := t.(*localio.Target); ok {
+		return l.Remote.(*nfs3.Target)
+	}
+	target, _ := t.(*nfs3.Target)
+	return target
+}
+
+// reach says how the mount reaches the device.
+func (d *deviceStatus) reach(ctx context.Context, stats *dataplane.DeviceStats) {
+	switch t := stats.Target.(type) {
+	case nil:
+		d.Reason = "it could not be reached at all"
+	case *localio.Target:
+		st := t.Status(ctx)
+		d.Local, d.Reason, d.OpsLocal, d.OpsRPC = st.Local, st.Because, st.OpsLocal, st.OpsRPC
+		if st.Local {
+			d.Reason = st.ReadOnly
+		}
+	default:
+		d.Reason, d.OpsRPC = "it was mounted with localio=off", stats.Ops()
+	}
 }
 
 func opUseOf(st *dataplane.OpStats) opUse {

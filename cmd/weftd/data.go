@@ -25,6 +25,7 @@ func runData(ctx context.Context, c *command, args []string) error {
 	dirs := fl.StringSlice("dir", nil, "directories for data files, made if missing")
 	addrs := fl.StringSlice("listen", nil, "addresses HOST:PORT, as many as directories")
 	ioMode := ioFlag(fl)
+	local := localFlag(fl)
 	files := tlsFlags(fl, "certificates that sign those of clients: every client that asks for TLS needs one then")
 	require := fl.Bool("tls-required", false, "refuse clients that do not ask for TLS")
 	verbose := fl.BoolP("verbose", "v", false, "log more")
@@ -35,10 +36,14 @@ func runData(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return usagef("data: --io: %v", err)
 	}
+	lend, err := data.ParseLocal(*local)
+	if err != nil {
+		return usagef("data: --localio: %v", err)
+	}
 	if *require && files.Cert == "" {
 		return usagef("data: --tls-required needs --tls-cert and --tls-key")
 	}
-	servers := dataServers{io: io, required: *require}
+	servers := dataServers{io: io, local: lend, required: *require}
 	if *files != (rpctls.Files{}) {
 		if servers.tls, err = rpctls.Server(*files); err != nil {
 			return usagef("data: %v", err)
@@ -66,6 +71,11 @@ func ioFlag(fl *pflag.FlagSet) *string {
 		"large requests direct if the file system can, the rest buffered")
 }
 
+func localFlag(fl *pflag.FlagSet) *string {
+	return fl.String("localio", data.LocalRW.String(), "what clients on this host may do by descriptors of data files, without RPC: rw (read and write), ro (read), or off.\n"+
+		"A client that does not answer any more cannot be fenced while it has descriptors to write by")
+}
+
 // tlsFlags adds the flags that name certificates.
 func tlsFlags(fl *pflag.FlagSet, ca string) *rpctls.Files {
 	f := new(rpctls.Files)
@@ -91,6 +101,7 @@ func dialFlags(fl *pflag.FlagSet) func() (store.Dialer, error) {
 // dataServers are the data servers of this process.
 type dataServers struct {
 	io       data.IO
+	local    data.Local
 	list     []*data.Server
 	failed   chan error  // of those that stopped serving by themselves
 	tls      *tls.Config // nil = none is offered
@@ -99,7 +110,7 @@ type dataServers struct {
 
 // start serves dir on l.
 func (d *dataServers) start(dir string, l net.Listener, log *slog.Logger) error {
-	s, err := data.Open(data.Config{Dir: dir, IO: d.io, Log: log, TLS: d.tls, RequireTLS: d.required})
+	s, err := data.Open(data.Config{Dir: dir, IO: d.io, Local: d.local, Log: log, TLS: d.tls, RequireTLS: d.required})
 	if err != nil {
 		l.Close()
 		return err

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/weftfs/weft/server/data"
 	"github.com/weftfs/weft/server/meta/datafile/store"
 	"github.com/weftfs/weft/server/meta/fsck"
 )
@@ -85,7 +86,7 @@ func check(ctx context.Context, dir string, repair bool, dial store.Dialer, log 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, engine.Close()) }()
-	var servers dataServers
+	servers := dataServers{local: data.LocalOff}
 	defer func() { err = errors.Join(err, servers.stop()) }()
 	if err := servers.startAgain(dir, log); err != nil {
 		return nil, err

@@ -37,6 +37,7 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	rate := rateFlag(fl)
 	exports := exportFlag(fl)
 	ioMode := ioFlag(fl)
+	local := localFlag(fl)
 	verbose := fl.BoolP("verbose", "v", false, "log more")
 	if err := c.parse(fl, args, "dir"); err != nil {
 		return err
@@ -48,6 +49,10 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return usagef("single: --io: %v", err)
 	}
+	lend, err := data.ParseLocal(*local)
+	if err != nil {
+		return usagef("single: --localio: %v", err)
+	}
 	log := newLog(*verbose)
 	lock, err := lockDir(*dir)
 	if err != nil {
@@ -58,7 +63,7 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return err
 	}
-	servers := dataServers{io: io}
+	servers := dataServers{io: io, local: lend}
 	host := "127.0.0.1"
 	if ip := l.Addr().(*net.TCPAddr).IP; !ip.IsUnspecified() {
 		host = ip.String()

@@ -185,7 +185,8 @@ func testEndOfFile(t *testing.T, fx Fixture) {
 		{1 << 20, 5, "", true},
 	} {
 		got, eof := read(t, fx, df, c.off, c.n)
-		if string(got) != c.want || eof != c.eof {
+		// A read of all that there is may leave it open.
+		if string(got) != c.want || eof && !c.eof || !eof && len(got) < c.n {
 			t.Errorf("READ of %d bytes at %d: %q, end of file %v; want %q, %v", c.n, c.off, got, eof, c.want, c.eof)
 		}
 	}
@@ -301,7 +302,7 @@ func testReuse(t *testing.T, fx Fixture) {
 		case <-time.After(patience):
 			t.Fatalf("round %d: no Done", i)
 		}
-		if want := "abcdefgh"[i:min(i+2, 8)]; op.Err != nil || string(op.Data[:op.N]) != want || op.EOF != (i >= 6) {
+		if want := "abcdefgh"[i:min(i+2, 8)]; op.Err != nil || string(op.Data[:op.N]) != want || op.EOF && i < 6 || !op.EOF && op.N < 2 {
 			t.Fatalf("round %d: %q, end of file %v, %v; want %q", i, op.Data[:op.N], op.EOF, op.Err, want)
 		}
 	}
@@ -458,10 +459,11 @@ func testOutOfRange(t *testing.T, fx Fixture) {
 		t.Errorf("READ at the greatest offset: %d bytes", r.N)
 	}
 	w := do(t, fx, layout.Op{Kind: layout.OpWrite, File: df, Off: math.MaxInt64 - 10, Data: make([]byte, 10)})
-	if w.Err == nil {
-		t.Error("WRITE at the greatest offset: no error")
+	want := "start"
+	if w.Err == nil { // there are file systems whose files can be so long
+		want += string(make([]byte, 5))
 	}
-	if got, _ := read(t, fx, df, 0, 10); string(got) != "start" {
+	if got, _ := read(t, fx, df, 0, 10); string(got) != want {
 		t.Errorf("the file holds %q afterwards", got)
 	}
 }

@@ -127,6 +127,11 @@ func (s *Server) change(r *request, f *file, st *unix.Stat_t, a *wire.Sattr) err
 	if f.readOnly {
 		return unix.EROFS
 	}
+	if a.SetUID || a.SetGID || a.SetMode {
+		if err := s.expel(f); err != nil {
+			return err
+		}
+	}
 	if err := apply(f.fd, a); err != nil {
 		return err
 	}

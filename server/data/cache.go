@@ -7,11 +7,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/fileio"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 )
 
 // file is an open file or directory of the export. There is at most one of each, unless it has no name any more.
 type file struct {
+	handles  *handles
 	fh       wire.FileHandle
 	fd       int
 	dir      bool
@@ -23,9 +25,10 @@ type file struct {
 
 	sync syncState
 
-	direct           atomic.Int32 // descriptor for direct transfers; 0: not opened yet, or noDirect
-	reading, writing stream       // buffered
-	unsendable       atomic.Bool  // pages of it could not be sent
+	direct     atomic.Int32 // descriptor for direct transfers; 0: not opened yet, or fileio.NoDirect
+	streams    fileio.Streams
+	unsendable atomic.Bool // pages of it could not be sent
+	held       atomic.Bool // it was logged that others have it open
 
 	// Guarded by cache.mu.
 	refs   int           // of requests
@@ -184,6 +187,9 @@ func (s *Server) stat(f *file, st *unix.Stat_t) error {
 	}
 	if st.Nlink == 0 {
 		s.cache.doom(f)
+		if s.broker != nil {
+			s.broker.revoke(f.fh) // its space is freed when nobody has it open
+		}
 		return unix.ESTALE
 	}
 	return nil
@@ -195,5 +201,7 @@ func (s *Server) forget(fh wire.FileHandle) {
 		var st unix.Stat_t
 		s.stat(f, &st)
 		s.cache.put(f)
+	} else if s.broker != nil {
+		s.broker.revoke(fh)
 	}
 }

@@ -284,7 +284,7 @@ func (c *conn) allot(r *request, n int, off uint64) {
 	if n == 0 {
 		return
 	}
-	skip := c.s.io.shift(n, off)
+	skip := c.s.io.Shift(n, off)
 	size := int64(bufferSize(skip + n))
 	if !c.tryAcquire(size) {
 		c.send()                                         // what is queued has memory, too

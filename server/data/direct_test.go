@@ -186,27 +186,6 @@ func TestMixedAlignment(t *testing.T) {
 	})
 }
 
-// Which part of a transfer is direct.
-func TestDirectPart(t *testing.T) {
-	d := directIO{align: 4096, least: 16 << 10}
-	for _, c := range []struct{ off, n, from, to int64 }{
-		{0, 16 << 10, 0, 16 << 10},
-		{0, 16<<10 - 1, 0, 0},
-		{1, 16 << 10, 0, 0},
-		{1, 20<<10 - 1, 4095, 20<<10 - 1},
-		{4095, 24 << 10, 1, 20<<10 + 1},
-		{4096, 1<<20 + 5, 0, 1 << 20},
-	} {
-		from, to := d.part(int(c.n), c.off)
-		if int64(from) != c.from || int64(to) != c.to {
-			t.Errorf("of %d bytes at %d: [%d, %d), want [%d, %d)", c.n, c.off, from, to, c.from, c.to)
-		}
-	}
-	if from, to := (&directIO{least: 1}).part(1<<20, 0); from != to {
-		t.Error("direct where the file system cannot")
-	}
-}
-
 // Large requests to auto leave nothing in the page cache of a disk, wherever they begin; buffered ones do.
 func TestPageCache(t *testing.T) {
 	needRoot(t)
@@ -258,34 +237,6 @@ func cachedPages(t *testing.T, path string) (n int) {
 	return n
 }
 
-// A stream is followed through gaps and requests out of order; what it has left behind is told once.
-func TestStream(t *testing.T) {
-	var s stream
-	var freed int64
-	const n, end = 1 << 20, 1 << 30
-	for off := int64(0); off < end; off += 4 * n {
-		for _, at := range []int64{off + n, off} {
-			from, to := s.advance(at, n)
-			if from == to {
-				continue
-			}
-			if from != freed || to > at+n-streamSpan {
-				t.Fatalf("at %d: [%d, %d) after %d", at, from, to, freed)
-			}
-			freed = to
-		}
-	}
-	if freed < end-streamSpan-streamStep-4*n {
-		t.Errorf("dropped to %d only", freed)
-	}
-	rnd := rand.New(rand.NewPCG(1, 1))
-	for range 1000 {
-		if from, to := s.advance(rnd.Int64N(1<<50), n); from != to {
-			t.Fatalf("random requests are a stream: [%d, %d)", from, to)
-		}
-	}
-}
-
 // What the file system cannot do is told at the start.
 func TestNoDirect(t *testing.T) {
 	needRoot(t)
@@ -300,10 +251,10 @@ func TestNoDirect(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	if _, err := newDirectIO(IODirect, fd); err == nil || !strings.Contains(err.Error(), "--io=buffered") {
+	if _, err := newTransfers(IODirect, fd); err == nil || !strings.Contains(err.Error(), "--io=buffered") {
 		t.Errorf("direct on a file system without files of ours: %v", err)
 	}
-	if d, err := newDirectIO(IOAuto, fd); err != nil || d.align != 0 {
+	if d, err := newTransfers(IOAuto, fd); err != nil || d.Align != 0 {
 		t.Errorf("auto on it: %+v, %v", d, err)
 	}
 }

@@ -3,6 +3,7 @@ package data
 import (
 	"strings"
 
+	"github.com/weftfs/weft/internal/wire/localio"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/internal/wire/sparse"
@@ -14,6 +15,7 @@ var programs = map[uint32]uint32{
 	oncrpc.ProgNFS:   wire.Version,
 	oncrpc.ProgMount: wire.Version,
 	sparse.Program:   sparse.Version,
+	localio.Program:  localio.Version,
 }
 
 // results is what every procedure's results can do.
@@ -51,6 +53,10 @@ func (c *conn) handle(r *request) {
 	}
 	if r.call.Prog == oncrpc.ProgMount {
 		s.mount(r, &reply)
+		return
+	}
+	if r.call.Prog == localio.Program {
+		c.local(r, &reply)
 		return
 	}
 	if r.cred == nil {

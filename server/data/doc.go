@@ -7,7 +7,7 @@
 // # On disk
 //
 // A server's directory holds "export", which is what clients see, "key", and "lock". The lock is held while a server
-// runs. The key authenticates file handles: a handle is the kernel's own (name_to_handle_at(2)), which survives renames
+// runs. The key authenticates file handles, and the server's identity is made from it: a handle is the kernel's own (name_to_handle_at(2)), which survives renames
 // and restarts, with a MAC, so that nobody can make up one for a file outside the export. For the same reason ".." has
 // no handle. A key that is damaged, or missing though there are files, is an error at the start: with another key no
 // handle that was given out would be valid. A server needs the capabilities CAP_CHOWN, CAP_DAC_OVERRIDE,
@@ -22,6 +22,20 @@
 // exclusively, so when SETATTR has answered nothing that was allowed by the old ids can still change the file, and a READ that
 // was allowed by them can only be on its way to the client.
 //
+// # Clients on the same host
+//
+// They are lent descriptors of data files by the broker (package localio has the protocol), under the file's lock and by the functions
+// that authorize READ and WRITE. So there are writers that hold no lock of ours. What takes the lock exclusively
+// to keep writers out, SETATTR of ids and modes, and DEALLOCATE where it goes beyond what was asked for, first revokes what was lent, and then
+// makes sure that nobody can write the file: by a lease (fcntl(2)), which the kernel grants only while nobody else has the file open. A write
+// lease on the descriptor that is always open is the quick way. If others read the file, a read-only descriptor takes its place
+// for a moment and a read lease tells whether there are writers. That counts also those who lost their session, got descriptors from a
+// server that ran here before, or have given them on; so nothing needs to be remembered about clients. While there is a writer SETATTR
+// answers JUKEBOX, and the log says who.
+//
+// Descriptors can be written by other means than ours, so what they say about stability is theirs: a COMMIT syncs whatever is in the page
+// cache, and a file to which something unstable was written by a descriptor stays open until it was synced, to learn of a failure.
+//
 // # Stability
 //
 // UNSTABLE writes are in the page cache until a COMMIT has synced the file. The write verifier is drawn at the start and
@@ -32,7 +46,7 @@
 //
 // # The page cache
 //
-// A READ or WRITE is cut in up to three parts: the whole blocks go past the page cache, by a second descriptor of the file
+// A READ or WRITE is cut in up to three parts (package fileio): the whole blocks go past the page cache, by a second descriptor of the file
 // that is open with O_DIRECT, the ends before and behind them through it. Config.IO tells from which size on; what the file
 // system can do is tried once, at the start, with blocks of what it says it needs (STATX_DIOALIGN) and a page at least. A
 // file that cannot be opened so, or refuses such a transfer with EINVAL, is read and written through the page cache. A
@@ -83,6 +97,6 @@
 // There is no duplicate request cache. A repeated CREATE, in the modes UNCHECKED and EXCLUSIVE, finds what the first one
 // made; after a lost connection a client takes NOENT to a repeated REMOVE for success.
 //
-// Lock order: file.mu before syncState.mu; cache.mu and conn.mu are leaves. Memory for payloads is never waited for with
+// Lock order: file.mu before syncState.mu and session.out; broker.mu, cache.mu and conn.mu are leaves. Memory for payloads is never waited for with
 // a lock held.
 package data

@@ -91,7 +91,7 @@ func (h *handles) open(fh wire.FileHandle) (*file, error) {
 		return nil, wire.ErrBadHandle
 	}
 	kh := kernelHandle(body)
-	f := &file{fh: fh}
+	f := &file{handles: h, fh: fh}
 	var err error
 	f.fd, err = unix.OpenByHandleAt(h.mount, kh, unix.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC)
 	switch err {
@@ -113,14 +113,10 @@ func kernelHandle(body []byte) unix.FileHandle {
 	return unix.NewFileHandle(int32(binary.BigEndian.Uint32(body[1:])), body[handleHead:])
 }
 
-// openDirect opens a data file once more, for direct transfers.
-func (h *handles) openDirect(f *file) (fd int, err error) {
+// openAgain opens a data file once more.
+func (h *handles) openAgain(f *file, flags int) (fd int, err error) {
 	b := f.fh.Bytes()
-	mode := unix.O_RDWR
-	if f.readOnly {
-		mode = unix.O_RDONLY
-	}
-	return unix.OpenByHandleAt(h.mount, kernelHandle(b[:len(b)-macSize]), mode|unix.O_DIRECT|unix.O_NOFOLLOW|unix.O_CLOEXEC)
+	return unix.OpenByHandleAt(h.mount, kernelHandle(b[:len(b)-macSize]), flags|unix.O_NOFOLLOW|unix.O_CLOEXEC)
 }
 
 // loadKey reads the key of file handles, or makes one for an export that is empty.

@@ -97,7 +97,7 @@ func (c *conn) readAtOnce(r *request) bool {
 	}
 	var args wire.ReadArgs
 	d := r.args
-	if args.Decode(&d) != nil || args.Count == 0 || args.Count >= minPages || c.s.io.reaches(int(args.Count), int64(args.Offset)) {
+	if args.Decode(&d) != nil || args.Count == 0 || args.Count >= minPages || c.s.io.Reaches(int(args.Count), int64(args.Offset)) {
 		return false
 	}
 	f := c.s.cache.hit(args.FH)
@@ -120,7 +120,7 @@ func (c *conn) readAtOnce(r *request) bool {
 	}
 	r.payload = getBuffer(n)
 	r.data = r.payload.b[:n]
-	if !c.s.io.preadNow(f.fd, r.data, int64(args.Offset)) {
+	if !c.s.io.ReadNow(f.fd, r.data, int64(args.Offset)) {
 		c.free(r)
 		return false
 	}
@@ -128,18 +128,6 @@ func (c *conn) readAtOnce(r *request) bool {
 	r.reply = (&wire.ReadRes{Count: uint32(n), EOF: uint64(n) == left}).AppendHead(r.reply)
 	r.end()
 	return true
-}
-
-// preadNow fills b if all of it is in memory.
-func (d *directIO) preadNow(fd int, b []byte, off int64) bool {
-	var n int
-	var err error
-	if d.memory {
-		n, err = unix.Pread(fd, b, off)
-	} else {
-		n, err = unix.Preadv2(fd, [][]byte{b}, off, unix.RWF_NOWAIT)
-	}
-	return n == len(b) && err == nil
 }
 
 // readData reads into r.data as much as there is.
@@ -156,30 +144,13 @@ func (s *Server) readData(r *request, args *wire.ReadArgs, res *wire.ReadRes) wi
 	}
 	left := st.Size - int64(args.Offset)
 	want := r.data[:min(int64(len(r.data)), left)]
-	n, err := s.readFile(f, want, int64(args.Offset))
+	n, err := s.io.Read(f, want, int64(args.Offset))
 	if err != nil {
 		return statusOf(err)
 	}
 	res.Count = uint32(n)
 	res.EOF = int64(n) == left || n < len(want) // the latter if the file was cut meanwhile
 	return wire.OK
-}
-
-// pread fills b unless the file ends.
-func pread(fd int, b []byte, off int64) (n int, err error) {
-	for n < len(b) {
-		m, err := unix.Pread(fd, b[n:], off+int64(n))
-		switch {
-		case err == unix.EINTR:
-		case err != nil:
-			return 0, err
-		case m == 0:
-			return n, nil
-		default:
-			n += m
-		}
-	}
-	return n, nil
 }
 
 // write does a WRITE of the payload that was read with the call.
@@ -210,7 +181,7 @@ func (s *Server) writeData(r *request, res *wire.WriteRes) wire.Status {
 	if args.Offset > math.MaxInt64-uint64(len(r.data)) {
 		return wire.ErrFBig
 	}
-	n, err := s.writeFile(f, r.data, int64(args.Offset))
+	n, err := s.io.Write(f, r.data, int64(args.Offset))
 	if n > 0 {
 		f.sync.dirty.Store(true)
 		err = nil // what is left the client sends again, and gets the error then
@@ -220,23 +191,6 @@ func (s *Server) writeData(r *request, res *wire.WriteRes) wire.Status {
 	}
 	res.Count, res.Committed = uint32(n), args.Stable
 	return statusOf(err)
-}
-
-// pwrite writes all of b, or tells how much it did before the error.
-func pwrite(fd int, b []byte, off int64) (n int, err error) {
-	for n < len(b) {
-		m, err := unix.Pwrite(fd, b[n:], off+int64(n))
-		switch {
-		case err == unix.EINTR:
-		case err != nil:
-			return n, err
-		case m == 0:
-			return n, unix.EIO
-		default:
-			n += m
-		}
-	}
-	return n, nil
 }
 
 // commit syncs the whole file, whatever range was asked for: the kernel has no cheaper way that also keeps what is

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/fileio"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 )
 
@@ -153,7 +154,7 @@ func (s *Server) complete(fd int, a *wire.Sattr) (fh wire.FileHandle, st unix.St
 	if err := apply(fd, a); err != nil {
 		return fh, st, err
 	}
-	if err := retry(fsync, fd); err != nil {
+	if err := fileio.Retry(fsync, fd); err != nil {
 		return fh, st, err
 	}
 	return s.handles.of(fd, "")

@@ -30,7 +30,7 @@ type extent struct {
 //
 // What is sent is what the file holds then: a change that is made meanwhile may be among it, as it may be in what pread(2) finds.
 func (c *conn) fromPages(r *request, args *wire.ReadArgs, n int, res *wire.ReadRes) bool {
-	if c.raw == nil || n < minPages || c.s.io.reaches(n, int64(args.Offset)) {
+	if c.raw == nil || n < minPages || c.s.io.Reaches(n, int64(args.Offset)) {
 		return false
 	}
 	var st unix.Stat_t
@@ -171,6 +171,6 @@ func (c *conn) sendPages(r *request) error {
 		c.nc.Close()
 		return err
 	}
-	c.s.leave(r.from.f, &r.from.f.reading, r.from.off, r.from.n)
+	c.s.io.HaveRead(r.from.f, r.from.off, r.from.n)
 	return nil
 }

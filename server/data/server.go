@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/wire/localio"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 )
 
@@ -36,9 +37,12 @@ const acceptDelay = 100 * time.Millisecond
 
 // Config of a server.
 type Config struct {
-	Dir string       // made if missing
-	IO  IO           // how data files are read and written
-	Log *slog.Logger // nil: slog.Default()
+	Dir string // made if missing
+	IO  IO     // how data files are read and written
+	// Local is what clients on the same host get descriptors for. The socket for them is in LocalDir, which is made if missing.
+	Local    Local
+	LocalDir string       // default localio.Dir
+	Log      *slog.Logger // nil: slog.Default()
 	// TLS is offered to clients that ask for it (RFC 9289), as package rpctls configures it; nil: there is none.
 	TLS *tls.Config
 	// RequireTLS refuses everything but NULL on other connections.
@@ -57,10 +61,15 @@ type Server struct {
 	root     int // descriptor of the export
 	rootFH   wire.FileHandle
 	handles  handles
-	io       directIO
+	io       transfers
 	cache    cache
 	payloads *semaphore.Weighted
 	maxConns int
+	id       localio.ID
+	instance localio.ID
+	leases   error   // why it cannot be known who writes a file
+	broker   *broker // nil: there is none
+	remote   string  // why
 
 	// verf is the write verifier; replaced by newVerifier.
 	verf atomic.Pointer[wire.WriteVerf]
@@ -78,6 +87,9 @@ type Server struct {
 func Open(cfg Config) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
+	}
+	if cfg.LocalDir == "" {
+		cfg.LocalDir = localio.Dir
 	}
 	if cfg.RequireTLS && cfg.TLS == nil {
 		return nil, errors.New("data server: TLS is required and there is no certificate for it")
@@ -130,8 +142,9 @@ func open(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s.newVerifier()
-	if s.io.align > 0 {
-		s.log.Info("data files are read and written with O_DIRECT", "dir", cfg.Dir, "from_bytes", s.io.least, "aligned_to", s.io.align)
+	s.startBroker(cfg)
+	if s.io.Align > 0 {
+		s.log.Info("data files are read and written with O_DIRECT", "dir", cfg.Dir, "from_bytes", s.io.Least, "aligned_to", s.io.Align)
 	} else {
 		s.log.Info("data files are read and written through the page cache", "dir", cfg.Dir, "because", s.io.why)
 	}
@@ -151,11 +164,12 @@ func (s *Server) openExport(cfg Config) error {
 		return err
 	}
 	if err = s.openRoot(key); err == nil {
-		s.io, err = newDirectIO(cfg.IO, s.root)
+		s.io, err = newTransfers(cfg.IO, s.root)
 	}
 	if err != nil {
 		unix.Close(s.root)
 	}
+	s.id, s.leases = identity(key), probeLeases(export)
 	return err
 }
 
@@ -301,6 +315,9 @@ func (s *Server) start(nc net.Conn) {
 		if err := c.serve(); err != nil {
 			s.log.Warn("connection closed", "client", nc.RemoteAddr(), "err", err)
 		}
+		if s.broker != nil {
+			s.broker.ended(c)
+		}
 		s.mu.Lock()
 		delete(s.conns, c)
 		s.mu.Unlock()
@@ -320,6 +337,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		c.drain()
 	}
 	s.mu.Unlock()
+	if s.broker != nil {
+		s.broker.shut()
+	}
 	if first {
 		go func() { // ends with the last connection
 			s.wg.Wait()

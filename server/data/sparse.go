@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/fileio"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/internal/wire/sparse"
@@ -81,7 +82,8 @@ func (s *Server) allocate(r *request, a *sparse.AllocateArgs) results {
 // deallocate punches holes into each part of the range and makes that stable.
 //
 // A part that covers what there is of the last block takes all of the block, since a hole cannot be less, and those who
-// call know of the file's end only. Meanwhile nobody may write behind the end: hence the lock is held exclusively.
+// call know of the file's end only. Meanwhile nobody may write behind the end: hence the lock is held exclusively, and what
+// clients on this host could write by is taken back.
 func (s *Server) deallocate(r *request, a *sparse.RangeArgs) results {
 	off, end, col, status := sparseRange(a)
 	if status != wire.OK {
@@ -110,8 +112,11 @@ func (s *Server) punch(r *request, f *file, off, end int64, col layout.Column) (
 	const mode = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 	return eachPart(off, end, col, func(from, to int64) (int64, error) {
 		upTo := to
-		if to >= st.Size {
-			to = max(to, tail)
+		if to >= st.Size && tail > to {
+			var now unix.Stat_t // who gave something back may have written before
+			if alone, _, err := s.alone(f); alone && err == nil && unix.Fstat(f.fd, &now) == nil && now.Size == st.Size {
+				to = tail
+			}
 		}
 		err := f.fallocate(mode, from, to)
 		if err == unix.EFBIG { // the part reaches beyond what a file of this file system can have: no other one has anything
@@ -135,7 +140,7 @@ func blockEnd(size, block int64) int64 {
 // fallocate is fallocate(2) of [from, to).
 func (f *file) fallocate(mode uint32, from, to int64) error {
 	f.sync.dirty.Store(true)
-	return retry(func(fd int) error { return unix.Fallocate(fd, mode, from, to-from) }, f.fd)
+	return fileio.Retry(func(fd int) error { return unix.Fallocate(fd, mode, from, to-from) }, f.fd)
 }
 
 // sparseStatus is statusOf for system calls that a file system, or the kernel, may not have.

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/fileio"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 )
 
@@ -48,7 +49,7 @@ func (s *Server) sync(f *file, full bool) (verf wire.WriteVerf, err error) {
 		do = fsync
 	}
 	before := y.err
-	y.err = retry(do, f.fd)
+	y.err = fileio.Retry(do, f.fd)
 	if y.err != nil {
 		s.newVerifier()
 	}
@@ -56,15 +57,6 @@ func (s *Server) sync(f *file, full bool) (verf wire.WriteVerf, err error) {
 		s.log.Error("sync failed: clients send again what was not committed", "handle", f.fh, "err", y.err)
 	}
 	return y.verf, y.err
-}
-
-// retry makes a system call again when a signal has interrupted it.
-func retry(do func(fd int) error, fd int) error {
-	for {
-		if err := do(fd); err != unix.EINTR {
-			return err
-		}
-	}
 }
 
 // stabilize is a full sync for those whom the verifier does not concern.

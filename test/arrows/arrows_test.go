@@ -41,6 +41,7 @@ var outside = map[string][]string{
 	"internal":              {},
 	"internal/wire/metarpc": {"github.com/vmihailenco/msgpack/v5"},
 	"internal/iobuf":        {"golang.org/x/sys/unix"},
+	"internal/fileio":       {"golang.org/x/sys/unix"},
 }
 
 type pkg struct {

@@ -220,7 +220,7 @@ func (v *volume) mount(opts ...string) (dir string, end func() error, err error)
 		return "", nil, err
 	}
 	weft := filepath.Join(v.l.bin, "weft")
-	opts = append([]string{fmt.Sprint("max_write=", maxWrite), "log=" + dir + ".log"}, opts...)
+	opts = append([]string{fmt.Sprint("max_write=", maxWrite), "log=" + dir + ".log", "localio=off"}, opts...)
 	cmd := exec.Command(weft, "mount", "-o", strings.Join(opts, ","), v.addr+":/", dir)
 	cmd.Env = append(os.Environ(), v.env...)
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -96,7 +96,7 @@ const writerSize = 4 << 20
 // TestStopped stops a client (SIGSTOP) that has leases, locks, layouts and data that is not stable. Others go on after
 // its lease; when it goes on itself it changes nothing of what they wrote, tells who has lost what, and works again.
 func TestStopped(t *testing.T) {
-	v := harness.NewVolume(t, harness.Options{Lease: lease})
+	v := harness.NewVolume(t, harness.Options{Lease: lease, Remote: true})
 	a, b := twoMounts(v)
 	for _, name := range []string{"dirty", "locked", "writer", "untouched"} {
 		if err := os.WriteFile(filepath.Join(a.Dir, name), fill('0', writerSize), 0o644); err != nil {
@@ -345,7 +345,7 @@ func flock(f *os.File, how int16, nonblock int) error {
 
 // TestRestart kills the metadata service while locks are held and waited for.
 func TestRestart(t *testing.T) {
-	v := harness.NewVolume(t, harness.Options{Lease: lease})
+	v := harness.NewVolume(t, harness.Options{Lease: lease, Remote: true})
 	a, b := twoMounts(v)
 	restart := func() {
 		v.Kill()

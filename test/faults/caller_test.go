@@ -138,7 +138,7 @@ func callForever(name, dir string) error {
 // TestKilledCallers kills processes (kill -9) at random times of a system call that they do again and again. The calls end,
 // the processes are gone, others can do the same at once, and the volume is consistent.
 func TestKilledCallers(t *testing.T) {
-	v := harness.NewVolume(t, harness.Options{})
+	v := harness.NewVolume(t, harness.Options{Remote: true})
 	m := v.Mount(mountOptions()...)
 	rng := rand.New(rand.NewPCG(*seed, 97))
 	t.Logf("-seed %d -kills %d", *seed, *kills)

@@ -81,7 +81,7 @@ func fill(_ *testing.T, d *harness.DataServer, away time.Duration) {
 func takeAway(t *testing.T, copies int, kinds ...event) {
 	t.Logf("-seed %d -events %d", *seed, *events)
 	rng := rand.New(rand.NewPCG(*seed, uint64(copies)))
-	v := harness.NewVolume(t, harness.Options{Apart: true, Room: 512 << 20})
+	v := harness.NewVolume(t, harness.Options{Remote: !*local, Apart: true, Room: 512 << 20})
 	m := v.Mount(append(mountOptions(), "mirror-timeout=1s")...)
 	harness.Weft(t, "layout", "set", m.Dir, "--stripe-unit", "64KiB", "--stripe-count", "4", "--mirrors", fmt.Sprint(copies))
 	source := filepath.Join(strings.TrimSpace(harness.Run(t, "", "go", "env", "GOROOT")), "src", "crypto")

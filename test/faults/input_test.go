@@ -55,7 +55,7 @@ func refused(t *testing.T, mountpoint string, cmd *exec.Cmd, words ...string) in
 }
 
 func TestBadMounts(t *testing.T) {
-	v := harness.NewVolume(t, harness.Options{DataServers: 1})
+	v := harness.NewVolume(t, harness.Options{Remote: true, DataServers: 1})
 	dir := harness.Dir(t)
 	mnt := filepath.Join(dir, "mnt")
 	if err := os.Mkdir(mnt, 0o755); err != nil {
@@ -142,7 +142,7 @@ func serve(t *testing.T, answer func(net.Conn)) string {
 }
 
 func TestBadServers(t *testing.T) {
-	v := harness.NewVolume(t, harness.Options{DataServers: 1})
+	v := harness.NewVolume(t, harness.Options{Remote: true, DataServers: 1})
 	weftd := func(args ...string) *exec.Cmd { return exec.Command(harness.Bin(t, "weftd"), args...) }
 	other := harness.FreeAddr(t)
 	refused(t, "", weftd("single", "--dir", v.Dir, "--listen", other), v.Dir, "another weftd")
@@ -269,7 +269,7 @@ func devices(t *testing.T, m *harness.Mount) []device {
 // TestStatus: what is read and written counts at the device where it is.
 func TestStatus(t *testing.T) {
 	const mib = 1 << 20
-	m := harness.NewVolume(t, harness.Options{DataServers: 4}).Mount()
+	m := harness.NewVolume(t, harness.Options{Remote: true, DataServers: 4}).Mount()
 	data := bytes.Repeat([]byte("weft"), 10*mib/4)
 	if err := os.WriteFile(m.Dir+"/striped", data, 0o644); err != nil {
 		t.Fatal(err)
@@ -391,7 +391,7 @@ func TestFull(t *testing.T) {
 
 // TestSignals: SIGTERM to the serving process unmounts, also when somebody uses the mount.
 func TestSignals(t *testing.T) {
-	v := harness.NewVolume(t, harness.Options{DataServers: 1})
+	v := harness.NewVolume(t, harness.Options{Remote: true, DataServers: 1})
 	for _, busy := range []bool{false, true} {
 		t.Run(fmt.Sprint("busy ", busy), func(t *testing.T) {
 			dir := harness.Dir(t)

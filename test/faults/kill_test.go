@@ -24,6 +24,7 @@ var (
 	kills = flag.Int("kills", 4, "how often to kill")
 	seed  = flag.Uint64("seed", uint64(time.Now().UnixNano()), "of random data and choices")
 	// options are those of every mount.
+	local   = flag.Bool("local", false, "data servers lend descriptors of their files")
 	options = flag.String("o", "", "mount options, such as transport=device")
 )
 
@@ -265,7 +266,7 @@ func begin(t *testing.T, how, name, dir string) (end func() *load) {
 // TestKillServer kills weftd again and again while two mounts work in one directory. Nobody gets an error, everything that
 // was closed is there, also for the other mount, and each time the volume is consistent.
 func TestKillServer(t *testing.T) {
-	v := harness.NewVolume(t, harness.Options{})
+	v := harness.NewVolume(t, harness.Options{Remote: !*local})
 	a, b := v.Mount(mountOptions()...), v.Mount(mountOptions()...)
 	t.Logf("-seed %d -kills %d", *seed, *kills)
 	rng := rand.New(rand.NewPCG(*seed, 99))
@@ -307,7 +308,7 @@ func TestKillServer(t *testing.T) {
 // file system would leave. The dead client keeps others from changing anything for its lease and no longer.
 func TestKillBoth(t *testing.T) {
 	const lease = 3 * time.Second
-	v := harness.NewVolume(t, harness.Options{Lease: lease})
+	v := harness.NewVolume(t, harness.Options{Remote: !*local, Lease: lease})
 	t.Logf("-seed %d -kills %d", *seed, *kills)
 	rng := rand.New(rand.NewPCG(*seed, 98))
 	for i := range max(2, *kills/4) {
@@ -341,7 +342,7 @@ func TestKillBoth(t *testing.T) {
 
 // TestKillDuringCopy is a tree copy that a kill interrupts only in time.
 func TestKillDuringCopy(t *testing.T) {
-	v := harness.NewVolume(t, harness.Options{})
+	v := harness.NewVolume(t, harness.Options{Remote: !*local})
 	m := v.Mount(mountOptions()...)
 	src := filepath.Join(strings.TrimSpace(harness.Run(t, "", "go", "env", "GOROOT")), "src", "crypto")
 	cp := exec.Command("cp", "-a", src, m.Dir+"/copy")

@@ -92,7 +92,7 @@ func rewrite(path string) error {
 // its memory. Writers to the others go on, although what those to the dead one have under way takes up all the memory for
 // unstable data, and these go on when it is back.
 func TestMemory(t *testing.T) {
-	v := harness.NewVolume(t, harness.Options{DataServers: 4, Apart: true})
+	v := harness.NewVolume(t, harness.Options{Remote: true, DataServers: 4, Apart: true})
 	// Each request under way takes max_write in the process, and until the garbage collector has run so do as many that are over.
 	m := v.MountUnder(inMemoryGroup(t, memoryLimit), append(mountOptions(), "retain=16MiB", "max_write=1MiB")...)
 	harness.Weft(t, "layout", "set", m.Dir, "--stripe-count", "1")

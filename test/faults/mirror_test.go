@@ -111,7 +111,7 @@ func verify(t *testing.T, path string) (end func()) {
 func TestMirrors(t *testing.T) {
 	t.Logf("-seed %d -kills %d", *seed, *kills)
 	rng := rand.New(rand.NewPCG(*seed, 96))
-	v := harness.NewVolume(t, harness.Options{DataServers: 3, Apart: true, Lease: 30 * time.Second})
+	v := harness.NewVolume(t, harness.Options{Remote: !*local, DataServers: 3, Apart: true, Lease: 30 * time.Second})
 	m := v.Mount(append(mountOptions(), "mirror-timeout=1s")...)
 	harness.Weft(t, "layout", "set", m.Dir, "--stripe-unit", "64KiB", "--stripe-count", "3", "--mirrors", "2")
 	endLoad := begin(t, "close", "a", m.Dir)
@@ -161,7 +161,7 @@ func TestMirrorsLostClient(t *testing.T) {
 	const lease = 3 * time.Second
 	t.Logf("-seed %d -kills %d", *seed, *kills)
 	rng := rand.New(rand.NewPCG(*seed, 95))
-	v := harness.NewVolume(t, harness.Options{DataServers: 3, Apart: true, Lease: lease})
+	v := harness.NewVolume(t, harness.Options{Remote: !*local, DataServers: 3, Apart: true, Lease: lease})
 	m := v.Mount(append(mountOptions(), "mirror-timeout=1s")...)
 	harness.Weft(t, "layout", "set", m.Dir, "--stripe-unit", "64KiB", "--stripe-count", "2", "--mirrors", "2")
 	for i := range max(2, *kills/4) {
@@ -193,7 +193,7 @@ func TestMirrorsLostClient(t *testing.T) {
 // TestDrain moves everything off a data server under load, and takes it out of the volume. Then nobody misses it. Later it is added again.
 func TestDrain(t *testing.T) {
 	t.Logf("-seed %d", *seed)
-	v := harness.NewVolume(t, harness.Options{DataServers: 3, Apart: true})
+	v := harness.NewVolume(t, harness.Options{Remote: !*local, DataServers: 3, Apart: true})
 	m := v.Mount(mountOptions()...)
 	harness.Weft(t, "layout", "set", m.Dir, "--stripe-unit", "64KiB", "--stripe-count", "3", "--mirrors", "1")
 	endLoad := begin(t, "close", "a", m.Dir)

@@ -20,7 +20,7 @@ import (
 func TestRecallFromWaiting(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	const lease = 3 * time.Second
-	v := harness.NewVolume(t, harness.Options{DataServers: 2, Apart: true, Lease: lease})
+	v := harness.NewVolume(t, harness.Options{Remote: true, DataServers: 2, Apart: true, Lease: lease})
 	m, other := v.Mount(mountOptions()...), v.Mount(mountOptions()...)
 	harness.Weft(t, "layout", "set", m.Dir, "--stripe-count", "1")
 	rnd := rand.New(rand.NewPCG(*seed, 0))

@@ -70,6 +70,7 @@ type Options struct {
 	Lease       time.Duration // default that of weftd
 	Apart       bool          // the data servers are processes of their own, which Kill and Stop leave alone
 	Room        int64         // bytes of a file system for each data server that is apart, in memory; 0: they share the disk
+	Remote      bool          // data servers lend no descriptors, so that all goes by RPC
 	Env         []string      // of weftd and of the mounts, beside that of the test, such as GOMAXPROCS=1
 }
 
@@ -148,6 +149,9 @@ func (v *Volume) Start() {
 			args = append(args, "--data-server", d.addr+":/")
 		}
 	}
+	if v.opts.Remote && args[0] == "single" {
+		args = append(args, "--localio=off")
+	}
 	if v.opts.Lease > 0 {
 		args = append(args, "--lease", v.opts.Lease.String())
 	}
@@ -181,6 +185,12 @@ func (v *Volume) end(sig syscall.Signal) {
 		v.t.Errorf("weftd: %v", err)
 	}
 	v.run = nil
+}
+
+// Log is what weftd, and the data servers that are apart, have said so far.
+func (v *Volume) Log() string {
+	b, _ := os.ReadFile(v.log.Name())
+	return string(b)
 }
 
 // Pid is weftd's process number.

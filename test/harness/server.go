@@ -52,7 +52,11 @@ func newDataServer(v *Volume, i int) *DataServer {
 // Start starts it, where it was before.
 func (d *DataServer) Start() {
 	d.v.t.Helper()
-	d.run = launch(d.v.t, d.v.log, d.v.opts.Env, "weftd", "data", "--dir", d.Dir, "--listen", d.addr)
+	args := []string{"data", "--dir", d.Dir, "--listen", d.addr}
+	if d.v.opts.Remote {
+		args = append(args, "--localio=off")
+	}
+	d.run = launch(d.v.t, d.v.log, d.v.opts.Env, "weftd", args...)
 	Await(d.v.t, "a data server at "+d.addr, func() bool {
 		c, err := net.Dial("tcp", d.addr)
 		if err == nil {

@@ -1,0 +1,119 @@
+package localio
+
+import (
+	"crypto/rand"
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/fileio"
+	"github.com/weftfs/weft/internal/wire/nfs3"
+	"github.com/weftfs/weft/layout"
+)
+
+// errWaits says that a request would have to wait.
+var errWaits = errors.New("would wait")
+
+// quick reports whether op may be done where nobody may wait.
+func (s *session) quick(op *layout.Op) bool {
+	switch op.Kind {
+	case layout.OpRead:
+		return len(op.Data) <= atOnce && !s.kind.Reaches(len(op.Data), op.Off)
+	case layout.OpWrite:
+		return len(op.Data) <= atOnce && s.kind.Memory && op.Stable == layout.Unstable
+	}
+	return s.kind.Memory
+}
+
+// do does op by the file's descriptors. With now a READ that would have to wait ends with errWaits. After an error op is to be
+// done from the beginning by RPC.
+func (f *file) do(op *layout.Op, now bool) error {
+	kind := &f.session.kind
+	switch op.Kind {
+	case layout.OpRead:
+		n, err := len(op.Data), error(nil)
+		if now {
+			if !kind.ReadNow(f.fd, op.Data, op.Off) {
+				return errWaits
+			}
+		} else if n, err = kind.Read(f, op.Data, op.Off); err != nil {
+			return err
+		}
+		op.N, op.EOF = n, n < len(op.Data)
+	case layout.OpWrite:
+		n, err := kind.Write(f, op.Data, op.Off)
+		if err == nil && op.Stable != layout.Unstable {
+			err = f.sync(op.Stable == layout.FileSync)
+		}
+		if err != nil {
+			return err
+		}
+		op.N, op.Committed, op.Verifier = n, op.Stable, f.verifier
+	case layout.OpCommit:
+		if err := f.sync(false); err != nil {
+			return err
+		}
+		op.Verifier = f.verifier
+	}
+	op.Err = nil
+	return nil
+}
+
+// syncError says that what was written may not have become stable, and that the kernel will not say so again.
+type syncError struct{ err error }
+
+func (e *syncError) Error() string { return "sync: " + e.err.Error() }
+func (e *syncError) Unwrap() error { return e.err }
+
+// fsync and fdatasync are the system calls; tests put others in their place.
+var fsync, fdatasync = unix.Fsync, unix.Fdatasync
+
+// sync makes what was written stable, with full all attributes, too. It is done by the descriptor that was open before all
+// writes, of whichever kind: there the kernel tells of those that failed.
+func (f *file) sync(full bool) error {
+	do := fdatasync
+	if full {
+		do = fsync
+	}
+	if err := fileio.Retry(do, f.fd); err != nil {
+		return &syncError{err}
+	}
+	return nil
+}
+
+// spoil makes all verifiers of a data file others from now on than they were, by whichever way it is written: what was written
+// and not stable has to be sent again.
+func (t *Target) spoil(fh nfs3.FileHandle) {
+	var salt layout.Verifier
+	rand.Read(salt[:])
+	t.salts.Store(fh, salt)
+	t.spoilt.Store(true)
+}
+
+// salt changes a verifier that belongs to a data file.
+func (t *Target) salt(fh nfs3.FileHandle, v *layout.Verifier) {
+	salt, ok := t.salts.Load(fh)
+	if !ok {
+		return
+	}
+	for i, b := range salt.(layout.Verifier) {
+		v[i] ^= b
+	}
+}
+
+// saltLater changes the verifier that a request by RPC brings.
+func (t *Target) saltLater(op *layout.Op) {
+	if op.Kind == layout.OpRead || op.File == nil || len(op.File.Handles) == 0 {
+		return
+	}
+	fh, err := nfs3.NewFileHandle(op.File.Handles[0])
+	if err != nil {
+		return
+	}
+	done := op.Done
+	op.Done = func(op *layout.Op) {
+		op.Done = done
+		t.salt(fh, &op.Verifier)
+		done(op)
+	}
+}

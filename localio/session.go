@@ -1,0 +1,439 @@
+package localio
+
+import (
+	"container/list"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/fileio"
+	"github.com/weftfs/weft/internal/wire/nfs3"
+	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/layout"
+
+	wire "github.com/weftfs/weft/internal/wire/localio"
+)
+
+// proveTime bounds an attempt to get a session, and packetTime a send to a broker that does not read.
+const (
+	proveTime  = 5 * time.Second
+	packetTime = time.Second
+)
+
+// errNoBroker says that there is nothing at this address, nor will be soon.
+type errNoBroker struct{ reason string }
+
+func (e *errNoBroker) Error() string { return e.reason }
+
+// session is a proved connection to a broker. Guarded by Target.mu: files and what follows it.
+type session struct {
+	t        *Target
+	nc       *net.UnixConn
+	rpc      *rpcConn
+	kind     fileio.Kind
+	readOnly string // why nothing is lent for writing
+
+	files  map[key]*file
+	named  map[uint32]*file
+	recent list.List // of *file: those that are open, the one used last first
+	lastID uint32
+	// waiting is how many files are opening.
+	waiting int
+}
+
+// key is what descriptors are lent for.
+type key struct {
+	fh    nfs3.FileHandle
+	cred  layout.Credential
+	write bool
+}
+
+// file is descriptors of a data file, or the wait for them. Guarded by Target.mu, but for what does not change while it is open.
+type file struct {
+	session    *session
+	key        key
+	id         uint32
+	state      state
+	known      chan struct{} // closed when the state is no longer opening
+	refusedAt  time.Time
+	fd, direct int
+	streams    fileio.Streams
+	verifier   layout.Verifier
+	early      bool // revoked before it was lent
+	refs       int  // requests that use it
+	dirty      bool // written and not synced
+	place      *list.Element
+}
+
+// state is how far it is with a file.
+type state uint8
+
+const (
+	opening state = iota
+	open
+	refused
+	closing // revoked, or of no more use: closed when refs is 0
+)
+
+func (f *file) Buffered() int            { return f.fd }
+func (f *file) Direct() int              { return f.direct }
+func (f *file) Streams() *fileio.Streams { return &f.streams }
+
+// prove gets a session with the broker of the data server.
+func (t *Target) prove(ctx context.Context) (s *session, err error) {
+	ctx, cancel := context.WithTimeout(ctx, proveTime)
+	defer cancel()
+	rpc, err := dialRPC(ctx, t.cfg.Addrs, t.cfg.TLS)
+	if err != nil {
+		return nil, fmt.Errorf("the data server cannot be asked: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { rpc.nc.Close() })
+	defer stop()
+	defer func() {
+		if err != nil {
+			rpc.nc.Close()
+		}
+	}()
+	var who wire.Identity
+	err = rpc.call(wire.ProcIdentity, nil, &who)
+	var unknown *oncrpc.Error
+	switch {
+	case errors.As(err, &unknown) && unknown.Stat == oncrpc.ProgUnavail:
+		return nil, &errNoBroker{"it is none of weft's data servers"}
+	case err != nil:
+		return nil, fmt.Errorf("the data server cannot be asked: %w", err)
+	case !who.Local:
+		return nil, &errNoBroker{who.Reason}
+	}
+	nc, err := t.dialBroker(who.Server)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			nc.Close()
+		}
+	}()
+	limit(ctx, nc)
+	granted, err := t.shake(nc, rpc, who.Server)
+	if err != nil {
+		return nil, err
+	}
+	nc.SetDeadline(time.Time{})
+	return &session{
+		t: t, nc: nc, rpc: rpc, readOnly: granted.ReadOnly,
+		kind:  fileio.Kind{Align: granted.Align, Least: granted.Least, Memory: granted.Memory},
+		files: map[key]*file{}, named: map[uint32]*file{},
+	}, nil
+}
+
+// dialBroker connects to the socket of a server's broker, if that is root's, or ours.
+func (t *Target) dialBroker(server wire.ID) (*net.UnixConn, error) {
+	path := wire.Socket(t.cfg.Dir, server)
+	var st unix.Stat_t
+	switch err := unix.Lstat(t.cfg.Dir, &st); {
+	case err == unix.ENOENT:
+		return nil, &errNoBroker{fmt.Sprintf("it runs on another host, or in a container that does not share %s", t.cfg.Dir)}
+	case err == unix.EACCES:
+		return nil, &errNoBroker{fmt.Sprintf("user %d may not enter %s", os.Geteuid(), t.cfg.Dir)}
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", t.cfg.Dir, err)
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR || !trusted(st.Uid) || st.Mode&0o022 != 0:
+		return nil, fmt.Errorf("%s is no directory that root alone may write to", t.cfg.Dir)
+	}
+	nc, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil, &errNoBroker{fmt.Sprintf("it runs on another host, or in a container that does not share %s", t.cfg.Dir)}
+	case errors.Is(err, unix.EACCES):
+		return nil, &errNoBroker{fmt.Sprintf("user %d may not connect to %s", os.Geteuid(), path)}
+	case errors.Is(err, unix.ECONNREFUSED):
+		return nil, fmt.Errorf("the data server that made %s is gone", path)
+	case err != nil:
+		return nil, err
+	}
+	raw, err := nc.SyscallConn()
+	var peer *unix.Ucred
+	if err == nil {
+		ctl := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+		err = errors.Join(err, ctl)
+	}
+	if err == nil && !trusted(peer.Uid) {
+		err = fmt.Errorf("%s is served by user %d, not by root", path, peer.Uid)
+	}
+	if err != nil {
+		nc.Close()
+		return nil, err
+	}
+	return nc, nil
+}
+
+func trusted(uid uint32) bool { return uid == 0 || uid == uint32(os.Geteuid()) }
+
+// shake shows the broker that we reach its server by RPC.
+func (t *Target) shake(nc *net.UnixConn, rpc *rpcConn, server wire.ID) (*wire.Granted, error) {
+	say := func(m wire.Message) error {
+		_, err := nc.Write(wire.Append(nil, m))
+		return err
+	}
+	hear := func() (wire.Message, error) {
+		var b [wire.MaxMessage]byte
+		n, err := nc.Read(b[:])
+		if err != nil {
+			return nil, fmt.Errorf("the broker of the data server does not answer: %w", err)
+		}
+		m, err := wire.Decode(b[:n])
+		if no, ok := m.(*wire.Refused); ok {
+			return nil, errors.New(no.Reason)
+		}
+		return m, err
+	}
+	if err := say(&wire.Hello{Version: wire.Version, Server: server}); err != nil {
+		return nil, err
+	}
+	m, err := hear()
+	if err != nil {
+		return nil, err
+	}
+	challenge, ok := m.(*wire.Challenge)
+	if !ok || challenge.Server != server {
+		return nil, fmt.Errorf("the broker of the data server answers %T of another one", m)
+	}
+	channel, err := rpc.channel()
+	if err != nil {
+		return nil, err
+	}
+	var ours wire.Nonce
+	rand.Read(ours[:])
+	args := wire.ProbeArgs{
+		Server: server, Instance: challenge.Instance,
+		Proof: wire.MakeProof(challenge.Nonce, ours, server, challenge.Instance, channel),
+	}
+	if err := rpc.call(wire.ProcProbe, args.Append(nil), nil); err != nil {
+		return nil, fmt.Errorf("PROBE: %w", err)
+	}
+	if err := say(&wire.Reveal{Nonce: ours}); err != nil {
+		return nil, err
+	}
+	if m, err = hear(); err != nil {
+		return nil, err
+	}
+	granted, ok := m.(*wire.Granted)
+	if !ok {
+		return nil, fmt.Errorf("the broker of the data server answers %T to the proof", m)
+	}
+	return granted, nil
+}
+
+// serve takes what the broker sends until one of the connections ends, and tells why.
+func (s *session) serve(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { s.nc.Close() })
+	defer stop()
+	var watching sync.WaitGroup
+	watching.Go(func() { // ends with the RPC connection, which ends below
+		s.rpc.wait()
+		s.nc.Close()
+	})
+	err := s.read()
+	s.nc.Close()
+	s.rpc.nc.Close()
+	watching.Wait()
+	return err
+}
+
+func (s *session) read() error {
+	var b [wire.MaxMessage]byte
+	rights := make([]byte, unix.CmsgSpace(2*4))
+	for {
+		n, oobn, _, _, err := s.nc.ReadMsgUnix(b[:], rights)
+		if err != nil || n == 0 {
+			return errors.New("the data server has ended the session")
+		}
+		fds := descriptors(rights[:oobn])
+		m, err := wire.Decode(b[:n])
+		switch m := m.(type) {
+		case *wire.Opened:
+			fds = s.opened(m, fds)
+		case *wire.Revoke:
+			s.revoked(m.ID)
+		case nil:
+		default:
+			err = fmt.Errorf("the broker sends %T", m)
+		}
+		for _, fd := range fds { // that nobody has taken
+			unix.Close(fd)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// descriptors returns those that came with a packet.
+func descriptors(rights []byte) (fds []int) {
+	all, err := unix.ParseSocketControlMessage(rights)
+	if err != nil {
+		return nil
+	}
+	for i := range all {
+		if got, err := unix.ParseUnixRights(&all[i]); err == nil {
+			fds = append(fds, got...)
+		}
+	}
+	return fds
+}
+
+// send sends a message to the broker. If that does not take it the session ends. Target.mu is not held.
+func (s *session) send(m wire.Message) {
+	s.nc.SetWriteDeadline(time.Now().Add(packetTime))
+	if _, err := s.nc.Write(wire.Append(nil, m)); err != nil {
+		s.nc.Close()
+	}
+}
+
+// lookup returns the file of k, if there is one, open or not. Target.mu is held.
+func (s *session) lookup(k key) *file {
+	f := s.files[k]
+	if f != nil && f.state == refused && time.Since(f.refusedAt) > refuseTime {
+		delete(s.files, k)
+		return nil
+	}
+	return f
+}
+
+// ask makes a file and has its descriptors lent. Target.mu is held; the caller sends the message.
+func (s *session) ask(k key) (*file, *wire.Open) {
+	s.lastID++
+	f := &file{session: s, key: k, id: s.lastID, known: make(chan struct{})}
+	s.files[k], s.named[f.id] = f, f
+	s.waiting++
+	return f, &wire.Open{ID: f.id, File: k.fh, UID: k.cred.UID, GID: k.cred.GID, Write: k.write}
+}
+
+// opened takes in the answer to an OPEN. It returns the descriptors that are of no use.
+func (s *session) opened(m *wire.Opened, fds []int) []int {
+	t := s.t
+	var st unix.Stat_t
+	good := m.Status == nfs3.OK && len(fds) > 0 && len(fds) <= 2 && unix.Fstat(fds[0], &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
+	t.mu.Lock()
+	f := s.named[m.ID]
+	waited := f != nil && f.state == opening
+	switch {
+	case waited && good && !f.early:
+		f.state, f.fd, f.direct = open, fds[0], fileio.NoDirect
+		if len(fds) == 2 {
+			f.direct = fds[1]
+		}
+		f.verifier = layout.Verifier(m.Verifier)
+		t.salt(f.key.fh, &f.verifier)
+		f.place = s.recent.PushFront(f)
+		fds = nil
+	case waited:
+		f.state, f.refusedAt = refused, time.Now()
+		delete(s.named, f.id)
+		if f.early || len(s.files) > 4*t.cfg.Files {
+			delete(s.files, f.key)
+		}
+	}
+	if waited {
+		s.waiting--
+		close(f.known)
+	}
+	spare := s.spare()
+	t.mu.Unlock()
+	if m.Status == nfs3.OK && fds != nil {
+		s.send(&wire.Closed{ID: m.ID}) // they could not be taken: too many are open, perhaps
+	}
+	if spare != nil {
+		spare.close()
+	}
+	return fds
+}
+
+// spare returns an open file to be closed, if there are too many: the one not used for longest of those that nobody uses and
+// that have nothing to be synced. Target.mu is held.
+func (s *session) spare() *file {
+	if s.recent.Len() <= s.t.cfg.Files {
+		return nil
+	}
+	for e := s.recent.Back(); e != nil; e = e.Prev() {
+		if f := e.Value.(*file); f.refs == 0 && !f.dirty {
+			f.retire()
+			return f
+		}
+	}
+	return nil
+}
+
+// retire makes nobody use f any more. Who finds refs 0 closes it. Target.mu is held.
+func (f *file) retire() {
+	s := f.session
+	f.state = closing
+	s.recent.Remove(f.place)
+	if s.files[f.key] == f {
+		delete(s.files, f.key)
+	}
+}
+
+// close closes the descriptors of a retired file and tells the broker. Target.mu is not held.
+func (f *file) close() {
+	s, t := f.session, f.session.t
+	unix.Close(f.fd)
+	if f.direct != fileio.NoDirect {
+		unix.Close(f.direct)
+	}
+	t.mu.Lock()
+	delete(s.named, f.id)
+	t.mu.Unlock()
+	s.send(&wire.Closed{ID: f.id, Unstable: f.dirty})
+}
+
+// revoked ends the use of what the broker wants back.
+func (s *session) revoked(id uint32) {
+	t := s.t
+	t.mu.Lock()
+	f := s.named[id]
+	if f == nil || f.state != open { // it is on its way, or being closed already
+		if f != nil {
+			f.early = true
+		}
+		t.mu.Unlock()
+		return
+	}
+	f.retire()
+	unused := f.refs == 0
+	t.mu.Unlock()
+	if unused {
+		f.close()
+	}
+}
+
+// end closes everything, once what has begun is over, after the connections have ended.
+func (s *session) end() {
+	t := s.t
+	var unused []*file
+	t.mu.Lock()
+	for _, f := range s.named {
+		switch f.state {
+		case opening:
+			f.state, f.refusedAt = refused, time.Now()
+			close(f.known)
+		case open:
+			f.retire()
+			if f.refs == 0 {
+				unused = append(unused, f)
+			}
+		}
+	}
+	t.mu.Unlock()
+	for _, f := range unused {
+		f.close()
+	}
+}

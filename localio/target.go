@@ -1,0 +1,512 @@
+package localio
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/wire/nfs3"
+	"github.com/weftfs/weft/layout"
+
+	wire "github.com/weftfs/weft/internal/wire/localio"
+)
+
+// Remote is the target that is wrapped: it does everything by RPC. Its methods are those of package dataplane's Target,
+// Epocher and Sparser, and it never calls a Done from within Start.
+type Remote interface {
+	Start(op *layout.Op)
+	Flush()
+	Detach(op *layout.Op)
+	Limits() (rsize, wsize int)
+	Close() error
+	Epoch() uint64
+	Allocate(ctx context.Context, df *layout.DataFile, col layout.Column, off, n int64, keepSize bool) error
+	Deallocate(ctx context.Context, df *layout.DataFile, col layout.Column, off, n int64) error
+	Seek(ctx context.Context, df *layout.DataFile, col layout.Column, off, n int64, hole bool) (at int64, found bool, err error)
+}
+
+// Config says where a data server is and what to do at it.
+type Config struct {
+	Name     string           // for messages
+	Addrs    []netip.AddrPort // of the data server
+	TLS      *tls.Config      // as package rpctls configures it; nil: none
+	ReadOnly bool             // writes go by RPC
+	Dir      string           // where brokers have their sockets; empty: wire.Dir
+	Files    int              // most files kept open; 0: DefaultFiles
+	Log      *slog.Logger     // nil: slog.Default()
+}
+
+// DefaultFiles is for how many data files descriptors are kept.
+const DefaultFiles = 1024
+
+const (
+	// openTime is how long a request waits for descriptors, and refuseTime for how long a refusal counts.
+	openTime   = time.Second
+	refuseTime = 30 * time.Second
+	// atOnce is the largest request, in bytes, that is done by whoever calls Flush: another goroutine would cost more.
+	atOnce = 128 << 10
+)
+
+// Pauses between attempts to get a session.
+const (
+	minPause = 100 * time.Millisecond
+	maxPause = 10 * time.Minute
+	lookTime = time.Second // how often it is looked whether the wrapped target has a new connection
+)
+
+// Target is a data server, which may be on this host. Its methods may be called from any goroutine.
+type Target struct {
+	Remote
+	cfg    Config
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup // what looks for sessions, and requests that are under way
+	first  chan struct{}  // closed after the first attempt
+	local  atomic.Uint64  // requests done by descriptors
+	remote atomic.Uint64  // and by RPC
+	live   atomic.Bool    // there is a session
+	called atomic.Bool    // Remote was given requests since its last Flush
+
+	mu      sync.Mutex
+	session *session // nil: there is none
+	since   time.Time
+	why     error // there is none
+	closed  bool
+	begun   []*task // not flushed, from next on
+	next    int
+	tasksOf map[*layout.Op]*task
+	spares  []*task
+
+	salts  sync.Map    // from nfs3.FileHandle to layout.Verifier, see spoil
+	spoilt atomic.Bool // there are some
+}
+
+// task is a request that goes by descriptors, or is to. Guarded by Target.mu.
+type task struct {
+	op     *layout.Op // nil: it has been taken away
+	file   *file
+	busy   bool          // somebody is at it
+	wanted bool          // its memory is
+	over   chan struct{} // closed when nobody is at it any more, if that is wanted
+}
+
+// maxSpares is how many tasks are kept for reuse.
+const maxSpares = 1024
+
+// New returns a Target around remote, which it closes when it is closed, and begins to look for the server's broker.
+func New(cfg Config, remote Remote) *Target {
+	if cfg.Dir == "" {
+		cfg.Dir = wire.Dir
+	}
+	if cfg.Files == 0 {
+		cfg.Files = DefaultFiles
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	t := &Target{
+		Remote: remote, cfg: cfg, cancel: cancel, first: make(chan struct{}), tasksOf: map[*layout.Op]*task{},
+		since: time.Now(), why: errors.New("the data server has not been asked yet"),
+	}
+	t.tasks.Go(func() { t.keep(ctx) }) // ends with ctx
+	return t
+}
+
+// keep gets sessions, one after the other.
+func (t *Target) keep(ctx context.Context) {
+	pause, asked := minPause, false
+	for ctx.Err() == nil {
+		epoch := t.Remote.Epoch()
+		s, err := t.prove(ctx)
+		if err == nil {
+			pause = minPause
+			t.begin(s)
+			if !asked {
+				close(t.first)
+			}
+			err = s.serve(ctx)
+		}
+		t.lost(s, err)
+		if s == nil && !asked {
+			close(t.first)
+		}
+		asked = true
+		if none := (*errNoBroker)(nil); errors.As(err, &none) {
+			pause = maxPause
+		}
+		if t.rest(ctx, pause, epoch) {
+			pause = minPause
+		} else {
+			pause = min(2*pause, maxPause)
+		}
+	}
+}
+
+// rest waits. It reports whether it was cut short because Remote has made a connection since its epoch was this one.
+func (t *Target) rest(ctx context.Context, d time.Duration, epoch uint64) bool {
+	for ; ; d -= lookTime {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(min(d, lookTime)):
+		}
+		if d <= lookTime {
+			return false
+		}
+		if t.Remote.Epoch() != epoch {
+			return true
+		}
+	}
+}
+
+// begin puts a session to use.
+func (t *Target) begin(s *session) {
+	t.mu.Lock()
+	t.session, t.since, t.why = s, time.Now(), nil
+	t.live.Store(true)
+	t.mu.Unlock()
+	t.cfg.Log.Info("the data server is on this host: its files are read and written without it", "device", t.cfg.Name, "read_only", s.readOnly)
+}
+
+// lost ends a session, if there was one, and notes why there is none.
+func (t *Target) lost(s *session, err error) {
+	t.mu.Lock()
+	t.live.Store(false)
+	t.session = nil
+	known := t.why != nil && t.why.Error() == err.Error()
+	if !known {
+		t.since, t.why = time.Now(), err
+	}
+	closed := t.closed
+	t.mu.Unlock()
+	if s != nil {
+		s.end()
+	}
+	if !known && !closed {
+		t.cfg.Log.Info("the data server is reached by RPC", "device", t.cfg.Name, "because", err)
+	}
+}
+
+// Status is how a Target reaches its data server.
+type Status struct {
+	Local       bool
+	Because     string    // not Local
+	ReadOnly    string    // why writes go by RPC though it is Local; empty: they do not
+	Since       time.Time // of the one or the other
+	OpsLocal    uint64    // requests done by descriptors
+	OpsRPC      uint64    // and by RPC
+	Descriptors int       // data files that are open
+}
+
+// Status waits until it has been tried to reach the data server otherwise than by RPC, or ctx ends.
+func (t *Target) Status(ctx context.Context) Status {
+	select {
+	case <-t.first:
+	case <-ctx.Done():
+	}
+	st := Status{OpsLocal: t.local.Load(), OpsRPC: t.remote.Load()}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	st.Since = t.since
+	if t.session == nil {
+		st.Because = t.why.Error()
+		return st
+	}
+	st.Local, st.ReadOnly, st.Descriptors = true, t.session.readOnly, t.session.recent.Len()
+	if t.cfg.ReadOnly {
+		st.ReadOnly = "it was mounted with localio=ro"
+	}
+	return st
+}
+
+// Start queues op and returns at once; Flush does it. See package dataplane's Target.
+func (t *Target) Start(op *layout.Op) {
+	if !t.live.Load() || !t.suits(op) {
+		t.byRPC(op)
+		return
+	}
+	t.mu.Lock()
+	if t.session == nil || t.closed {
+		t.mu.Unlock()
+		t.byRPC(op)
+		return
+	}
+	k := t.take()
+	k.op = op
+	t.tasksOf[op] = k
+	t.begun = append(t.begun, k)
+	t.mu.Unlock()
+}
+
+// suits reports whether op may go by descriptors. What is malformed Remote refuses.
+func (t *Target) suits(op *layout.Op) bool {
+	switch op.Kind {
+	case layout.OpRead:
+	case layout.OpWrite, layout.OpCommit:
+		if t.cfg.ReadOnly {
+			return false
+		}
+	default:
+		return false
+	}
+	rsize, wsize := t.Remote.Limits()
+	return op.Off >= 0 && op.Off+int64(len(op.Data)) >= op.Off && op.Count >= 0 && len(op.Data) <= min(rsize, wsize) &&
+		(len(op.Data) > 0) == (op.Kind != layout.OpCommit) && op.File != nil && len(op.File.Handles) > 0
+}
+
+func (t *Target) byRPC(op *layout.Op) {
+	t.remote.Add(1)
+	if t.spoilt.Load() {
+		t.saltLater(op)
+	}
+	t.called.Store(true)
+	t.Remote.Start(op)
+}
+
+// take returns a task. mu is held.
+func (t *Target) take() *task {
+	n := len(t.spares)
+	if n == 0 {
+		return new(task)
+	}
+	k := t.spares[n-1]
+	t.spares = t.spares[:n-1]
+	return k
+}
+
+// give takes a task back that nobody has any more. mu is held.
+func (t *Target) give(k *task) {
+	*k = task{}
+	if len(t.spares) < maxSpares {
+		t.spares = append(t.spares, k)
+	}
+}
+
+// Flush does what was started, or has it done if that may take time.
+func (t *Target) Flush() {
+	for {
+		t.mu.Lock()
+		k := t.pop()
+		if k == nil {
+			t.mu.Unlock()
+			break
+		}
+		f, ask := t.find(k.op)
+		if f == nil {
+			t.hand(k)
+			continue
+		}
+		if f.state == open {
+			k.use(f)
+		}
+		t.tasks.Add(1)
+		t.mu.Unlock()
+		if k.file != nil && f.session.quick(k.op) && t.perform(k, true) {
+			t.tasks.Done()
+			continue
+		}
+		go func() { // ends with the request
+			defer t.tasks.Done()
+			if ask != nil {
+				f.session.send(ask)
+			}
+			if t.await(k, f) {
+				t.perform(k, false)
+			}
+		}()
+	}
+	if t.called.Load() && t.called.Swap(false) {
+		t.Remote.Flush()
+	}
+}
+
+// pop returns the next task that was begun. mu is held.
+func (t *Target) pop() *task {
+	for t.next < len(t.begun) {
+		k := t.begun[t.next]
+		t.begun[t.next] = nil
+		t.next++
+		if k.op != nil {
+			return k
+		}
+		t.give(k)
+	}
+	t.begun, t.next = t.begun[:0], 0
+	return nil
+}
+
+// use makes f the file of a task that somebody is at from now on. Target.mu is held.
+func (k *task) use(f *file) {
+	f.refs++
+	k.file, k.busy = f, true
+	if k.op.Kind == layout.OpCommit {
+		f.dirty = false
+	}
+}
+
+// find returns the file for op, open or on its way; nil if op goes by RPC. ask, if not nil, is to be sent to have it lent. mu is held.
+func (t *Target) find(op *layout.Op) (f *file, ask *wire.Open) {
+	s := t.session
+	if s == nil {
+		return nil, nil
+	}
+	fh, err := nfs3.NewFileHandle(op.File.Handles[0])
+	if err != nil {
+		return nil, nil
+	}
+	f, write := s.lookup(key{fh, op.File.Cred, true}), true
+	if op.Kind == layout.OpCommit && (f == nil || f.state != open) {
+		return nil, nil // nothing was written by it
+	}
+	if op.Kind == layout.OpRead && (f == nil || f.state != open) {
+		f, write = s.lookup(key{fh, op.File.Cred, false}), false
+	}
+	switch {
+	case f == nil && (write && s.readOnly != "" || s.waiting == wire.MaxOpens):
+		return nil, nil
+	case f == nil:
+		return s.ask(key{fh, op.File.Cred, write})
+	case f.state == refused:
+		return nil, nil
+	case f.state == open:
+		s.recent.MoveToFront(f.place)
+	}
+	return f, nil
+}
+
+// await waits until k's file is open. Otherwise k goes by RPC.
+func (t *Target) await(k *task, f *file) bool {
+	if k.file != nil {
+		return true
+	}
+	late := time.NewTimer(openTime)
+	select {
+	case <-f.known:
+	case <-late.C:
+	}
+	late.Stop()
+	t.mu.Lock()
+	switch {
+	case k.op == nil:
+		t.give(k)
+		t.mu.Unlock()
+		return false
+	case f.state != open:
+		t.hand(k)
+		t.Remote.Flush()
+		return false
+	}
+	k.use(f)
+	t.mu.Unlock()
+	return true
+}
+
+// hand gives a task to Remote. mu is held; hand releases it.
+func (t *Target) hand(k *task) {
+	op := k.op
+	delete(t.tasksOf, op)
+	over := k.over
+	cancelled := k.wanted && op.Kind != layout.OpWrite
+	if k.wanted && !cancelled {
+		op.Data = append([]byte(nil), op.Data...)
+	}
+	t.give(k)
+	if !cancelled {
+		// With mu held, so that whoever does not find the task finds the request there.
+		t.byRPC(op)
+	}
+	t.mu.Unlock()
+	if over != nil {
+		close(over)
+	}
+	if cancelled {
+		op.N, op.EOF, op.Err = 0, false, context.Canceled
+		op.Done(op)
+	}
+}
+
+// perform does a task by its file. With now it does so only if that does not wait, and reports whether it did.
+func (t *Target) perform(k *task, now bool) bool {
+	op, f := k.op, k.file
+	err := f.do(op, now)
+	if err == errWaits {
+		return false
+	}
+	t.mu.Lock()
+	f.refs--
+	if lost := (*syncError)(nil); errors.As(err, &lost) {
+		t.spoil(f.key.fh)
+	}
+	if op.Kind == layout.OpWrite && err == nil && op.Committed == layout.Unstable {
+		f.dirty = true
+	}
+	if err != nil && f.state == open && op.Kind != layout.OpRead && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
+		f.retire()
+	}
+	unused := f.state == closing && f.refs == 0
+	k.file = nil
+	if err != nil {
+		t.hand(k)
+		t.Remote.Flush()
+	} else {
+		delete(t.tasksOf, op)
+		over := k.over
+		t.give(k)
+		t.mu.Unlock()
+		if over != nil {
+			close(over)
+		}
+		t.local.Add(1)
+		op.Done(op)
+	}
+	if unused {
+		f.close()
+	}
+	return true
+}
+
+// Detach takes op.Data away. It waits for the file system if that is at it.
+func (t *Target) Detach(op *layout.Op) {
+	t.mu.Lock()
+	k := t.tasksOf[op]
+	switch {
+	case k == nil:
+		t.mu.Unlock()
+		t.Remote.Detach(op)
+	case k.busy:
+		k.wanted = true
+		if k.over == nil {
+			k.over = make(chan struct{})
+		}
+		over := k.over
+		t.mu.Unlock()
+		<-over
+	case op.Kind == layout.OpWrite:
+		op.Data = append([]byte(nil), op.Data...)
+		t.mu.Unlock()
+	default:
+		delete(t.tasksOf, op)
+		k.op = nil // whoever comes to it finds that
+		t.mu.Unlock()
+		op.N, op.EOF, op.Err = 0, false, context.Canceled
+		op.Done(op)
+	}
+}
+
+// Close ends the session, waits for what is under way, and closes Remote, which ends the rest.
+func (t *Target) Close() error {
+	t.mu.Lock()
+	t.closed = true
+	t.mu.Unlock()
+	t.cancel()
+	t.Flush()
+	t.tasks.Wait()
+	return t.Remote.Close()
+}
