@@ -49,6 +49,7 @@ type conn struct {
 	Target
 	dev   *device
 	epoch func() uint64
+	near  func() bool
 }
 
 // start queues a request at the target; whoever calls it flushes later.
@@ -145,9 +146,12 @@ func (p *Plane) makeConn(d *device) error {
 		d.usage.fail(err)
 		return fmt.Errorf("device %s: %w", d.id, err)
 	}
-	c := &conn{Target: target, dev: d, epoch: func() uint64 { return 0 }}
+	c := &conn{Target: target, dev: d, epoch: func() uint64 { return 0 }, near: func() bool { return false }}
 	if e, ok := target.(Epocher); ok {
 		c.epoch = e.Epoch
+	}
+	if n, ok := target.(Nearer); ok {
+		c.near = n.Near
 	}
 	p.mu.Lock()
 	closed := p.closed

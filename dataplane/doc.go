@@ -38,7 +38,7 @@
 // the server may yet carry them out. So the range of the write stays held until they have been answered or their copy is
 // forsaken. If all copies are silent nobody knows which of them is to blame, and the request waits.
 //
-// Of the copies that may be read the one is asked that will probably answer first (type load). A read that is late, measured by
+// Of the copies that may be read one on the same host is asked (see [Nearer]), or else the one that will probably answer first (type load). A read that is late, measured by
 // the server's own 95th percentile, is asked of another copy as well, and the first answer counts; that is bounded to 5 % of
 // the reads (hedgeBudget). The hedge reads into memory of its own, and ends the other by Detach before that memory is copied.
 // A read that is not answered for Config.MirrorTimeout goes to another copy without a bound.

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -276,4 +278,57 @@ func TestSlowMirror(t *testing.T) {
 			t.Errorf("the mirror that is fast now was asked %d times of 100", n)
 		}
 	})
+}
+
+// nearTarget is on the same host as long as near says so.
+type nearTarget struct {
+	dataplane.Target
+	near atomic.Bool
+}
+
+func (t *nearTarget) Near() bool { return t.near.Load() }
+
+// A copy on the same host is read, whatever the others' efficiency, unless it fails.
+func TestNear(t *testing.T) {
+	e := newEnv(t, options{servers: 3})
+	seg := e.segment(4096, 1, 3)
+	seg.Mirrors[0].Servers[0].Efficiency = 1000
+	near := &nearTarget{Target: e.targets[1]}
+	e.plane = newPlane(t, 0, func(id layout.DeviceID) (dataplane.Target, error) {
+		for i, s := range e.servers {
+			if s.ID() == id && i != 1 {
+				return e.targets[i], nil
+			}
+		}
+		return near, nil
+	})
+	f := e.plane.NewFile()
+	e.write(f, seg, 0, []byte("first")) // dials them all
+	e.commit(f)
+	const reads = 50
+	readBy := func() (n [3]uint64) {
+		t.Helper()
+		for i, st := range e.plane.Stats() {
+			n[i] -= st.Reads.Ops()
+		}
+		for range reads {
+			e.check(f, seg, 0, []byte("first"))
+		}
+		for i, st := range e.plane.Stats() {
+			n[i] += st.Reads.Ops()
+		}
+		return n
+	}
+	at := slices.IndexFunc(e.plane.Stats(), func(st dataplane.DeviceStats) bool { return st.Device == e.servers[1].ID() })
+	if n := readBy(); n[at] > reads/10 {
+		t.Errorf("%d of %d reads by a copy that is less efficient", n[at], reads)
+	}
+	near.near.Store(true)
+	if n := readBy(); n[at] != reads {
+		t.Errorf("%d of %d reads by the copy that is near", n[at], reads)
+	}
+	e.targets[1].SetRules(faulty.Rule{Kind: layout.OpRead, Err: syscall.EIO})
+	if n := readBy(); n[at] != 0 || n[0]+n[1]+n[2] < reads {
+		t.Errorf("%v reads while the copy that is near fails", n)
+	}
 }

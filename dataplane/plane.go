@@ -41,6 +41,12 @@ type Epocher interface {
 	Epoch() uint64
 }
 
+// Nearer is what a Target also offers if its server may be on the same host.
+type Nearer interface {
+	// Near reports whether it is: then it is read, as long as it works, whatever other copies there are.
+	Near() bool
+}
+
 // Config of a Plane.
 type Config struct {
 	// Dial makes the target for a device: once per device, or again for the next request after it failed. It is called

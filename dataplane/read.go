@@ -199,7 +199,7 @@ func (q *readRequest) pick(server int, tried uint64, n int) int {
 			continue
 		}
 		count++
-		switch e := mirrors[m].Servers[server].Efficiency; {
+		switch e := q.efficiency(m, server); {
 		case equals == 0 || e > best:
 			best, equals = e, 1
 		case e == best:
@@ -226,7 +226,7 @@ const clearly = 1.5
 // nth finds the usable copy number k of those that have at least this efficiency.
 func (q *readRequest) nth(k, server int, tried uint64, efficiency uint32) int {
 	for m := range q.seg.Mirrors {
-		if q.seg.Mirrors[m].Servers[server].Efficiency < efficiency || !q.usable(m, server, tried) {
+		if q.efficiency(m, server) < efficiency || !q.usable(m, server, tried) {
 			continue
 		}
 		if k == 0 {
@@ -247,7 +247,16 @@ func (q *readRequest) usable(mirror, server int, tried uint64) bool {
 func (q *readRequest) cost(mirror, server, n int) float64 {
 	df := &q.seg.Mirrors[mirror].Servers[server]
 	p := q.file.plane
-	return p.device(df.Device).load.cost(n, df.Efficiency, p.watch.now())
+	return p.device(df.Device).load.cost(n, q.efficiency(mirror, server), p.watch.now())
+}
+
+// efficiency is that of a copy, the greatest if it is near.
+func (q *readRequest) efficiency(mirror, server int) uint32 {
+	df := &q.seg.Mirrors[mirror].Servers[server]
+	if c := q.file.plane.device(df.Device).conn.Load(); c != nil && c.near() {
+		return math.MaxUint32
+	}
+	return df.Efficiency
 }
 
 // look asks another copy for what is late (a hedge), as far as the budget allows, and lets the request wait no longer for a copy

@@ -12,6 +12,38 @@ type Policy struct {
 	StripeUnit  int64 // bytes, a multiple of MinStripeUnit
 	StripeCount int   // data servers per mirror; more than there are devices means all of them
 	Mirrors     int   // copies, each on other data servers
+	Placement   Placement
+}
+
+// Placement says which data servers new files go to.
+type Placement uint8
+
+const (
+	// PlacementSpread is all of them in turn.
+	PlacementSpread Placement = iota + 1
+	// PlacementLocal is one on the host of whoever writes first, which gets all of the file, and others for further copies. Where
+	// there is none it is as PlacementSpread.
+	PlacementLocal
+	placementEnd
+)
+
+var placements = [...]string{PlacementSpread: "spread", PlacementLocal: "local"}
+
+func (p Placement) String() string {
+	if p == 0 || p >= placementEnd {
+		return fmt.Sprintf("placement(%d)", uint8(p))
+	}
+	return placements[p]
+}
+
+// ParsePlacement is the inverse of String.
+func ParsePlacement(s string) (Placement, error) {
+	for p := PlacementSpread; p < placementEnd; p++ {
+		if s == p.String() {
+			return p, nil
+		}
+	}
+	return 0, fmt.Errorf("placement %q: want spread or local", s)
 }
 
 // Limits of a policy.
@@ -31,6 +63,9 @@ func (p Policy) Validate() error {
 	if p.Mirrors < 0 || p.Mirrors > MaxPolicyMirror {
 		return fmt.Errorf("mirrors %d: want 1 to %d", p.Mirrors, MaxPolicyMirror)
 	}
+	if p.Placement >= placementEnd {
+		return fmt.Errorf("%v", p.Placement)
+	}
 	return nil
 }
 
@@ -44,6 +79,9 @@ func (p Policy) Or(d Policy) Policy {
 	}
 	if p.Mirrors == 0 {
 		p.Mirrors = d.Mirrors
+	}
+	if p.Placement == 0 {
+		p.Placement = d.Placement
 	}
 	return p
 }
@@ -60,19 +98,29 @@ func (p Policy) String() string {
 	if p.Mirrors != 0 {
 		words = append(words, "mirrors="+strconv.Itoa(p.Mirrors))
 	}
+	if p.Placement != 0 {
+		words = append(words, "placement="+p.Placement.String())
+	}
 	return strings.Join(words, " ")
 }
 
-// ParsePolicy reads "stripe_unit=BYTES stripe_count=N mirrors=N" in any order, each field at most once, and validates it.
+// ParsePolicy reads "stripe_unit=BYTES stripe_count=N mirrors=N placement=WHERE" in any order, each field at most once, and validates it.
 func ParsePolicy(s string) (Policy, error) {
 	var p Policy
 	seen := map[string]bool{}
 	for _, word := range strings.Fields(s) {
 		key, val, ok := strings.Cut(word, "=")
 		if !ok || seen[key] {
-			return Policy{}, fmt.Errorf("layout policy %q: %q is not a single KEY=NUMBER", s, word)
+			return Policy{}, fmt.Errorf("layout policy %q: %q is not a single KEY=VALUE", s, word)
 		}
 		seen[key] = true
+		if key == "placement" {
+			var err error
+			if p.Placement, err = ParsePlacement(val); err != nil {
+				return Policy{}, fmt.Errorf("layout policy %q: %w", s, err)
+			}
+			continue
+		}
 		n, err := strconv.ParseInt(val, 10, 64)
 		if err != nil || n <= 0 {
 			return Policy{}, fmt.Errorf("layout policy %q: %q is not a positive number", s, val)
@@ -85,7 +133,7 @@ func ParsePolicy(s string) (Policy, error) {
 		case "mirrors":
 			p.Mirrors = int(min(n, MaxPolicyMirror+1))
 		default:
-			return Policy{}, fmt.Errorf("layout policy %q: no field %q; there are stripe_unit, stripe_count, mirrors", s, key)
+			return Policy{}, fmt.Errorf("layout policy %q: no field %q; there are stripe_unit, stripe_count, mirrors, placement", s, key)
 		}
 	}
 	if err := p.Validate(); err != nil {

@@ -14,6 +14,8 @@ func TestParsePolicy(t *testing.T) {
 		"mirrors=2":           {Mirrors: 2},
 		"mirrors=4 stripe_unit=4096\nstripe_count=256": {StripeUnit: 4096, StripeCount: 256, Mirrors: 4},
 		"stripe_unit=1073741824":                       {StripeUnit: MaxStripeUnit},
+		"placement=local":                              {Placement: PlacementLocal},
+		"mirrors=2 placement=spread":                   {Mirrors: 2, Placement: PlacementSpread},
 	} {
 		got, err := ParsePolicy(in)
 		if err != nil || got != want {
@@ -42,6 +44,9 @@ func TestParsePolicy(t *testing.T) {
 		strings.Repeat("x", 1000) + "=1":       "xxx",
 		"mirrors=2 # two copies":               "#",
 		"stripe_unit=4096 stripe_count=4 junk": "junk",
+		"placement=":                           `""`,
+		"placement=here":                       `"here"`,
+		"placement=local placement=local":      "placement=local",
 	} {
 		got, err := ParsePolicy(in)
 		if err == nil || !strings.Contains(err.Error(), word) {
@@ -54,12 +59,12 @@ func TestParsePolicy(t *testing.T) {
 }
 
 func TestPolicyOr(t *testing.T) {
-	def := Policy{StripeUnit: 1 << 20, StripeCount: 4, Mirrors: 1}
+	def := Policy{StripeUnit: 1 << 20, StripeCount: 4, Mirrors: 1, Placement: PlacementSpread}
 	for _, c := range []struct{ p, want Policy }{
 		{Policy{}, def},
-		{Policy{Mirrors: 2}, Policy{1 << 20, 4, 2}},
-		{Policy{StripeUnit: 4096}, Policy{4096, 4, 1}},
-		{Policy{4096, 1, 3}, Policy{4096, 1, 3}},
+		{Policy{Mirrors: 2}, Policy{1 << 20, 4, 2, PlacementSpread}},
+		{Policy{StripeUnit: 4096}, Policy{4096, 4, 1, PlacementSpread}},
+		{Policy{4096, 1, 3, PlacementLocal}, Policy{4096, 1, 3, PlacementLocal}},
 	} {
 		if got := c.p.Or(def); got != c.want {
 			t.Errorf("%+v: %+v, want %+v", c.p, got, c.want)
@@ -70,13 +75,13 @@ func TestPolicyOr(t *testing.T) {
 func TestPolicyValidate(t *testing.T) {
 	for _, p := range []Policy{
 		{StripeUnit: -4096}, {StripeUnit: 1}, {StripeUnit: MaxStripeUnit + MinStripeUnit}, {StripeUnit: 6000},
-		{StripeCount: -1}, {StripeCount: MaxStripeCount + 1}, {Mirrors: -1}, {Mirrors: MaxPolicyMirror + 1},
+		{StripeCount: -1}, {StripeCount: MaxStripeCount + 1}, {Mirrors: -1}, {Mirrors: MaxPolicyMirror + 1}, {Placement: placementEnd},
 	} {
 		if p.Validate() == nil {
 			t.Errorf("%+v is valid", p)
 		}
 	}
-	for _, p := range []Policy{{}, {StripeUnit: 12288}, {MinStripeUnit, 1, 1}, {MaxStripeUnit, MaxStripeCount, MaxPolicyMirror}} {
+	for _, p := range []Policy{{}, {StripeUnit: 12288}, {MinStripeUnit, 1, 1, PlacementSpread}, {MaxStripeUnit, MaxStripeCount, MaxPolicyMirror, PlacementLocal}} {
 		if err := p.Validate(); err != nil {
 			t.Errorf("%+v: %v", p, err)
 		}
@@ -85,7 +90,7 @@ func TestPolicyValidate(t *testing.T) {
 
 // What is accepted is valid, is written in the form that is read, and means the same then.
 func FuzzParsePolicy(f *testing.F) {
-	for _, s := range []string{"", "stripe_unit=1048576 stripe_count=4 mirrors=2", "mirrors=+3", "stripe_unit=4096=", "stripe_count=007", "mirrors=1\u00a0"} {
+	for _, s := range []string{"", "stripe_unit=1048576 stripe_count=4 mirrors=2 placement=local", "mirrors=+3", "stripe_unit=4096=", "stripe_count=007", "mirrors=1\u00a0"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

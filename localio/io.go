@@ -18,9 +18,9 @@ var errWaits = errors.New("would wait")
 func (s *session) quick(op *layout.Op) bool {
 	switch op.Kind {
 	case layout.OpRead:
-		return len(op.Data) <= atOnce && !s.kind.Reaches(len(op.Data), op.Off)
+		return len(op.Data) <= small && !s.kind.Reaches(len(op.Data), op.Off)
 	case layout.OpWrite:
-		return len(op.Data) <= atOnce && s.kind.Memory && op.Stable == layout.Unstable
+		return len(op.Data) <= small && s.kind.Memory && op.Stable == layout.Unstable
 	}
 	return s.kind.Memory
 }

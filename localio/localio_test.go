@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -37,25 +38,25 @@ var badFile = &layout.DataFile{Handles: [][]byte{bytes.Repeat([]byte{7}, 40)}, C
 // The suite that all targets share: on a disk and in memory, with large requests past the page cache and through it, also for
 // reading only.
 func TestContract(t *testing.T) {
-	for _, where := range []string{"disk", "memory"} {
-		for _, mode := range []data.IO{data.IOAuto, data.IODirect, data.IOBuffered} {
-			if where == "memory" && mode == data.IODirect {
-				continue // O_DIRECT on tmpfs is the page cache
-			}
-			for _, readOnly := range []bool{false, true} {
-				t.Run(fmt.Sprint(where, "-", mode, "-", readOnly), func(t *testing.T) {
-					targettest.Run(t, func(t *testing.T) targettest.Fixture {
-						dir := ""
-						if where == "memory" {
-							dir = ramDir(t)
-						}
-						e := newEnv(t, dir, func(c *data.Config) { c.IO = mode })
-						target := e.target(func(c *Config) { c.ReadOnly = readOnly })
-						return targettest.Fixture{Target: target, NewFile: func() *layout.DataFile { return e.newFile(0o640) }, BadFile: badFile}
-					})
-				})
-			}
-		}
+	for _, c := range []struct {
+		where    string
+		mode     data.IO
+		readOnly bool
+	}{
+		{"disk", data.IOAuto, false}, {"disk", data.IODirect, false}, {"disk", data.IOBuffered, false}, {"memory", data.IOAuto, false},
+		{"disk", data.IOAuto, true},
+	} {
+		t.Run(fmt.Sprint(c.where, "-", c.mode, "-", c.readOnly), func(t *testing.T) {
+			targettest.Run(t, func(t *testing.T) targettest.Fixture {
+				dir := ""
+				if c.where == "memory" {
+					dir = ramDir(t)
+				}
+				e := newEnv(t, dir, func(d *data.Config) { d.IO = c.mode })
+				target := e.target(func(l *Config) { l.ReadOnly = c.readOnly })
+				return targettest.Fixture{Target: target, NewFile: func() *layout.DataFile { return e.newFile(0o640) }, BadFile: badFile}
+			})
+		})
 	}
 }
 
@@ -473,6 +474,8 @@ func TestManyFiles(t *testing.T) {
 	}
 }
 
+var wantSwitches = flag.Int64("switches", 2000, "how often TestSwitches changes the way at least")
+
 // Each request by another way than the one before, on a plane with load from several sides: what is read is what was written.
 func TestSwitches(t *testing.T) {
 	seed := rand.Uint64()
@@ -510,7 +513,7 @@ func TestSwitches(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(seed, uint64(w)))
 			want := make([]byte, region)
 			base := int64(w * region)
-			for step := 0; step < 400 || switches.Load() < 10_000; step++ {
+			for step := 0; step < 400 || switches.Load() < *wantSwitches; step++ {
 				off := rnd.IntN(region)
 				n := 1 + rnd.IntN(min(region-off, 1<<(4+rnd.IntN(17))))
 				done := make(chan error, 1)

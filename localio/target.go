@@ -50,8 +50,10 @@ const (
 	// openTime is how long a request waits for descriptors, and refuseTime for how long a refusal counts.
 	openTime   = time.Second
 	refuseTime = 30 * time.Second
-	// atOnce is the largest request, in bytes, that is done by whoever calls Flush: another goroutine would cost more.
-	atOnce = 128 << 10
+	// small is the largest request, in bytes, that is done by whoever calls Flush: another goroutine would cost more.
+	small = 128 << 10
+	// maxHere is how many at a time.
+	maxHere = 16
 )
 
 // Pauses between attempts to get a session.
@@ -72,6 +74,7 @@ type Target struct {
 	remote atomic.Uint64  // and by RPC
 	live   atomic.Bool    // there is a session
 	called atomic.Bool    // Remote was given requests since its last Flush
+	here   atomic.Int32   // tasks that are done by callers of Flush
 
 	mu      sync.Mutex
 	session *session // nil: there is none
@@ -226,6 +229,9 @@ func (t *Target) Status(ctx context.Context) Status {
 	return st
 }
 
+// Near reports whether the data server is on this host.
+func (t *Target) Near() bool { return t.live.Load() }
+
 // Start queues op and returns at once; Flush does it. See package dataplane's Target.
 func (t *Target) Start(op *layout.Op) {
 	if !t.live.Load() || !t.suits(op) {
@@ -308,7 +314,7 @@ func (t *Target) Flush() {
 		}
 		t.tasks.Add(1)
 		t.mu.Unlock()
-		if k.file != nil && f.session.quick(k.op) && t.perform(k, true) {
+		if k.file != nil && f.session.quick(k.op) && t.atOnce(k) {
 			t.tasks.Done()
 			continue
 		}
@@ -325,6 +331,12 @@ func (t *Target) Flush() {
 	if t.called.Load() && t.called.Swap(false) {
 		t.Remote.Flush()
 	}
+}
+
+// atOnce does a task here and now, unless it would wait, or too many are at that: a Done may start the next request, and so on.
+func (t *Target) atOnce(k *task) bool {
+	defer t.here.Add(-1)
+	return t.here.Add(1) <= maxHere && t.perform(k, true)
 }
 
 // pop returns the next task that was begun. mu is held.

@@ -173,6 +173,9 @@ func (c *Client) layoutGet(ctx context.Context, id layout.FileID, mode layout.IO
 		n = layout.ToEOF // asking makes nothing, so have it all; asking to write does
 	}
 	args := &metarpc.LayoutGetArgs{ID: id, IOMode: mode, Off: off, Len: n, Append: appendOnly}
+	if mode == layout.IOModeRW && c.cfg.Near != nil {
+		args.Near = c.cfg.Near()
+	}
 	var found bool
 	var bad error
 	err := c.do(ctx, metarpc.OpLayoutGet, metarpc.Cred{}, args, nil, func(o *outcome) {

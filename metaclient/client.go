@@ -54,6 +54,8 @@ type Config struct {
 	// Waiting reports whether there are requests that data servers have not answered. As long as there are, OnRecall and
 	// OnLeaseRecall may take longer than a lease. nil = there are none.
 	Waiting func() bool
+	// Near returns the data servers on this host, at most metarpc.MaxNear. nil = there are none.
+	Near func() []layout.DeviceID
 
 	// Usage says what was done at each device since the client was made, the numbers only grow (but Outstanding). After
 	// each UsagePeriod what has come since is reported to the service. It is called by one goroutine. nil = nothing is reported.

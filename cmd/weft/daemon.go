@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -27,6 +28,8 @@ import (
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/localio"
 	"github.com/weftfs/weft/metaclient"
+
+	wire "github.com/weftfs/weft/internal/wire/localio"
 )
 
 const (
@@ -51,6 +54,7 @@ type daemon struct {
 	data   *dataplane.Plane
 	fsys   *fs.FS
 	server *fs.Server
+	locals sync.Map // from layout.DeviceID to *localio.Target
 }
 
 // serveMount mounts, tells whoever waits (see readiness), and serves until unmounted. The first signal ends ctx.
@@ -149,6 +153,7 @@ func (d *daemon) start(ctx context.Context) error {
 			p := plane.Load()
 			return p != nil && p.Outstanding() > 0
 		},
+		Near: d.near,
 		Usage: func() []metarpc.DeviceStats {
 			if p := plane.Load(); p != nil {
 				return usageOf(p.Stats())
@@ -171,6 +176,7 @@ func (d *daemon) start(ctx context.Context) error {
 		return err
 	}
 	plane.Store(d.data)
+	d.findLocal(connect)
 	d.fsys, err = fs.New(fs.Config{
 		Meta: d.meta, Data: d.data, Root: root,
 		Atime: fs.AtimeOf(d.cfg.options.flags), CachePages: d.cfg.options.cache == cacheLease, StableClose: d.cfg.options.stable,
@@ -241,7 +247,39 @@ func (d *daemon) dialDevice(id layout.DeviceID) (dataplane.Target, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), localTime)
 	defer cancel()
 	local.Status(ctx)
+	d.locals.Store(id, local)
 	return local, nil
+}
+
+// findLocal looks for data servers on this host, if there may be some, so that the first files can be placed there.
+func (d *daemon) findLocal(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, statusTime)
+	defer cancel()
+	sockets, err := os.ReadDir(wire.Dir)
+	if d.cfg.options.local == localOff || err != nil || len(sockets) == 0 {
+		return
+	}
+	devices, err := d.meta.Devices(ctx)
+	if err != nil {
+		slog.Warn("it is not known which data servers there are; those on this host are found when they are used", "err", err)
+		return
+	}
+	var all sync.WaitGroup
+	for _, info := range devices {
+		all.Go(func() { d.data.Connect(ctx, info.Device.ID) }) // who uses it gets the error
+	}
+	all.Wait()
+}
+
+// near returns the data servers on this host.
+func (d *daemon) near() (ids []layout.DeviceID) {
+	d.locals.Range(func(id, t any) bool {
+		if t.(*localio.Target).Near() {
+			ids = append(ids, id.(layout.DeviceID))
+		}
+		return len(ids) < metarpc.MaxNear
+	})
+	return ids
 }
 
 // unmountOnSignal unmounts at SIGTERM and SIGINT; a mount in use is detached, and served until its last user is gone.

@@ -62,6 +62,7 @@ type dirPolicy struct {
 	StripeUnit  int64  `json:"stripe_unit"`
 	StripeCount int    `json:"stripe_count"`
 	Mirrors     int    `json:"mirrors"`
+	Placement   string `json:"placement"`
 }
 
 func runLayout(ctx context.Context, c *command, args []string) error {
@@ -117,10 +118,11 @@ func showPolicy(path string, asJSON bool) error {
 	if err != nil {
 		return err
 	}
+	p = p.Or(layout.Policy{Placement: layout.PlacementSpread})
 	if asJSON {
-		return json.NewEncoder(os.Stdout).Encode(dirPolicy{path, p.StripeUnit, p.StripeCount, p.Mirrors})
+		return json.NewEncoder(os.Stdout).Encode(dirPolicy{path, p.StripeUnit, p.StripeCount, p.Mirrors, p.Placement.String()})
 	}
-	fmt.Printf("%s: new files get stripe unit %s, stripe count %d, mirrors %d\n", path, humanize.IBytes(uint64(p.StripeUnit)), p.StripeCount, p.Mirrors)
+	fmt.Printf("%s: new files get stripe unit %s, stripe count %d, mirrors %d, placement %v\n", path, humanize.IBytes(uint64(p.StripeUnit)), p.StripeCount, p.Mirrors, p.Placement)
 	return nil
 }
 
@@ -129,6 +131,7 @@ func runLayoutSet(_ context.Context, c *command, args []string) error {
 	unit := fl.String("stripe-unit", "", "bytes on one data server before the next one's turn, a multiple of 4KiB")
 	count := fl.Int("stripe-count", 0, "data servers a file is striped over")
 	mirrors := fl.Int("mirrors", 0, "copies of each file, on different data servers")
+	placement := fl.String("placement", "", "local: a file lies, unstriped, on a data server on the host of whoever writes it first, further copies elsewhere;\nspread: on all data servers in turn")
 	if err := c.parse(fl, args, 1, 1); err != nil {
 		return err
 	}
@@ -149,8 +152,14 @@ func runLayoutSet(_ context.Context, c *command, args []string) error {
 		}
 	}
 	p.StripeCount, p.Mirrors = *count, *mirrors
+	if *placement != "" {
+		var err error
+		if p.Placement, err = layout.ParsePlacement(*placement); err != nil {
+			return usagef("layout set: --%v", err)
+		}
+	}
 	if p == (layout.Policy{}) {
-		return usagef("layout set: nothing to set; give --stripe-unit, --stripe-count or --mirrors")
+		return usagef("layout set: nothing to set; give --stripe-unit, --stripe-count, --mirrors or --placement")
 	}
 	if err := p.Validate(); err != nil {
 		return usagef("layout set: %v", err)

@@ -17,8 +17,8 @@ import (
 type Files interface {
 	// Assign gives the file data files for [off, off+n) if it lacks them, and returns the layout row. That row and the
 	// session's writer row are durable when it returns. An error that is ENOSPC or ESTALE (errors.Is) is the
-	// caller's; after any other the range may be asked for again later.
-	Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID) (schema.Layout, error)
+	// caller's; after any other the range may be asked for again later. near are the data servers on the session's host.
+	Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, near []layout.DeviceID) (schema.Layout, error)
 	// Segments is a row as layouts for clients.
 	Segments(row schema.Layout, mode layout.IOMode) []metarpc.Segment
 	// Describe is a row for people; the zero row is that of a file without data files.

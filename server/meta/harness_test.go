@@ -57,7 +57,7 @@ func newFakeFiles(engine catalog.Engine) *fakeFiles {
 	return f
 }
 
-func (f *fakeFiles) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID) (schema.Layout, error) {
+func (f *fakeFiles) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, near []layout.DeviceID) (schema.Layout, error) {
 	f.mu.Lock()
 	err := f.assign
 	f.mu.Unlock()

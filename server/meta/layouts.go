@@ -92,7 +92,7 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 	for again := true; again; {
 		gates := f.gates
 		s.mu.Unlock()
-		l, err = s.cfg.Files.Assign(ctx, a.ID, row, a.Off, min(a.Len, limit-a.Off), c.sess.id)
+		l, err = s.cfg.Files.Assign(ctx, a.ID, row, a.Off, min(a.Len, limit-a.Off), c.sess.id, a.Near)
 		if err != nil {
 			err = s.assignError(ctx, c, a.ID, err)
 		}

@@ -2,8 +2,10 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"syscall"
@@ -13,7 +15,7 @@ import (
 )
 
 // bareCommand makes this program serve the baseline: serve-bare MOUNTPOINT MAX_WRITE VALIDITY FILES
-// DELAY.
+// DELAY [DIRECTORY].
 const bareCommand = "serve-bare"
 
 // bareFS is a FUSE file system that answers from memory and does nothing else: the ceiling of what any file system over
@@ -22,6 +24,7 @@ type bareFS struct {
 	fuse.RawFileSystem
 	validity time.Duration
 	delay    time.Duration // of a READ, while its handler sleeps
+	dir      string        // of files that hold the data; empty: it is in memory
 
 	mu    sync.RWMutex
 	nodes []*bareNode // index is the node id
@@ -33,13 +36,14 @@ type bareNode struct {
 	children map[string]uint64
 	chunks   [][]byte
 	size     uint64
+	file     *os.File // nil: the data is in chunks
 }
 
 const bareChunk = 1 << 20
 
 func serveBare(args []string) error {
-	if len(args) != 5 {
-		return fmt.Errorf("%s takes MOUNTPOINT MAX_WRITE VALIDITY FILES DELAY", bareCommand)
+	if len(args) != 5 && len(args) != 6 {
+		return fmt.Errorf("%s takes MOUNTPOINT MAX_WRITE VALIDITY FILES DELAY [DIRECTORY]", bareCommand)
 	}
 	maxWrite, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -58,6 +62,9 @@ func serveBare(args []string) error {
 		return err
 	}
 	f := &bareFS{RawFileSystem: fuse.NewDefaultRawFileSystem(), validity: validity, delay: delay}
+	if len(args) == 6 {
+		f.dir = args[5]
+	}
 	f.nodes = []*bareNode{nil, {mode: fuse.S_IFDIR | 0o755, children: map[string]uint64{}}}
 	for i := range files {
 		f.add(f.nodes[1], fmt.Sprint("f", i), fuse.S_IFREG|0o644)
@@ -95,6 +102,9 @@ func (f *bareFS) add(parent *bareNode, name string, mode uint32) uint64 {
 	id := uint64(len(f.nodes))
 	f.nodes = append(f.nodes, n)
 	f.mu.Unlock()
+	if f.dir != "" && mode&fuse.S_IFREG != 0 {
+		n.file, _ = os.Create(filepath.Join(f.dir, fmt.Sprint("data", id))) // without it there is no data to be found
+	}
 	parent.mu.Lock()
 	parent.children[name] = id
 	parent.mu.Unlock()
@@ -188,6 +198,13 @@ func (f *bareFS) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Read
 		sleepUntil(time.Now().Add(f.delay))
 	}
 	n := f.node(in.NodeId)
+	if n.file != nil {
+		done, err := n.file.ReadAt(buf, int64(in.Offset))
+		if err != nil && err != io.EOF {
+			return nil, fuse.EIO
+		}
+		return fuse.ReadResultData(buf[:done]), fuse.OK
+	}
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	if in.Offset >= n.size {
@@ -203,6 +220,15 @@ func (f *bareFS) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Read
 
 func (f *bareFS) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
 	n := f.node(in.NodeId)
+	if n.file != nil {
+		if _, err := n.file.WriteAt(data, int64(in.Offset)); err != nil {
+			return 0, fuse.EIO
+		}
+		n.mu.Lock()
+		n.size = max(n.size, in.Offset+uint64(len(data)))
+		n.mu.Unlock()
+		return uint32(len(data)), fuse.OK
+	}
 	n.mu.Lock()
 	for uint64(len(n.chunks))*bareChunk < in.Offset+uint64(len(data)) {
 		n.chunks = append(n.chunks, make([]byte, bareChunk))

@@ -63,6 +63,13 @@ var benches = []bench{
 	{name: "loop-randread-4k-4jobs", unit: "IOPS", baseline: goFuseName, goal: atLeast(1.5), measure: transports(fastServer, loopRun.io, "--rw=randread", "--bs=4k", "--ioengine=psync", "--numjobs=4")},
 	{name: "loop-seqread-1m-qd8", unit: "MB/s", baseline: goFuseName, goal: atLeast(0.95), measure: transports(fastServer, loopRun.mb, "--rw=read", "--bs=1m", "--ioengine=io_uring", "--iodepth=8")},
 	{name: "loop-seqwrite-1m-qd8", unit: "MB/s", baseline: goFuseName, goal: atLeast(0.95), measure: transports(fastServer, loopRun.mb, "--rw=write", "--bs=1m", "--ioengine=io_uring", "--iodepth=8")},
+	{name: "local-dp-randread-4k-disk", unit: "IOPS", baseline: "fio io_uring, the same file", goal: atLeast(0.8), measure: localDisk(false)},
+	{name: "local-dp-randread-4k-disk-cpu", unit: "µs per I/O", baseline: "fio io_uring, the same file", goal: atMost(1.5), measure: localDisk(true)},
+	{name: "local-dp-randread-4k-vs-rpc", unit: "IOPS", baseline: "by RPC, same server", goal: atLeast(8), measure: localCallers},
+	{name: "local-dp-write-4k-vs-rpc", unit: "IOPS", baseline: "by RPC, same server", goal: atLeast(3), measure: localWrites},
+	{name: "local-seqread-1m-vs-rpc", unit: "MB/s", baseline: "localio=off", goal: atLeast(1.8), measure: localRead},
+	{name: "local-striped-seqread-1m", unit: "MB/s", baseline: "bare go-fuse, pread", goal: atLeast(0.95), measure: localStriped(seqRead)},
+	{name: "local-striped-seqwrite-1m", unit: "MB/s", baseline: "bare go-fuse, pwrite", goal: atLeast(0.95), measure: localStriped(seqWrite)},
 	{name: "lab-kernel-seqread-1m", unit: "MB/s", baseline: kernelName, guest: true, measure: onGuest(seqRead, 8)},
 	{name: "lab-kernel-seqwrite-1m", unit: "MB/s", baseline: kernelName, guest: true, measure: onGuest(seqWrite, 8)},
 	{name: "lab-kernel-randread-4k", unit: "IOPS", baseline: kernelName, guest: true, measure: onGuest(randRead, 16)},
@@ -116,7 +123,7 @@ func (l *lab) onBare(validity time.Duration, files int, do func(dir string) erro
 
 // onBareProcess is onBare whose READs take a while; do gets to know the serving process.
 func (l *lab) onBareProcess(validity time.Duration, files int, delay time.Duration, do func(dir string, p *process) error) error {
-	dir, p, err := l.bare(validity, files, delay)
+	dir, p, err := l.bare(validity, files, delay, "")
 	if err != nil {
 		return err
 	}

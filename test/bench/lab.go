@@ -246,8 +246,9 @@ func mountPID(dir string) (pid int) {
 	return pid
 }
 
-// bare mounts the baseline with some files in its root, and READs that take a while.
-func (l *lab) bare(validity time.Duration, files int, delay time.Duration) (dir string, p *process, err error) {
+// bare mounts the baseline with some files in its root, and READs that take a while. The data is in files of the directory where,
+// unless that is empty.
+func (l *lab) bare(validity time.Duration, files int, delay time.Duration, where string) (dir string, p *process, err error) {
 	if dir, err = os.MkdirTemp(l.disk, "bare"); err != nil {
 		return "", nil, err
 	}
@@ -255,7 +256,11 @@ func (l *lab) bare(validity time.Duration, files int, delay time.Duration) (dir 
 	if err != nil {
 		return "", nil, err
 	}
-	p, err = start(self, bareCommand, dir, fmt.Sprint(maxWrite), validity.String(), fmt.Sprint(files), delay.String())
+	args := []string{bareCommand, dir, fmt.Sprint(maxWrite), validity.String(), fmt.Sprint(files), delay.String()}
+	if where != "" {
+		args = append(args, where)
+	}
+	p, err = start(self, args...)
 	if err != nil {
 		return "", nil, err
 	}

@@ -39,9 +39,10 @@ type workload struct {
 }
 
 var (
-	seqRead  = workload{size: 1 << 20}
-	seqWrite = workload{write: true, size: 1 << 20}
-	randRead = workload{random: true, size: 4 << 10}
+	seqRead   = workload{size: 1 << 20}
+	seqWrite  = workload{write: true, size: 1 << 20}
+	randRead  = workload{random: true, size: 4 << 10}
+	randWrite = workload{write: true, random: true, size: 4 << 10}
 )
 
 // figure is a loop's result in the unit of the rows: MB/s, or IOPS of small requests.
@@ -69,6 +70,7 @@ func (o *offsets) take() int64 {
 type file struct {
 	addr   netip.AddrPort
 	handle []byte // of NFS
+	cred   layout.Credential
 }
 
 // A wireFormat is how the loop speaks to its server.
@@ -285,24 +287,42 @@ func dirty(b []byte) {
 	}
 }
 
-// plane drives the data plane, without FUSE, with depth requests outstanding; files are the columns of a striped file. What is
-// written is in the plane's memory, as with the device loop: each time in another buffer, of which every page was written to.
-func plane(files []file, w workload, conns, depth int, long time.Duration) (float64, error) {
+// dialer makes the target of a data server.
+type dialer func(addr netip.AddrPort) (dataplane.Target, error)
+
+// byRPC makes targets with so many connections.
+func byRPC(conns int) dialer {
+	return func(addr netip.AddrPort) (dataplane.Target, error) {
+		return nfs3.New(nfs3.Config{Name: addr.String(), Addrs: []netip.AddrPort{addr}, Connections: conns})
+	}
+}
+
+// newPlane returns a data plane and a file whose columns are files.
+func newPlane(files []file, dial dialer) (*dataplane.Plane, *layout.Segment, error) {
 	devices := map[layout.DeviceID]netip.AddrPort{}
 	var mirror layout.Mirror
 	for i, f := range files {
 		id := layout.DeviceID{byte(i + 1)}
 		devices[id] = f.addr
-		mirror.Servers = append(mirror.Servers, layout.DataFile{Device: id, Handles: [][]byte{f.handle}})
+		mirror.Servers = append(mirror.Servers, layout.DataFile{Device: id, Handles: [][]byte{f.handle}, Cred: f.cred})
 	}
-	p, err := dataplane.New(dataplane.Config{Dial: func(id layout.DeviceID) (dataplane.Target, error) {
-		return nfs3.New(nfs3.Config{Name: devices[id].String(), Addrs: []netip.AddrPort{devices[id]}, Connections: conns})
-	}})
+	p, err := dataplane.New(dataplane.Config{Dial: func(id layout.DeviceID) (dataplane.Target, error) { return dial(devices[id]) }})
+	seg := &layout.Segment{Range: layout.Range{Len: layout.ToEOF}, IOMode: layout.IOModeRW, StripeUnit: unit, Mirrors: []layout.Mirror{mirror}}
+	return p, seg, err
+}
+
+// plane drives the data plane, without FUSE, with depth requests outstanding; files are the columns of a striped file. What is
+// written is in the plane's memory, as with the device loop: each time in another buffer, of which every page was written to.
+func plane(files []file, w workload, conns, depth int, long time.Duration) (float64, error) {
+	return planeBy(byRPC(conns), files, w, depth, long)
+}
+
+func planeBy(dial dialer, files []file, w workload, depth int, long time.Duration) (float64, error) {
+	p, seg, err := newPlane(files, dial)
 	if err != nil {
 		return 0, err
 	}
 	defer p.Close()
-	seg := &layout.Segment{Range: layout.Range{Len: layout.ToEOF}, IOMode: layout.IOModeRW, StripeUnit: unit, Mirrors: []layout.Mirror{mirror}}
 	pf := p.NewFile()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

@@ -96,6 +96,39 @@ func TestStatus(t *testing.T) {
 	}
 }
 
+// layoutOf is the number of data servers in each copy of a new file, and the first server of each copy.
+func layoutOf(t *testing.T, path string) (width int, first []string) {
+	t.Helper()
+	if err := os.WriteFile(path, bytes.Repeat([]byte("weft"), 2<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range harness.LayoutOf(t, path).Mirrors {
+		width = len(m.Servers)
+		first = append(first, m.Servers[0].Device)
+	}
+	return width, first
+}
+
+// Where files are to lie on the host of who writes them, they do, whole; a second copy lies elsewhere.
+func TestPlacement(t *testing.T) {
+	m := harness.NewVolume(t, harness.Options{}).Mount(mountOptions()...)
+	harness.Weft(t, "layout", "set", m.Dir, "--placement", "local")
+	if out := harness.Weft(t, "layout", m.Dir); !strings.Contains(out, "placement local") {
+		t.Errorf("the policy is %s", out)
+	}
+	if width, first := layoutOf(t, m.Dir+"/one"); width != 1 || len(first) != 1 {
+		t.Errorf("%d copies on %d servers each", len(first), width)
+	}
+	harness.Weft(t, "layout", "set", m.Dir, "--mirrors", "2")
+	if width, first := layoutOf(t, m.Dir+"/two"); width != 1 || len(first) != 2 || first[0] == first[1] {
+		t.Errorf("%d copies on %d servers each: %v", len(first), width, first)
+	}
+	harness.Weft(t, "layout", "set", m.Dir, "--mirrors", "1", "--placement", "spread")
+	if width, _ := layoutOf(t, m.Dir+"/spread"); width != 4 {
+		t.Errorf("spread over %d", width)
+	}
+}
+
 // What is read and written makes no system call on a socket to a data server.
 func TestSystemCalls(t *testing.T) {
 	harness.Need(t, "strace")

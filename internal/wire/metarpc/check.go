@@ -254,10 +254,16 @@ func (a *LeaseShrinkArgs) check(Op) error {
 
 func (a *ReserveArgs) check(Op) error { return first(checkID(a.ID), checkRange(0, a.Len)) }
 
+// MaxNear bounds LayoutGetArgs.Near.
+const MaxNear = 64
+
 func (a *LayoutGetArgs) check(Op) error {
 	err := first(checkID(a.ID), checkRange(a.Off, a.Len))
 	if a.IOMode != layout.IOModeRead && a.IOMode != layout.IOModeRW {
 		err = first(err, fmt.Errorf("iomode %v", a.IOMode))
+	}
+	if len(a.Near) > MaxNear {
+		err = first(err, fmt.Errorf("%d data servers on the client's host, want at most %d", len(a.Near), MaxNear))
 	}
 	return err
 }

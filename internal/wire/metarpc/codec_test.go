@@ -447,6 +447,8 @@ func TestRefusedArguments(t *testing.T) {
 		{OpClose, &CloseArgs{IDs: []layout.FileID{1, 0}}, bad},
 		{OpLayoutReturn, &LayoutReturnArgs{IDs: ids}, bad},
 		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRead, Off: 0, Len: layout.ToEOF}, fine},
+		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRW, Off: 0, Len: 1, Near: make([]layout.DeviceID, MaxNear)}, fine},
+		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRW, Off: 0, Len: 1, Near: make([]layout.DeviceID, MaxNear+1)}, bad},
 		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeAny, Off: 0, Len: 1}, bad},
 		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRead, Off: -1, Len: 1}, bad},
 		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRead, Off: 0, Len: 0}, bad},

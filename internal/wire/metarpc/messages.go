@@ -358,6 +358,8 @@ type (
 		// Append says that the session only writes where Reserve has told it to. Until it asks without this, nobody has to
 		// ask it how long the file is.
 		Append bool
+		// Near are data servers on the client's host, for files that are to lie there (layout.PlacementLocal).
+		Near []layout.DeviceID
 	}
 	// ReserveArgs asks for the place of an append: Len bytes at the end of the file, which is longer by that from now on.
 	ReserveArgs struct {

@@ -21,7 +21,7 @@ import (
 // Assign, and any that was handed out, stays valid until the file is fenced.
 //
 // Errors that callers can tell apart: ErrNoDevice, ErrNoSpace, ErrNoInode, those of the catalog.
-func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID) (schema.Layout, error) {
+func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, near []layout.DeviceID) (schema.Layout, error) {
 	unlock, err := m.files.lock(ctx, id)
 	if err != nil {
 		return schema.Layout{}, err
@@ -30,7 +30,7 @@ func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode
 	policy := ino.Policy.Layout().Or(defaultPolicy)
 	end := layout.Range{Off: off, Len: max(n, 1)}.End()
 	for {
-		row, done, err := m.assign(ctx, id, policy, end, session)
+		row, done, err := m.assign(ctx, id, policy, end, session, near)
 		if err != nil {
 			return schema.Layout{}, fmt.Errorf("data files for inode %d: %w", id, err)
 		}
@@ -41,7 +41,7 @@ func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode
 }
 
 // assign is one attempt of Assign; done is false if the rows changed under it.
-func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Policy, end int64, session metarpc.SessionID) (row schema.Layout, done bool, err error) {
+func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Policy, end int64, session metarpc.SessionID, near []layout.DeviceID) (row schema.Layout, done bool, err error) {
 	layoutKey, writerKey := schema.LayoutKey(id), schema.WriterKey(id, session)
 	values, err := m.cfg.Engine.GetMany(ctx, [][]byte{layoutKey, writerKey})
 	if err != nil {
@@ -62,7 +62,7 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 	case !covered && row.Moving:
 		return row, false, fmt.Errorf("%w: the file is being moved", ErrNoDevice)
 	case !covered:
-		if row, taken, err = m.extend(ctx, id, row, policy, end > row.StripeUnit); err != nil {
+		if row, taken, err = m.extend(ctx, id, row, policy, end > row.StripeUnit, near); err != nil {
 			return row, false, err
 		}
 	}
@@ -131,11 +131,11 @@ func columns(row *schema.Layout) int {
 }
 
 // extend takes data files from the pools and returns row with them: one in each mirror, or, if wide, all.
-func (m *Manager) extend(ctx context.Context, id layout.FileID, row schema.Layout, policy layout.Policy, wide bool) (schema.Layout, []schema.DataFile, error) {
+func (m *Manager) extend(ctx context.Context, id layout.FileID, row schema.Layout, policy layout.Policy, wide bool, near []layout.DeviceID) (schema.Layout, []schema.DataFile, error) {
 	for {
 		m.mu.Lock()
 		changed := m.changed
-		plan, err := m.plan(id, &row, policy, wide)
+		plan, err := m.plan(id, &row, policy, wide, near)
 		if err == nil && plan.stocked() {
 			row, taken := plan.take(row)
 			m.mu.Unlock()
@@ -173,8 +173,9 @@ type plan struct {
 
 // plan chooses devices; m.mu is held. Mirrors of one column always are on different devices; apart from that a file
 // spreads over as many as there are. Of those that are alike in that and have data files ready the ones with the fewest
-// drawbacks come first, and those that are alike in this, too, in turn.
-func (m *Manager) plan(id layout.FileID, row *schema.Layout, policy layout.Policy, wide bool) (*plan, error) {
+// drawbacks come first, and those that are alike in this, too, in turn. A file that is to lie on its writer's host has its first
+// copy on one of near, whole.
+func (m *Manager) plan(id layout.FileID, row *schema.Layout, policy layout.Policy, wide bool, near []layout.DeviceID) (*plan, error) {
 	have := columns(row)
 	p := &plan{mirrors: policy.Mirrors, width: 1}
 	if have > 0 {
@@ -203,6 +204,13 @@ func (m *Manager) plan(id layout.FileID, row *schema.Layout, policy layout.Polic
 		if !slices.ContainsFunc(usable, func(d *device) bool { return d.id == dev }) {
 			devices++
 		}
+	}
+	near = slices.DeleteFunc(slices.Clone(near), func(id layout.DeviceID) bool {
+		return !slices.ContainsFunc(usable, func(d *device) bool { return d.id == id })
+	})
+	local := have == 0 && policy.Placement == layout.PlacementLocal && len(near) > 0
+	if local {
+		policy.StripeCount = 1
 	}
 	p.width = max(have, min(policy.StripeCount, devices))
 	if len(usable) < p.mirrors {
@@ -236,6 +244,7 @@ func (m *Manager) plan(id layout.FileID, row *schema.Layout, policy layout.Polic
 			best := slices.MinFunc(order, func(a, b *device) int {
 				return cmp.Or(
 					compareBool(slices.Contains(column, a), slices.Contains(column, b)),
+					compareBool(local && i == 0 && !slices.Contains(near, a.id), local && i == 0 && !slices.Contains(near, b.id)),
 					cmp.Compare(inMirror[i][a.id], inMirror[i][b.id]),
 					cmp.Compare(inFile[a.id], inFile[b.id]),
 					compareBool(stock[a] <= 0, stock[b] <= 0),

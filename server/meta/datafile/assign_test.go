@@ -26,7 +26,7 @@ func TestAssignGrowth(t *testing.T) {
 		ino := w.inode(5, layout.Policy{})
 		assign := func(off, n int64) schema.Layout {
 			t.Helper()
-			row, err := w.m.Assign(t.Context(), 5, ino, off, n, session)
+			row, err := w.m.Assign(t.Context(), 5, ino, off, n, session, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -92,14 +92,14 @@ func TestAssignWriter(t *testing.T) {
 		w.file(5, layout.Policy{}, 1)
 		calm()
 		before := engine.count()
-		if _, err := w.m.Assign(t.Context(), 5, schema.Inode{}, 10, 10, session); err != nil {
+		if _, err := w.m.Assign(t.Context(), 5, schema.Inode{}, 10, 10, session, nil); err != nil {
 			t.Fatal(err)
 		}
 		if n := engine.count() - before; n != 0 {
 			t.Errorf("%d commits for what is there already", n)
 		}
 		other := metarpc.SessionID{8}
-		if _, err := w.m.Assign(t.Context(), 5, schema.Inode{}, 10, 10, other); err != nil {
+		if _, err := w.m.Assign(t.Context(), 5, schema.Inode{}, 10, 10, other, nil); err != nil {
 			t.Fatal(err)
 		}
 		if n := engine.count() - before; n != 1 {
@@ -111,7 +111,7 @@ func TestAssignWriter(t *testing.T) {
 			}
 		}
 
-		_, err := w.m.Assign(t.Context(), 6, schema.Inode{}, 0, 1, session)
+		_, err := w.m.Assign(t.Context(), 6, schema.Inode{}, 0, 1, session, nil)
 		if !errors.Is(err, ErrNoInode) || !errors.Is(err, syscall.ESTALE) {
 			t.Errorf("inode that does not exist: %v", err)
 		}
@@ -130,7 +130,7 @@ func TestAssignMirrors(t *testing.T) {
 			for id := layout.FileID(10); id < 30; id++ {
 				row := w.file(id, policy, 1)
 				if id%2 == 0 {
-					grown, err := w.m.Assign(t.Context(), id, w.inode(id, policy), 1<<16, 1, session)
+					grown, err := w.m.Assign(t.Context(), id, w.inode(id, policy), 1<<16, 1, session, nil)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -169,7 +169,7 @@ func TestAssignMirrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		ino := w.inode(5, layout.Policy{Mirrors: 2})
-		if _, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session); !errors.Is(err, ErrNoDevice) || !strings.Contains(err.Error(), "2 mirrors") {
+		if _, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session, nil); !errors.Is(err, ErrNoDevice) || !strings.Contains(err.Error(), "2 mirrors") {
 			t.Errorf("two mirrors on one device: %v", err)
 		}
 	})
@@ -209,7 +209,7 @@ func TestAssignConcurrent(t *testing.T) {
 			var rows []schema.Layout
 			for j := range 6 {
 				wg.Go(func() {
-					row, err := w.m.Assign(t.Context(), id, ino, 0, int64(j+1)*unit/2, metarpc.SessionID{byte(j)})
+					row, err := w.m.Assign(t.Context(), id, ino, 0, int64(j+1)*unit/2, metarpc.SessionID{byte(j)}, nil)
 					if err != nil {
 						t.Error(err)
 						return
@@ -250,7 +250,7 @@ func TestAssignRemoved(t *testing.T) {
 			b.Delete(schema.InodeKey(5))
 			w.commit(&b)
 		})
-		if _, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session); !errors.Is(err, ErrNoInode) {
+		if _, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session, nil); !errors.Is(err, ErrNoInode) {
 			t.Errorf("%v", err)
 		}
 		// One that loses its layout, and starts over.
@@ -260,7 +260,7 @@ func TestAssignRemoved(t *testing.T) {
 			b.Delete(schema.LayoutKey(6))
 			w.commit(&b)
 		})
-		if row, err := w.m.Assign(t.Context(), 6, schema.Inode{}, 0, 1, metarpc.SessionID{8}); err != nil || len(row.Mirrors[0]) != 1 {
+		if row, err := w.m.Assign(t.Context(), 6, schema.Inode{}, 0, 1, metarpc.SessionID{8}, nil); err != nil || len(row.Mirrors[0]) != 1 {
 			t.Errorf("%+v, %v", row, err)
 		}
 	})
@@ -280,7 +280,7 @@ func TestCommitFails(t *testing.T) {
 		ino := w.inode(5, layout.Policy{})
 		engine.arm(schema.LayoutKey(5), func() {})
 		engine.err = catalog.ErrClosed
-		if _, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session); !errors.Is(err, catalog.ErrClosed) {
+		if _, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session, nil); !errors.Is(err, catalog.ErrClosed) {
 			t.Errorf("%v", err)
 		}
 		engine.arm(schema.DeviceKey(d.id), func() {})
@@ -294,7 +294,7 @@ func TestCommitFails(t *testing.T) {
 		// One of unknown outcome takes its data files out of circulation, whatever it was.
 		engine.arm(schema.LayoutKey(5), func() {})
 		engine.err = catalog.ErrUnknown
-		if _, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session); !errors.Is(err, catalog.ErrUnknown) {
+		if _, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session, nil); !errors.Is(err, catalog.ErrUnknown) {
 			t.Errorf("%v", err)
 		}
 		if len(d.pool) != testPool-1 || len(d.held) != testPool {
@@ -396,7 +396,7 @@ func TestAssignCanceled(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := w.m.Assign(ctx, 5, ino, 0, 1, session); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := w.m.Assign(ctx, 5, ino, 0, 1, session, nil); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("locked: %v", err)
 		}
 		unlock()
@@ -407,7 +407,7 @@ func TestAssignCanceled(t *testing.T) {
 		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		for id := layout.FileID(10); err == nil; id++ {
-			_, err = w.m.Assign(ctx, id, w.inode(id, layout.Policy{}), 0, 1, session)
+			_, err = w.m.Assign(ctx, id, w.inode(id, layout.Policy{}), 0, 1, session, nil)
 		}
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("empty pool: %v", err)
@@ -458,7 +458,7 @@ func TestSegments(t *testing.T) {
 			t.Errorf("described: %+v", desc)
 		}
 		var err error
-		if row, err = w.m.Assign(t.Context(), 5, w.inode(5, policy), unit, 1, session); err != nil {
+		if row, err = w.m.Assign(t.Context(), 5, w.inode(5, policy), unit, 1, session, nil); err != nil {
 			t.Fatal(err)
 		}
 		check(layout.IOModeRW, layout.ToEOF, 2)
@@ -472,4 +472,49 @@ func TestSegments(t *testing.T) {
 			t.Errorf("nothing described: %+v", desc)
 		}
 	})
+}
+
+// A file that is to lie on its writer's host has its first copy there, whole, and the others elsewhere; where there is no such
+// device, or none that can be used, it is as any other.
+func TestAssignNear(t *testing.T) {
+	w := newWorld(t, 4)
+	var all []layout.DeviceID
+	for i := range 4 {
+		all = append(all, w.device(i).id)
+	}
+	assign := func(id layout.FileID, policy layout.Policy, n int64, near ...layout.DeviceID) schema.Layout {
+		t.Helper()
+		row, err := w.m.Assign(t.Context(), id, w.inode(id, policy), 0, n, session, near)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return row
+	}
+	local := layout.Policy{Placement: layout.PlacementLocal}
+	for id := layout.FileID(100); id < 120; id++ {
+		row := assign(id, local, 10*unit, all[2])
+		if row.Width != 1 || len(row.Mirrors) != 1 || len(row.Mirrors[0]) != 1 || row.Mirrors[0][0].Device != all[2] {
+			t.Fatalf("%+v", row)
+		}
+	}
+	for id := layout.FileID(200); id < 220; id++ {
+		row := assign(id, layout.Policy{Placement: layout.PlacementLocal, Mirrors: 2}, 1, all[1], layout.DeviceID{9}, all[3])
+		first, second := row.Mirrors[0][0].Device, row.Mirrors[1][0].Device
+		if row.Width != 1 || first != all[1] && first != all[3] || first == second {
+			t.Fatalf("two copies: %+v", row)
+		}
+	}
+	for _, row := range []schema.Layout{
+		assign(300, local, 10*unit), assign(301, local, 10*unit, layout.DeviceID{9}),
+		assign(302, layout.Policy{Placement: layout.PlacementSpread}, 10*unit, all[0]), assign(303, layout.Policy{}, 10*unit, all[0]),
+	} {
+		if row.Width != 4 {
+			t.Errorf("as any other: %+v", row)
+		}
+	}
+	// What has begun elsewhere goes on as it is.
+	narrow := assign(400, local, 1)
+	if wide := assign(400, local, 10*unit, all[0]); wide.Width != narrow.Width || wide.Width != 4 {
+		t.Errorf("begun elsewhere: %+v, was %+v", wide, narrow)
+	}
 }

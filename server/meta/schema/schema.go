@@ -63,16 +63,17 @@ type Policy struct {
 	StripeUnit  int64
 	StripeCount int
 	Mirrors     int
+	Placement   layout.Placement
 }
 
 // Layout returns the policy as package layout's.
 func (p Policy) Layout() layout.Policy {
-	return layout.Policy{StripeUnit: p.StripeUnit, StripeCount: p.StripeCount, Mirrors: p.Mirrors}
+	return layout.Policy{StripeUnit: p.StripeUnit, StripeCount: p.StripeCount, Mirrors: p.Mirrors, Placement: p.Placement}
 }
 
 // PolicyOf is the inverse of Policy.Layout.
 func PolicyOf(p layout.Policy) Policy {
-	return Policy{StripeUnit: p.StripeUnit, StripeCount: p.StripeCount, Mirrors: p.Mirrors}
+	return Policy{StripeUnit: p.StripeUnit, StripeCount: p.StripeCount, Mirrors: p.Mirrors, Placement: p.Placement}
 }
 
 // Inode is an inode. A directory's Nlink is not used (it is 2 plus the counter of subdirectories), nor is its Size.

@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/weftfs/weft/dataplane"
+	"github.com/weftfs/weft/dataplane/nfs3"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/localio"
+)
+
+// The rows of data servers on the same host.
+
+// byDescriptor makes targets that reach their server without RPC.
+func byDescriptor(addr netip.AddrPort) (dataplane.Target, error) {
+	remote, err := nfs3.New(nfs3.Config{Name: addr.String(), Addrs: []netip.AddrPort{addr}, Connections: connections})
+	if err != nil {
+		return nil, err
+	}
+	t := localio.New(localio.Config{Name: addr.String(), Addrs: []netip.AddrPort{addr}}, remote)
+	if st := t.Status(context.Background()); !st.Local {
+		return nil, errors.Join(fmt.Errorf("the data server is not local: %s", st.Because), t.Close())
+	}
+	return t, nil
+}
+
+// localServer starts a data server whose file belongs to a user, as data files do.
+func (l *lab) localServer(where string, args ...string) (*columns, error) {
+	c, err := l.dataServers(where, 1, args...)
+	if err != nil {
+		return nil, err
+	}
+	const user = 1
+	if err := os.Chown(c.paths()[0], user, user); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	c.files[0].cred = layout.Credential{UID: user, GID: user}
+	return c, nil
+}
+
+// localDisk measures random reads past the page cache, by their number or by what one takes of processors, against fio on the
+// data server's file.
+func localDisk(cpu bool) func(*lab) (figures, error) {
+	const depth = 32
+	return func(l *lab) (f figures, err error) {
+		c, err := l.localServer(l.disk, "--io=direct")
+		if err != nil {
+			return f, err
+		}
+		defer func() { err = errors.Join(err, c.close()) }()
+		before, err := cpuOf(os.Getpid())
+		if err != nil {
+			return f, err
+		}
+		iops, err := planeBy(byDescriptor, c.files, randRead, depth, sample)
+		if err != nil {
+			return f, err
+		}
+		after, err := cpuOf(os.Getpid())
+		if err != nil {
+			return f, err
+		}
+		r, err := fioOn("/", c.paths()[0], "--rw=randread", "--bs=4k", "--ioengine=io_uring", fmt.Sprint("--iodepth=", depth), "--runtime=2", "--time_based")
+		f.weft, f.baseline = iops, r.iops
+		if cpu {
+			f.weft, f.baseline = (after-before)/(iops*sample.Seconds())*1e6, r.cpu/(r.bytes/float64(randRead.size))*1e6
+		}
+		return f, err
+	}
+}
+
+// localCallers measures 16 callers that read one block after the other.
+func localCallers(l *lab) (f figures, err error) {
+	c, err := l.localServer(l.mem)
+	if err != nil {
+		return f, err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	if f.weft, err = callers(byDescriptor, c.files, randRead, 16); err == nil {
+		f.baseline, err = callers(byRPC(connections), c.files, randRead, 16)
+	}
+	return f, err
+}
+
+// callers has n goroutines that wait for each read before the next.
+func callers(dial dialer, files []file, w workload, n int) (float64, error) {
+	p, seg, err := newPlane(files, dial)
+	if err != nil {
+		return 0, err
+	}
+	defer p.Close()
+	pf := p.NewFile()
+	var requests atomic.Int64
+	var wg sync.WaitGroup
+	errs := make(chan error, n)
+	all := &offsets{workload: w}
+	begin := time.Now()
+	for range n {
+		wg.Go(func() { // a caller
+			done := make(chan error, 1)
+			r := &dataplane.Read{Segment: seg, Buf: make([]byte, w.size), Done: func(_ int, err error) { done <- err }}
+			count := int64(0)
+			for time.Since(begin) < sample {
+				r.Off = all.take()
+				pf.StartRead(r)
+				p.Flush()
+				if err := <-done; err != nil {
+					errs <- err
+					return
+				}
+				count++
+			}
+			requests.Add(count)
+		})
+	}
+	wg.Wait()
+	select {
+	case err := <-errs:
+		return 0, err
+	default:
+		return w.figure(requests.Load(), time.Since(begin)), nil
+	}
+}
+
+// localWrites measures eight writes at a time.
+func localWrites(l *lab) (f figures, err error) {
+	c, err := l.localServer(l.mem)
+	if err != nil {
+		return f, err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	if f.weft, err = planeBy(byDescriptor, c.files, randWrite, 8, sample); err == nil {
+		f.baseline, err = plane(c.files, randWrite, connections, 8, sample)
+	}
+	return f, err
+}
+
+// localRead measures a mount that goes by descriptors against one that does not.
+func localRead(l *lab) (f figures, err error) {
+	v, err := l.volume(l.mem)
+	if err != nil {
+		return f, err
+	}
+	defer func() { err = errors.Join(err, v.close()) }()
+	for _, m := range []struct {
+		option string
+		figure *float64
+	}{{"localio=rw", &f.weft}, {"localio=off", &f.baseline}} {
+		dir, end, err := v.mount(m.option)
+		if err != nil {
+			return f, err
+		}
+		*m.figure, err = seqRead.fio(dir, "--ioengine=io_uring", "--iodepth=8")
+		if err := errors.Join(err, end()); err != nil {
+			return f, err
+		}
+	}
+	return f, nil
+}
+
+// localStriped measures a mount whose four data servers are local against the simplest FUSE server that keeps its data in a file.
+func localStriped(w workload) func(*lab) (figures, error) {
+	return func(l *lab) (f figures, err error) {
+		v, err := l.volume(l.mem)
+		if err != nil {
+			return f, err
+		}
+		err = v.use(func(dir string) (err error) { f.weft, err = w.fio(dir, "--ioengine=psync"); return }, "localio=rw")
+		if err != nil {
+			return f, err
+		}
+		where, err := os.MkdirTemp(l.mem, "bare")
+		if err != nil {
+			return f, err
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(where)) }()
+		dir, p, err := l.bare(time.Minute, 0, 0, where)
+		if err != nil {
+			return f, err
+		}
+		f.baseline, err = w.fio(dir, "--ioengine=psync")
+		return f, errors.Join(err, p.stop())
+	}
+}
