@@ -390,8 +390,9 @@ func (d *daemon) addUse(ctx context.Context, st *mountStatus) {
 			st.Devices = append(st.Devices, deviceStatus{ID: id, Problem: "the metadata service says nothing of it"})
 		}
 		st.Devices[i].reach(ctx, &stats)
-		if stats.Ops() > 0 || stats.Outstanding > 0 || stats.Errors > 0 {
-			st.Devices[i].Mount = useOf(&stats, d.cfg.options.xprtsec)
+		use := useOf(&stats, d.cfg.options.xprtsec)
+		if stats.Ops() > 0 || stats.Outstanding > 0 || stats.Errors > 0 || use.Trouble != "" {
+			st.Devices[i].Mount = use
 		}
 	}
 }
