@@ -176,7 +176,6 @@ func (d *daemon) start(ctx context.Context) error {
 		return err
 	}
 	plane.Store(d.data)
-	d.findLocal(connect)
 	d.fsys, err = fs.New(fs.Config{
 		Meta: d.meta, Data: d.data, Root: root,
 		Atime: fs.AtimeOf(d.cfg.options.flags), CachePages: d.cfg.options.cache == cacheLease, StableClose: d.cfg.options.stable,
@@ -195,7 +194,11 @@ func (d *daemon) start(ctx context.Context) error {
 		ForgetNames: !d.cfg.options.names,
 		Transport:   d.cfg.options.transport,
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	d.findLocal(connect)
+	return nil
 }
 
 // lookupRoot finds the directory of the volume that is to be mounted.

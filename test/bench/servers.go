@@ -196,7 +196,7 @@ func lookup(addr, mountd netip.AddrPort, export string) (file, error) {
 	}
 	defer t.Close()
 	fh, _, err := t.Lookup(ctx, layout.Credential{}, root, "f")
-	return file{addr, fh}, err
+	return file{addr: addr, handle: fh}, err
 }
 
 const ganeshaConfig = `NFS_CORE_PARAM {
