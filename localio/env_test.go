@@ -23,7 +23,7 @@ import (
 
 // env is a data server and how it is reached.
 type env struct {
-	t       *testing.T
+	t       testing.TB
 	dir     string // of the data server
 	sockets string
 	addr    netip.AddrPort
@@ -38,7 +38,7 @@ const uid, gid = 1000, 2000
 
 var superuser layout.Credential
 
-func log(t *testing.T) *slog.Logger {
+func log(t testing.TB) *slog.Logger {
 	if !testing.Verbose() {
 		return slog.New(slog.DiscardHandler)
 	}
@@ -46,7 +46,7 @@ func log(t *testing.T) *slog.Logger {
 }
 
 // newEnv starts a data server in a directory of the given one, which may be empty.
-func newEnv(t *testing.T, parent string, change func(*data.Config)) *env {
+func newEnv(t testing.TB, parent string, change func(*data.Config)) *env {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: files are opened by handle and given to other users")
 	}
@@ -181,7 +181,7 @@ func waitFor(t *testing.T, what string, ok func() bool) {
 }
 
 // ramDir is a directory in memory.
-func ramDir(t *testing.T) string {
+func ramDir(t testing.TB) string {
 	var fs unix.Statfs_t
 	if err := unix.Statfs("/dev/shm", &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
 		t.Skip("missing: a tmpfs at /dev/shm")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"sync"
@@ -24,7 +25,7 @@ func byDescriptor(addr netip.AddrPort) (dataplane.Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := localio.New(localio.Config{Name: addr.String(), Addrs: []netip.AddrPort{addr}}, remote)
+	t := localio.New(localio.Config{Name: addr.String(), Addrs: []netip.AddrPort{addr}, Log: slog.New(slog.DiscardHandler)}, remote)
 	if st := t.Status(context.Background()); !st.Local {
 		return nil, errors.Join(fmt.Errorf("the data server is not local: %s", st.Because), t.Close())
 	}
