@@ -50,6 +50,7 @@ type conn struct {
 	dev   *device
 	epoch func() uint64
 	near  func() bool
+	quick func(*layout.Op) bool // nil: there is nothing that the target could do so
 }
 
 // start queues a request at the target; whoever calls it flushes later.
@@ -152,6 +153,9 @@ func (p *Plane) makeConn(d *device) error {
 	}
 	if n, ok := target.(Nearer); ok {
 		c.near = n.Near
+	}
+	if q, ok := target.(Quicker); ok {
+		c.quick = q.Quick
 	}
 	p.mu.Lock()
 	closed := p.closed

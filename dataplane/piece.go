@@ -129,10 +129,20 @@ type finisher interface {
 func (q *request) add(pc *piece) {
 	pc.owner, pc.gen = q, q.gen
 	q.pieces = append(q.pieces, pc)
-	q.pending.Add(1)
 	dev := pc.conn.dev
 	pc.began = dev.plane.watch.now()
 	dev.usage.outstanding.Add(1)
+	// A hedge has others that may detach it.
+	if pc.conn.quick != nil && pc.of == nil && pc.conn.quick(&pc.op) {
+		at := dev.plane.watch.now()
+		dev.usage.ended(&pc.op, at-pc.began)
+		pc.state.Store(pieceEnded)
+		if pc.mirrored {
+			pc.timed(at)
+		}
+		return
+	}
+	q.pending.Add(1)
 	pc.conn.start(&pc.op)
 }
 

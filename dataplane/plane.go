@@ -47,6 +47,13 @@ type Nearer interface {
 	Near() bool
 }
 
+// Quicker is what a Target also offers if it can do requests while the caller waits.
+type Quicker interface {
+	// Quick does op, as Start and Flush would, if that takes no longer than to pass it on, and reports whether it has. Then Done is
+	// not called; otherwise nothing has happened.
+	Quick(op *layout.Op) bool
+}
+
 // Config of a Plane.
 type Config struct {
 	// Dial makes the target for a device: once per device, or again for the next request after it failed. It is called

@@ -25,6 +25,37 @@ func (s *session) quick(op *layout.Op) bool {
 	return s.kind.Memory
 }
 
+// maxKnown bounds session.known.
+const maxKnown = 4096
+
+// remember notes that f is the file for requests like op.
+func (s *session) remember(op *layout.Op, f *file) {
+	m := &s.known[0]
+	if op.Kind != layout.OpRead {
+		m = &s.known[1]
+	}
+	if was, loaded := m.Swap(op.File, f); loaded && was == f {
+		return
+	}
+	if s.count.Add(1) > maxKnown {
+		s.known[0].Clear()
+		s.known[1].Clear()
+		s.count.Store(0)
+	}
+}
+
+// recall returns what remember has noted, nil if that is nothing.
+func (s *session) recall(op *layout.Op) *file {
+	m := &s.known[0]
+	if op.Kind != layout.OpRead {
+		m = &s.known[1]
+	}
+	if f, ok := m.Load(op.File); ok {
+		return f.(*file)
+	}
+	return nil
+}
+
 // do does op by the file's descriptors. With now a READ that would have to wait ends with errWaits. After an error op is to be
 // done from the beginning by RPC.
 func (f *file) do(op *layout.Op, now bool) error {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -46,6 +47,11 @@ type session struct {
 	lastID uint32
 	// waiting is how many files are opening.
 	waiting int
+
+	// known are open files, or such as were, for reading and for writing, by the data file of the layout that was used. It takes
+	// no lock, and is emptied when it gets large.
+	known [2]sync.Map // from *layout.DataFile to *file
+	count atomic.Int64
 }
 
 // key is what descriptors are lent for.
@@ -67,9 +73,34 @@ type file struct {
 	streams    fileio.Streams
 	verifier   layout.Verifier
 	early      bool // revoked before it was lent
-	refs       int  // requests that use it
-	dirty      bool // written and not synced
 	place      *list.Element
+
+	use    atomic.Int64 // requests that use it, and retired
+	recent atomic.Bool  // it was used since it was last looked at
+	dirty  atomic.Bool  // written and not synced
+	once   sync.Once    // of close
+}
+
+// retired in file.use says that nobody may begin to use it. Who finds nothing else there closes it.
+const retired = 1 << 62
+
+// acquire begins a use, if the file is open.
+func (f *file) acquire() bool {
+	if f.use.Add(1)&retired != 0 {
+		f.release()
+		return false
+	}
+	if !f.recent.Load() {
+		f.recent.Store(true)
+	}
+	return true
+}
+
+// release ends a use. Target.mu is not held.
+func (f *file) release() {
+	if f.use.Add(-1) == retired {
+		f.close()
+	}
 }
 
 // state is how far it is with a file.
@@ -79,7 +110,7 @@ const (
 	opening state = iota
 	open
 	refused
-	closing // revoked, or of no more use: closed when refs is 0
+	closing // revoked, or of no more use: closed when nobody uses it
 )
 
 func (f *file) Buffered() int            { return f.fd }
@@ -357,42 +388,53 @@ func (s *session) opened(m *wire.Opened, fds []int) []int {
 	return fds
 }
 
-// spare returns an open file to be closed, if there are too many: the one not used for longest of those that nobody uses and
+// spare returns an open file to be closed, if there are too many: one that was not used for long, of those that nobody uses and
 // that have nothing to be synced. Target.mu is held.
 func (s *session) spare() *file {
 	if s.recent.Len() <= s.t.cfg.Files {
 		return nil
 	}
-	for e := s.recent.Back(); e != nil; e = e.Prev() {
-		if f := e.Value.(*file); f.refs == 0 && !f.dirty {
-			f.retire()
+	for e := s.recent.Back(); e != nil; {
+		f, before := e.Value.(*file), e.Prev()
+		switch {
+		case f.use.Load() > 0 || f.dirty.Load() || f.recent.Swap(false):
+			s.recent.MoveToFront(e)
+		case f.retire():
 			return f
+		default:
+			return nil // somebody has begun to use it, and closes it
+		}
+		if e = before; e == s.recent.Front() {
+			break
 		}
 	}
 	return nil
 }
 
-// retire makes nobody use f any more. Who finds refs 0 closes it. Target.mu is held.
-func (f *file) retire() {
+// retire makes nobody use f any more, and reports whether nobody does: then the caller closes it. Target.mu is held.
+func (f *file) retire() bool {
 	s := f.session
 	f.state = closing
 	s.recent.Remove(f.place)
 	if s.files[f.key] == f {
 		delete(s.files, f.key)
 	}
+	return f.use.Add(retired) == retired
 }
 
 // close closes the descriptors of a retired file and tells the broker. Target.mu is not held.
 func (f *file) close() {
-	s, t := f.session, f.session.t
-	unix.Close(f.fd)
-	if f.direct != fileio.NoDirect {
-		unix.Close(f.direct)
-	}
-	t.mu.Lock()
-	delete(s.named, f.id)
-	t.mu.Unlock()
-	s.send(&wire.Closed{ID: f.id, Unstable: f.dirty})
+	f.once.Do(func() {
+		s, t := f.session, f.session.t
+		unix.Close(f.fd)
+		if f.direct != fileio.NoDirect {
+			unix.Close(f.direct)
+		}
+		t.mu.Lock()
+		delete(s.named, f.id)
+		t.mu.Unlock()
+		s.send(&wire.Closed{ID: f.id, Unstable: f.dirty.Load()})
+	})
 }
 
 // revoked ends the use of what the broker wants back.
@@ -407,8 +449,7 @@ func (s *session) revoked(id uint32) {
 		t.mu.Unlock()
 		return
 	}
-	f.retire()
-	unused := f.refs == 0
+	unused := f.retire()
 	t.mu.Unlock()
 	if unused {
 		f.close()
@@ -426,8 +467,7 @@ func (s *session) end() {
 			f.state, f.refusedAt = refused, time.Now()
 			close(f.known)
 		case open:
-			f.retire()
-			if f.refs == 0 {
+			if f.retire() {
 				unused = append(unused, f)
 			}
 		}

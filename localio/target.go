@@ -76,6 +76,8 @@ type Target struct {
 	called atomic.Bool    // Remote was given requests since its last Flush
 	here   atomic.Int32   // tasks that are done by callers of Flush
 
+	current atomic.Pointer[session] // the same as session
+
 	mu      sync.Mutex
 	session *session // nil: there is none
 	since   time.Time
@@ -173,6 +175,7 @@ func (t *Target) rest(ctx context.Context, d time.Duration, epoch uint64) bool {
 func (t *Target) begin(s *session) {
 	t.mu.Lock()
 	t.session, t.since, t.why = s, time.Now(), nil
+	t.current.Store(s)
 	t.live.Store(true)
 	t.mu.Unlock()
 	t.cfg.Log.Info("the data server is on this host: its files are read and written without it", "device", t.cfg.Name, "read_only", s.readOnly)
@@ -183,6 +186,7 @@ func (t *Target) lost(s *session, err error) {
 	t.mu.Lock()
 	t.live.Store(false)
 	t.session = nil
+	t.current.Store(nil)
 	known := t.why != nil && t.why.Error() == err.Error()
 	if !known {
 		t.since, t.why = time.Now(), err
@@ -231,6 +235,36 @@ func (t *Target) Status(ctx context.Context) Status {
 
 // Near reports whether the data server is on this host.
 func (t *Target) Near() bool { return t.live.Load() }
+
+// Quick does op at once if its data file is open and that takes no longer than to have another goroutine do it. It reports whether
+// it has; then Done is not called.
+func (t *Target) Quick(op *layout.Op) bool {
+	s := t.current.Load()
+	if s == nil || !t.live.Load() || !s.quick(op) || !t.suits(op) {
+		return false
+	}
+	f := s.recall(op)
+	if f == nil || !f.acquire() {
+		return false
+	}
+	defer f.release()
+	if op.Kind == layout.OpCommit {
+		f.dirty.Store(false)
+	}
+	if err := f.do(op, true); err != nil {
+		if err != errWaits {
+			t.mu.Lock()
+			t.failed(f, op, err)
+			t.mu.Unlock()
+		}
+		return false
+	}
+	if op.Kind == layout.OpWrite {
+		f.dirty.Store(true)
+	}
+	t.local.Add(1)
+	return true
+}
 
 // Start queues op and returns at once; Flush does it. See package dataplane's Target.
 func (t *Target) Start(op *layout.Op) {
@@ -309,8 +343,8 @@ func (t *Target) Flush() {
 			t.hand(k)
 			continue
 		}
-		if f.state == open {
-			k.use(f)
+		if f.state == open && f.acquire() {
+			k.begin(f)
 		}
 		t.tasks.Add(1)
 		t.mu.Unlock()
@@ -354,13 +388,13 @@ func (t *Target) pop() *task {
 	return nil
 }
 
-// use makes f the file of a task that somebody is at from now on. Target.mu is held.
-func (k *task) use(f *file) {
-	f.refs++
+// begin makes f, which was acquired, the file of a task that somebody is at from now on. Target.mu is held.
+func (k *task) begin(f *file) {
 	k.file, k.busy = f, true
 	if k.op.Kind == layout.OpCommit {
-		f.dirty = false
+		f.dirty.Store(false)
 	}
+	f.session.remember(k.op, f)
 }
 
 // find returns the file for op, open or on its way; nil if op goes by RPC. ask, if not nil, is to be sent to have it lent. mu is held.
@@ -387,8 +421,6 @@ func (t *Target) find(op *layout.Op) (f *file, ask *wire.Open) {
 		return s.ask(key{fh, op.File.Cred, write})
 	case f.state == refused:
 		return nil, nil
-	case f.state == open:
-		s.recent.MoveToFront(f.place)
 	}
 	return f, nil
 }
@@ -410,12 +442,12 @@ func (t *Target) await(k *task, f *file) bool {
 		t.give(k)
 		t.mu.Unlock()
 		return false
-	case f.state != open:
+	case f.state != open || !f.acquire():
 		t.hand(k)
 		t.Remote.Flush()
 		return false
 	}
-	k.use(f)
+	k.begin(f)
 	t.mu.Unlock()
 	return true
 }
@@ -452,17 +484,12 @@ func (t *Target) perform(k *task, now bool) bool {
 		return false
 	}
 	t.mu.Lock()
-	f.refs--
-	if lost := (*syncError)(nil); errors.As(err, &lost) {
-		t.spoil(f.key.fh)
-	}
 	if op.Kind == layout.OpWrite && err == nil && op.Committed == layout.Unstable {
-		f.dirty = true
+		f.dirty.Store(true)
 	}
-	if err != nil && f.state == open && op.Kind != layout.OpRead && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
-		f.retire()
+	if err != nil {
+		t.failed(f, op, err)
 	}
-	unused := f.state == closing && f.refs == 0
 	k.file = nil
 	if err != nil {
 		t.hand(k)
@@ -478,10 +505,19 @@ func (t *Target) perform(k *task, now bool) bool {
 		t.local.Add(1)
 		op.Done(op)
 	}
-	if unused {
-		f.close()
-	}
+	f.release()
 	return true
+}
+
+// failed takes in that op could not be done by f, which the caller uses. mu is held.
+func (t *Target) failed(f *file, op *layout.Op, err error) {
+	if lost := (*syncError)(nil); errors.As(err, &lost) {
+		t.spoil(f.key.fh)
+	}
+	full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+	if f.state == open && op.Kind != layout.OpRead && !full {
+		f.retire() // the last one that uses it closes it
+	}
 }
 
 // Detach takes op.Data away. It waits for the file system if that is at it.
