@@ -51,7 +51,7 @@ const (
 	openTime   = time.Second
 	refuseTime = 30 * time.Second
 	// small is the largest request, in bytes, that is done by whoever calls Flush: another goroutine would cost more.
-	small = 128 << 10
+	small = 4 << 20
 	// maxHere is how many at a time.
 	maxHere = 16
 )
