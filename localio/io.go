@@ -18,7 +18,7 @@ var errWaits = errors.New("would wait")
 func (s *session) quick(op *layout.Op) bool {
 	switch op.Kind {
 	case layout.OpRead:
-		return len(op.Data) <= small && !s.kind.Reaches(len(op.Data), op.Off)
+		return len(op.Data) <= small && (s.kind.Memory || len(op.Data) <= smallOnDisk && !s.kind.Reaches(len(op.Data), op.Off))
 	case layout.OpWrite:
 		return len(op.Data) <= small && s.kind.Memory && op.Stable == layout.Unstable
 	}
@@ -88,6 +88,49 @@ func (f *file) do(op *layout.Op, now bool) error {
 	}
 	op.Err = nil
 	return nil
+}
+
+// queued has the ring do a task, and reports whether it does: those that wait for a disk, and have no parts.
+func (t *Target) queued(k *task) bool {
+	op, kind := k.op, &k.file.session.kind
+	if kind.Memory || op.Kind == layout.OpCommit || op.Kind == layout.OpWrite && op.Stable != layout.Unstable {
+		return false
+	}
+	fd, ok := kind.Whole(k.file, op.Data, op.Off)
+	if !ok {
+		return false
+	}
+	t.ringOnce.Do(func() {
+		var err error
+		if t.ring, err = newRing(t.reaped); err != nil {
+			t.cfg.Log.Info("reads and writes that wait for a disk have a thread each", "device", t.cfg.Name, "because", err)
+		}
+	})
+	return t.ring != nil && t.ring.start(k, fd, op.Kind == layout.OpWrite, op.Data, op.Off)
+}
+
+// reaped ends a task that the ring has done, res being what read(2) or write(2) would return, or a negative errno.
+func (t *Target) reaped(k *task, res int32) {
+	op, f := k.op, k.file
+	if int(res) != len(op.Data) {
+		go func() { // ends with the request, of which there may be some left, or nothing
+			defer t.tasks.Done()
+			t.perform(k, false)
+		}()
+		return
+	}
+	op.N, op.EOF, op.Err = len(op.Data), false, nil
+	kind := &f.session.kind
+	if direct := kind.Reaches(len(op.Data), op.Off); op.Kind == layout.OpWrite {
+		op.Committed, op.Verifier = layout.Unstable, f.verifier
+		if !direct {
+			kind.HaveWritten(f, op.Off, op.N)
+		}
+	} else if !direct {
+		kind.HaveRead(f, op.Off, op.N)
+	}
+	t.finish(k, nil)
+	t.tasks.Done()
 }
 
 // syncError says that what was written may not have become stable, and that the kernel will not say so again.

@@ -50,8 +50,10 @@ const (
 	// openTime is how long a request waits for descriptors, and refuseTime for how long a refusal counts.
 	openTime   = time.Second
 	refuseTime = 30 * time.Second
-	// small is the largest request, in bytes, that is done by whoever calls Flush: another goroutine would cost more.
-	small = 4 << 20
+	// small is the largest request, in bytes, that is done by the caller: another goroutine would cost more. smallOnDisk is that
+	// where it may turn out that not all of it is in memory.
+	small       = 4 << 20
+	smallOnDisk = 128 << 10
 	// maxHere is how many at a time.
 	maxHere = 16
 )
@@ -77,6 +79,9 @@ type Target struct {
 	here   atomic.Int32   // tasks that are done by callers of Flush
 
 	current atomic.Pointer[session] // the same as session
+
+	ringOnce sync.Once
+	ring     *ring // nil: there is none, perhaps not yet
 
 	mu      sync.Mutex
 	session *session // nil: there is none
@@ -331,6 +336,7 @@ func (t *Target) give(k *task) {
 
 // Flush does what was started, or has it done if that may take time.
 func (t *Target) Flush() {
+	begun := false
 	for {
 		t.mu.Lock()
 		k := t.pop()
@@ -352,6 +358,10 @@ func (t *Target) Flush() {
 			t.tasks.Done()
 			continue
 		}
+		if k.file != nil && t.queued(k) {
+			begun = true
+			continue
+		}
 		go func() { // ends with the request
 			defer t.tasks.Done()
 			if ask != nil {
@@ -361,6 +371,9 @@ func (t *Target) Flush() {
 				t.perform(k, false)
 			}
 		}()
+	}
+	if begun {
+		t.ring.flush()
 	}
 	if t.called.Load() && t.called.Swap(false) {
 		t.Remote.Flush()
@@ -478,11 +491,17 @@ func (t *Target) hand(k *task) {
 
 // perform does a task by its file. With now it does so only if that does not wait, and reports whether it did.
 func (t *Target) perform(k *task, now bool) bool {
-	op, f := k.op, k.file
-	err := f.do(op, now)
+	err := k.file.do(k.op, now)
 	if err == errWaits {
 		return false
 	}
+	t.finish(k, err)
+	return true
+}
+
+// finish ends a task that somebody is at. After an error it goes by RPC.
+func (t *Target) finish(k *task, err error) {
+	op, f := k.op, k.file
 	t.mu.Lock()
 	if op.Kind == layout.OpWrite && err == nil && op.Committed == layout.Unstable {
 		f.dirty.Store(true)
@@ -506,7 +525,6 @@ func (t *Target) perform(k *task, now bool) bool {
 		op.Done(op)
 	}
 	f.release()
-	return true
 }
 
 // failed takes in that op could not be done by f, which the caller uses. mu is held.
@@ -556,5 +574,8 @@ func (t *Target) Close() error {
 	t.cancel()
 	t.Flush()
 	t.tasks.Wait()
+	if t.ring != nil {
+		t.ring.close()
+	}
 	return t.Remote.Close()
 }

@@ -56,6 +56,21 @@ func (k *Kind) Reaches(n int, off int64) bool {
 	return from < to
 }
 
+// Whole returns the descriptor by which all of a transfer of b at off goes; ok is false if it has parts.
+func (k *Kind) Whole(f File, b []byte, off int64) (fd int, ok bool) {
+	from, to := k.Part(len(b), off)
+	switch {
+	case from == to || !aligned(b[from:]):
+		return f.Buffered(), true
+	case from > 0 || to < len(b):
+		return 0, false
+	}
+	if fd = f.Direct(); fd == NoDirect {
+		fd = f.Buffered()
+	}
+	return fd, true
+}
+
 // aligned is whether b can be transferred directly.
 func aligned(b []byte) bool { return uintptr(unsafe.Pointer(&b[0]))%iobuf.PageSize == 0 }
 

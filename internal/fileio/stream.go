@@ -58,12 +58,15 @@ func (k *Kind) readBuffered(f File, b []byte, off int64) (n int, err error) {
 
 func (k *Kind) writeBuffered(f File, b []byte, off int64) (n int, err error) {
 	n, err = Pwrite(f.Buffered(), b, off)
-	k.leave(f, &f.Streams().writing, off, n)
+	k.HaveWritten(f, off, n)
 	return n, err
 }
 
 // HaveRead notes that n bytes at off were read through the page cache by other means.
 func (k *Kind) HaveRead(f File, off int64, n int) { k.leave(f, &f.Streams().reading, off, n) }
+
+// HaveWritten notes that n bytes at off were written through it by other means.
+func (k *Kind) HaveWritten(f File, off int64, n int) { k.leave(f, &f.Streams().writing, off, n) }
 
 // leave drops pages that a stream has left behind. Should some be dirty still, their writing begins, and the next call drops
 // them: hence it goes back over a step.

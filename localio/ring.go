@@ -1,0 +1,224 @@
+package localio
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// ring is an io_uring (io_uring_setup(2)) for reads and writes that wait for a disk: each would otherwise hold a thread, and each
+// wake-up of one costs more than the request. Completions are signalled by an eventfd, for which a goroutine waits.
+type ring struct {
+	fd     int
+	signal *os.File // the eventfd
+	gone   chan struct{}
+
+	rings, entries []byte // memory that is shared with the kernel
+	sq, cq         queue
+	array          []uint32
+	sqes           []sqe
+	cqes           []cqe
+
+	mu       sync.Mutex
+	begun    uint32 // entries that the kernel was not told of
+	inFlight int
+	free     []uint32 // slots
+	slots    []*task
+	closed   bool
+}
+
+// queue is the head and the tail of a ring.
+type queue struct {
+	head, tail *uint32
+	mask       uint32
+}
+
+// sqe is struct io_uring_sqe, and cqe struct io_uring_cqe (linux/io_uring.h).
+type sqe struct {
+	opcode, flags uint8
+	ioprio        uint16
+	fd            int32
+	off, addr     uint64
+	len, rwFlags  uint32
+	user          uint64
+	_             [3]uint64
+}
+
+type cqe struct {
+	user  uint64
+	res   int32
+	flags uint32
+}
+
+// params is struct io_uring_params.
+type params struct {
+	sqEntries, cqEntries, flags, threadCPU, threadIdle, features, wqFD uint32
+	_                                                                  [3]uint32
+	sqOff                                                              struct {
+		head, tail, mask, entries, flags, dropped, array, _ uint32
+		_                                                   uint64
+	}
+	cqOff struct {
+		head, tail, mask, entries, overflow, cqes, flags, _ uint32
+		_                                                   uint64
+	}
+}
+
+const (
+	ringEntries = 256 // requests under way
+	opRead      = 22  // IORING_OP_READ, Linux 5.6
+	opWrite     = 23
+	singleMap   = 1 << 0     // IORING_FEAT_SINGLE_MMAP
+	entriesAt   = 0x10000000 // IORING_OFF_SQES
+	withEvents  = 4          // IORING_REGISTER_EVENTFD
+)
+
+// newRing makes one. Containers often may not.
+func newRing(ended func(k *task, res int32)) (r *ring, err error) {
+	var p params
+	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, ringEntries, uintptr(unsafe.Pointer(&p)), 0)
+	if errno != 0 {
+		return nil, fmt.Errorf("io_uring_setup: %w", errno)
+	}
+	r = &ring{fd: int(fd), gone: make(chan struct{}), slots: make([]*task, ringEntries)}
+	unix.CloseOnExec(r.fd)
+	defer func() {
+		if err != nil {
+			r.unmap()
+		}
+	}()
+	if p.features&singleMap == 0 {
+		return nil, fmt.Errorf("io_uring of a kernel before 5.4: %w", unix.ENOSYS)
+	}
+	size := max(p.sqOff.array+p.sqEntries*4, p.cqOff.cqes+p.cqEntries*uint32(unsafe.Sizeof(cqe{})))
+	if r.rings, err = unix.Mmap(r.fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE); err != nil {
+		return nil, err
+	}
+	if r.entries, err = unix.Mmap(r.fd, entriesAt, int(p.sqEntries)*int(unsafe.Sizeof(sqe{})), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE); err != nil {
+		return nil, err
+	}
+	at := func(off uint32) *uint32 { return (*uint32)(unsafe.Pointer(&r.rings[off])) }
+	r.sq = queue{at(p.sqOff.head), at(p.sqOff.tail), *at(p.sqOff.mask)}
+	r.cq = queue{at(p.cqOff.head), at(p.cqOff.tail), *at(p.cqOff.mask)}
+	r.array = unsafe.Slice(at(p.sqOff.array), p.sqEntries)
+	r.sqes = unsafe.Slice((*sqe)(unsafe.Pointer(&r.entries[0])), p.sqEntries)
+	r.cqes = unsafe.Slice((*cqe)(unsafe.Pointer(&r.rings[p.cqOff.cqes])), p.cqEntries)
+	event, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, err
+	}
+	r.signal = os.NewFile(uintptr(event), "eventfd")
+	number := int32(event)
+	if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(r.fd), withEvents, uintptr(unsafe.Pointer(&number)), 1, 0, 0); errno != 0 {
+		r.signal.Close()
+		return nil, fmt.Errorf("io_uring_register: %w", errno)
+	}
+	for i := range uint32(ringEntries) {
+		r.free = append(r.free, i)
+	}
+	go r.reap(ended) // ends with close
+	return r, nil
+}
+
+// start queues a read or write of a task, which is whole in b; flush begins it. It reports whether there was room.
+func (r *ring) start(k *task, fd int, write bool, b []byte, off int64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed || len(r.free) == 0 {
+		return false
+	}
+	slot := r.free[len(r.free)-1]
+	r.free = r.free[:len(r.free)-1]
+	r.slots[slot] = k
+	r.inFlight++
+	tail := *r.sq.tail // ours alone
+	i := tail & r.sq.mask
+	r.sqes[i] = sqe{
+		opcode: opRead, fd: int32(fd), off: uint64(off), addr: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))), len: uint32(len(b)), user: uint64(slot),
+	}
+	if write {
+		r.sqes[i].opcode = opWrite
+	}
+	r.array[i] = i
+	atomic.StoreUint32(r.sq.tail, tail+1)
+	r.begun++
+	return true
+}
+
+// flush tells the kernel of what was started.
+func (r *ring) flush() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for r.begun > 0 {
+		n, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(r.begun), 0, 0, 0, 0)
+		switch {
+		case errno == 0:
+			r.begun -= uint32(n)
+		case errno == unix.EINTR:
+		default: // EAGAIN, EBUSY: it has no memory just now
+			runtime.Gosched()
+		}
+	}
+}
+
+// reap ends what the kernel has done.
+func (r *ring) reap(ended func(k *task, res int32)) {
+	defer close(r.gone)
+	var count [8]byte
+	type end struct {
+		k   *task
+		res int32
+	}
+	var batch []end
+	for {
+		if _, err := r.signal.Read(count[:]); err != nil {
+			return // closed
+		}
+		for {
+			batch = batch[:0]
+			r.mu.Lock()
+			head := *r.cq.head // ours alone
+			for tail := atomic.LoadUint32(r.cq.tail); head != tail; head++ {
+				c := r.cqes[head&r.cq.mask]
+				batch = append(batch, end{r.slots[c.user], c.res})
+				r.slots[c.user] = nil
+				r.free = append(r.free, uint32(c.user))
+			}
+			atomic.StoreUint32(r.cq.head, head)
+			r.inFlight -= len(batch)
+			r.mu.Unlock()
+			if len(batch) == 0 {
+				break
+			}
+			for i := range batch {
+				ended(batch[i].k, batch[i].res)
+				batch[i].k = nil
+			}
+		}
+	}
+}
+
+// close ends the ring, in which nothing is under way any more.
+func (r *ring) close() {
+	r.mu.Lock()
+	r.closed = true
+	r.mu.Unlock()
+	r.signal.Close()
+	<-r.gone
+	r.unmap()
+}
+
+func (r *ring) unmap() {
+	if r.entries != nil {
+		unix.Munmap(r.entries)
+	}
+	if r.rings != nil {
+		unix.Munmap(r.rings)
+	}
+	unix.Close(r.fd)
+}
