@@ -39,21 +39,24 @@ var badFile = &layout.DataFile{Handles: [][]byte{bytes.Repeat([]byte{7}, 40)}, C
 // reading only.
 func TestContract(t *testing.T) {
 	for _, c := range []struct {
-		where    string
-		mode     data.IO
-		readOnly bool
+		where string
+		mode  data.IO
+		how   string
 	}{
-		{"disk", data.IOAuto, false}, {"disk", data.IODirect, false}, {"disk", data.IOBuffered, false}, {"memory", data.IOAuto, false},
-		{"disk", data.IOAuto, true},
+		{"disk", data.IOAuto, "ring"}, {"disk", data.IODirect, "ring"}, {"disk", data.IOBuffered, "ring"}, {"memory", data.IOAuto, ""},
+		{"disk", data.IODirect, "threads"}, {"disk", data.IOAuto, "readonly"},
 	} {
-		t.Run(fmt.Sprint(c.where, "-", c.mode, "-", c.readOnly), func(t *testing.T) {
+		t.Run(fmt.Sprint(c.where, "-", c.mode, "-", c.how), func(t *testing.T) {
 			targettest.Run(t, func(t *testing.T) targettest.Fixture {
 				dir := ""
 				if c.where == "memory" {
 					dir = ramDir(t)
 				}
 				e := newEnv(t, dir, func(d *data.Config) { d.IO = c.mode })
-				target := e.target(func(l *Config) { l.ReadOnly = c.readOnly })
+				target := e.target(func(l *Config) { l.ReadOnly = c.how == "readonly" })
+				if c.how == "threads" {
+					target.ringOnce.Do(func() {}) // as where there is no io_uring
+				}
 				return targettest.Fixture{Target: target, NewFile: func() *layout.DataFile { return e.newFile(0o640) }, BadFile: badFile}
 			})
 		})
@@ -480,7 +483,18 @@ var wantSwitches = flag.Int64("switches", 2000, "how often TestSwitches changes 
 func TestSwitches(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	e := newEnv(t, ramDir(t), nil)
+	for _, where := range []string{"disk", "memory"} {
+		t.Run(where, func(t *testing.T) {
+			dir := ""
+			if where == "memory" {
+				dir = ramDir(t)
+			}
+			switches(t, seed, newEnv(t, dir, nil))
+		})
+	}
+}
+
+func switches(t *testing.T, seed uint64, e *env) {
 	l := e.local()
 	cut(t, l)
 	p, err := dataplane.New(dataplane.Config{Dial: func(layout.DeviceID) (dataplane.Target, error) { return l, nil }, RetainBytes: 32 << 20, Log: log(t)})

@@ -358,19 +358,27 @@ func planeBy(dial dialer, files []file, w workload, depth int, long time.Duratio
 		buf := make([]byte, w.size)
 		r := &dataplane.Read{Segment: seg, Buf: buf}
 		wr := &dataplane.Write{Segment: seg}
+		// A request may end before its start returns: then the next one is started by the loop that started it.
+		const idle, starting, under, early = 0, 1, 2, 3
+		var state atomic.Int32
 		start := func() {
-			if w.write {
-				wr.Off, wr.Data, wr.Buf = all.take(), buf, p.Buffer(w.size)
-				if wr.Buf != nil {
-					wr.Data = wr.Buf.Bytes()
+			for state.Store(starting); ; state.Store(starting) {
+				if w.write {
+					wr.Off, wr.Data, wr.Buf = all.take(), buf, p.Buffer(w.size)
+					if wr.Buf != nil {
+						wr.Data = wr.Buf.Bytes()
+					}
+					dirty(wr.Data)
+					pf.StartWrite(wr)
+				} else {
+					r.Off = all.take()
+					pf.StartRead(r)
 				}
-				dirty(wr.Data)
-				pf.StartWrite(wr)
-			} else {
-				r.Off = all.take()
-				pf.StartRead(r)
+				p.Flush()
+				if state.CompareAndSwap(starting, under) || state.CompareAndSwap(idle, idle) {
+					return
+				}
 			}
-			p.Flush()
 		}
 		done := func(err error) { // starts the next one, as the loop does
 			if wr.Buf != nil {
@@ -379,14 +387,17 @@ func planeBy(dial dialer, files []file, w workload, depth int, long time.Duratio
 			switch {
 			case err != nil:
 				errs <- err
-				wg.Done()
 			case time.Since(begin) > long:
 				requests.Add(1)
-				wg.Done()
 			default:
 				requests.Add(1)
-				start()
+				if !state.CompareAndSwap(starting, early) {
+					start()
+				}
+				return
 			}
+			state.Store(idle)
+			wg.Done()
 		}
 		r.Done, wr.Done = func(_ int, err error) { done(err) }, done
 		start()
