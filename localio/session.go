@@ -291,16 +291,15 @@ func (s *session) read() error {
 		m, err := wire.Decode(b[:n])
 		switch m := m.(type) {
 		case *wire.Opened:
-			fds = s.opened(m, fds)
+			s.opened(m, fds)
+			continue
 		case *wire.Revoke:
 			s.revoked(m.ID)
 		case nil:
 		default:
 			err = fmt.Errorf("the broker sends %T", m)
 		}
-		for _, fd := range fds { // that nobody has taken
-			unix.Close(fd)
-		}
+		closeAll(fds) // there should be none
 		if err != nil {
 			return err
 		}
@@ -348,14 +347,14 @@ func (s *session) ask(k key) (*file, *wire.Open) {
 	return f, &wire.Open{ID: f.id, File: k.fh, UID: k.cred.UID, GID: k.cred.GID, Write: k.write}
 }
 
-// opened takes in the answer to an OPEN. It returns the descriptors that are of no use.
-func (s *session) opened(m *wire.Opened, fds []int) []int {
+// opened takes in the answer to an OPEN, and the descriptors that came with it.
+func (s *session) opened(m *wire.Opened, fds []int) {
 	t := s.t
 	var st unix.Stat_t
 	good := m.Status == nfs3.OK && len(fds) > 0 && len(fds) <= 2 && unix.Fstat(fds[0], &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
 	t.mu.Lock()
 	f := s.named[m.ID]
-	waited := f != nil && f.state == opening
+	waited, taken := f != nil && f.state == opening, false
 	switch {
 	case waited && good && !f.early:
 		f.state, f.fd, f.direct = open, fds[0], fileio.NoDirect
@@ -365,7 +364,7 @@ func (s *session) opened(m *wire.Opened, fds []int) []int {
 		f.verifier = layout.Verifier(m.Verifier)
 		t.salt(f.key.fh, &f.verifier)
 		f.place = s.recent.PushFront(f)
-		fds = nil
+		taken = true
 	case waited:
 		f.state, f.refusedAt = refused, time.Now()
 		delete(s.named, f.id)
@@ -379,13 +378,21 @@ func (s *session) opened(m *wire.Opened, fds []int) []int {
 	}
 	spare := s.spare()
 	t.mu.Unlock()
-	if m.Status == nfs3.OK && fds != nil {
-		s.send(&wire.Closed{ID: m.ID}) // they could not be taken: too many are open, perhaps
+	if !taken {
+		closeAll(fds)
+		if m.Status == nfs3.OK { // they could not be taken: too many are open, perhaps
+			s.send(&wire.Closed{ID: m.ID})
+		}
 	}
 	if spare != nil {
 		spare.close()
 	}
-	return fds
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
 }
 
 // spare returns an open file to be closed, if there are too many: one that was not used for long, of those that nobody uses and
