@@ -63,7 +63,13 @@ func (pc *piece) timed(at int64) {
 		rival = pc.hedge.Load()
 	}
 	if rival != nil && pc.op.Err == nil && rival.state.Load() == pieceOut {
-		rival.conn.Detach(&rival.op)
+		// Not here: a target on the same host may have to wait for a disk. The request waits for it.
+		q := pc.owner
+		q.pending.Add(1)
+		go func() { // ends when nobody reads into the rival's memory any more
+			rival.conn.Detach(&rival.op)
+			q.drop()
+		}()
 	}
 }
 

@@ -332,3 +332,35 @@ func TestNear(t *testing.T) {
 		t.Errorf("%v reads while the copy that is near fails", n)
 	}
 }
+
+// fickle is near for so many questions.
+type fickle struct {
+	dataplane.Target
+	n  atomic.Int32
+	at int32
+}
+
+func (f *fickle) Near() bool { return f.n.Add(1) <= f.at }
+
+// A server that is no longer near while a copy is chosen.
+func TestNearEnds(t *testing.T) {
+	for _, mirrors := range []int{2, 3} {
+		e := newEnv(t, options{servers: mirrors})
+		byID := map[layout.DeviceID]dataplane.Target{}
+		f := &fickle{Target: e.targets[0], at: 1 << 30}
+		for i, s := range e.servers {
+			byID[s.ID()] = e.targets[i]
+		}
+		byID[e.servers[0].ID()] = f
+		e.plane = newPlane(t, 0, func(id layout.DeviceID) (dataplane.Target, error) { return byID[id], nil })
+		seg := e.segment(64<<10, 1, mirrors)
+		file := e.plane.NewFile()
+		e.write(file, seg, 0, make([]byte, 100))
+		e.check(file, seg, 0, make([]byte, 100))
+		for at := int32(0); at < 6; at++ {
+			f.n.Store(0)
+			f.at = at
+			e.check(file, seg, 0, make([]byte, 100))
+		}
+	}
+}

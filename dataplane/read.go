@@ -210,11 +210,14 @@ func (q *readRequest) pick(server int, tried uint64, n int) int {
 		return -1
 	}
 	a := q.nth(q.turn%equals, server, tried, best)
-	if count == 1 {
+	if a < 0 { // a server is no longer near
+		a = q.nth(0, server, tried, 0)
+	}
+	if count == 1 || a < 0 {
 		return a
 	}
 	b := q.nth((q.turn/equals)%(count-1), server, tried|1<<a, 0)
-	if q.cost(b, server, n)*clearly < q.cost(a, server, n) {
+	if b >= 0 && q.cost(b, server, n)*clearly < q.cost(a, server, n) {
 		return b
 	}
 	return a
@@ -299,13 +302,19 @@ func (q *readRequest) look(gen uint64, at int64) {
 	}
 	p.watch.again(&q.request, due)
 	q.mu.Unlock()
-	for _, pc := range left {
-		pc.conn.Detach(&pc.op)
-		if h := pc.hedge.Load(); h != nil {
-			h.conn.Detach(&h.op)
-		}
+	if len(left) == 0 {
+		q.drop()
+		return
 	}
-	q.drop()
+	go func() { // ends when nobody reads into their memory; not here, since a target on the same host may wait for a disk
+		for _, pc := range left {
+			pc.conn.Detach(&pc.op)
+			if h := pc.hedge.Load(); h != nil {
+				h.conn.Detach(&h.op)
+			}
+		}
+		q.drop()
+	}()
 }
 
 // startHedge asks another mirror for what pc was to read. mu is held, and a count of pending.
@@ -323,8 +332,12 @@ func (q *readRequest) startHedge(pc *piece, mirror, server int) {
 	h.begin()
 	pc.hedge.Store(h)
 	q.add(h)
-	if pc.state.Load() != pieceOut {
-		c.Detach(&h.op)
+	if pc.state.Load() != pieceOut && pc.op.Err == nil { // it has ended meanwhile, and well
+		q.pending.Add(1)
+		go func() { // ends when nobody reads into the hedge's memory; not here, see timed
+			c.Detach(&h.op)
+			q.drop()
+		}()
 	}
 }
 

@@ -226,13 +226,19 @@ func (q *writeRequest) look(gen uint64, at int64) {
 	}
 	p.watch.again(&q.request, at+p.lookAfter())
 	q.mu.Unlock()
-	for _, pc := range left {
-		if pc.buf == nil {
-			pc.conn.Detach(&pc.op) // the caller gets its memory back
+	if len(left) == 0 {
+		q.drop()
+		return
+	}
+	go func() { // ends when the caller has its memory back; not here, since a target on the same host may wait for a disk
+		for _, pc := range left {
+			if pc.buf == nil {
+				pc.conn.Detach(&pc.op)
+			}
+			q.drop()
 		}
 		q.drop()
-	}
-	q.drop()
+	}()
 }
 
 // answered reports whether another copy has taken what pc is to write.

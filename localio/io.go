@@ -110,14 +110,14 @@ func (t *Target) queued(k *task) bool {
 }
 
 // reaped ends a task that the ring has done, res being what read(2) or write(2) would return, or a negative errno.
-func (t *Target) reaped(k *task, res int32) {
+func (t *Target) reaped(k *task, res int32) func() {
 	op, f := k.op, k.file
 	if int(res) != len(op.Data) {
 		go func() { // ends with the request, of which there may be some left, or nothing
 			defer t.tasks.Done()
 			t.perform(k, false)
 		}()
-		return
+		return func() {}
 	}
 	op.N, op.EOF, op.Err = len(op.Data), false, nil
 	kind := &f.session.kind
@@ -129,8 +129,12 @@ func (t *Target) reaped(k *task, res int32) {
 	} else if !direct {
 		kind.HaveRead(f, op.Off, op.N)
 	}
-	t.finish(k, nil)
-	t.tasks.Done()
+	t.settle(k)
+	return func() {
+		op.Done(op)
+		f.release()
+		t.tasks.Done()
+	}
 }
 
 // syncError says that what was written may not have become stable, and that the kernel will not say so again.
@@ -149,8 +153,13 @@ func (f *file) sync(full bool) error {
 	if full {
 		do = fsync
 	}
-	if err := fileio.Retry(do, f.fd); err != nil {
-		return &syncError{err}
+	f.syncing.Lock()
+	defer f.syncing.Unlock()
+	if f.broken == nil {
+		f.broken = fileio.Retry(do, f.fd)
+	}
+	if f.broken != nil {
+		return &syncError{f.broken}
 	}
 	return nil
 }

@@ -571,3 +571,138 @@ func switches(t *testing.T, seed uint64, e *env) {
 		t.Error("one of the ways was not taken")
 	}
 }
+
+// The kernel tells a descriptor of a failure once: of two syncs at a time both must hear of it.
+func TestTwoSyncs(t *testing.T) {
+	e := newEnv(t, "", nil)
+	l := e.local()
+	df := e.newFile(0o640)
+	do(l, layout.Op{Kind: layout.OpWrite, File: df, Data: []byte("x")})
+	defer func() { fdatasync = unix.Fdatasync }()
+	var n atomic.Int32
+	both := make(chan struct{})
+	fdatasync = func(fd int) error {
+		switch n.Add(1) {
+		case 1: // consumes the error
+			select {
+			case <-both:
+			case <-time.After(200 * time.Millisecond):
+			}
+			return unix.EIO
+		case 2: // the other, for which nothing is left
+			select {
+			case <-both:
+			default:
+				close(both)
+			}
+			return nil
+		}
+		return unix.Fdatasync(fd)
+	}
+	a := &layout.Op{Kind: layout.OpWrite, File: df, Data: []byte("a"), Stable: layout.DataSync}
+	b := &layout.Op{Kind: layout.OpWrite, File: df, Off: 4096, Data: []byte("b"), Stable: layout.DataSync}
+	da, db := begin(l, a), begin(l, b)
+	<-da
+	<-db
+	if n := l.Status(context.Background()).OpsRPC; n != 2 {
+		t.Errorf("%d of 2 writes went by RPC after a sync that failed", n)
+	}
+}
+
+// Without descriptors there is no ring, and nothing else happens.
+func TestNoRing(t *testing.T) {
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Dup(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fd)
+	for room := range 2 {
+		few := old
+		few.Cur = uint64(fd + room)
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
+			t.Fatal(err)
+		}
+		r, err := newRing(nil)
+		if e := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); e != nil {
+			t.Fatal(e)
+		}
+		if err == nil {
+			r.close()
+			t.Errorf("a ring with room for %d descriptors", room)
+		}
+	}
+}
+
+// slowRemote takes its time in Start.
+type slowRemote struct {
+	Remote
+	in, out      chan struct{}
+	started      atomic.Bool
+	flushedAfter atomic.Bool
+}
+
+func (r *slowRemote) Start(op *layout.Op) { r.in <- struct{}{}; <-r.out; r.started.Store(true) }
+func (r *slowRemote) Flush() {
+	if r.started.Load() {
+		r.flushedAfter.Store(true)
+	}
+}
+func (r *slowRemote) Limits() (int, int) { return 1 << 20, 1 << 20 }
+func (r *slowRemote) Epoch() uint64      { return 0 }
+func (r *slowRemote) Close() error       { return nil }
+
+// A Flush of somebody else, in the middle of a Start by RPC, does not take away the one that follows.
+func TestFlushOfAnother(t *testing.T) {
+	r := &slowRemote{in: make(chan struct{}), out: make(chan struct{})}
+	l := New(Config{Name: "x", Addrs: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:1")}}, r)
+	defer l.Close()
+	l.Status(context.Background())
+	done := make(chan int)
+	go func() {
+		l.Start(&layout.Op{Kind: layout.OpRead, File: &layout.DataFile{}, Data: make([]byte, 1), Done: func(*layout.Op) {}})
+		l.Flush()
+		close(done)
+	}()
+	<-r.in
+	l.Flush() // somebody else's
+	r.out <- struct{}{}
+	<-done
+	if !r.flushedAfter.Load() {
+		t.Error("started and flushed, but the remote was not flushed since")
+	}
+}
+
+// Detach from within a Done, of what the ring has not begun, or not reaped.
+func TestDetachInDone(t *testing.T) {
+	e := newEnv(t, "", func(d *data.Config) { d.IO = data.IOBuffered })
+	l := e.local()
+	df := e.newFile(0o640)
+	if w := do(l, layout.Op{Kind: layout.OpWrite, File: df, Data: make([]byte, 1<<20)}); w.Err != nil {
+		t.Fatal(w.Err)
+	}
+	ok := make(chan struct{})
+	go func() {
+		defer close(ok)
+		for range 200 {
+			var wg sync.WaitGroup
+			wg.Add(2)
+			a := &layout.Op{Kind: layout.OpWrite, File: df, Off: 0, Data: make([]byte, 512<<10)}
+			b := &layout.Op{Kind: layout.OpWrite, File: df, Off: 512 << 10, Data: make([]byte, 512<<10)}
+			a.Done = func(*layout.Op) { l.Detach(b); wg.Done() }
+			b.Done = func(*layout.Op) { wg.Done() }
+			l.Start(a)
+			l.Start(b)
+			l.Flush()
+			wg.Wait()
+		}
+	}()
+	select {
+	case <-ok:
+	case <-time.After(10 * time.Second):
+		panic("a Done waits for the goroutine that it runs on") // which t.Fatal would, too, as Close does
+	}
+}

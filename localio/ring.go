@@ -79,50 +79,50 @@ const (
 )
 
 // newRing makes one. Containers often may not.
-func newRing(ended func(k *task, res int32)) (r *ring, err error) {
+func newRing(ended func(k *task, res int32) func()) (r *ring, err error) {
 	var p params
 	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, ringEntries, uintptr(unsafe.Pointer(&p)), 0)
 	if errno != 0 {
 		return nil, fmt.Errorf("io_uring_setup: %w", errno)
 	}
-	r = &ring{fd: int(fd), gone: make(chan struct{}), slots: make([]*task, ringEntries)}
-	unix.CloseOnExec(r.fd)
+	made := &ring{fd: int(fd), gone: make(chan struct{}), slots: make([]*task, ringEntries)}
+	unix.CloseOnExec(made.fd)
 	defer func() {
 		if err != nil {
-			r.unmap()
+			made.unmap()
 		}
 	}()
 	if p.features&singleMap == 0 {
 		return nil, fmt.Errorf("io_uring of a kernel before 5.4: %w", unix.ENOSYS)
 	}
 	size := max(p.sqOff.array+p.sqEntries*4, p.cqOff.cqes+p.cqEntries*uint32(unsafe.Sizeof(cqe{})))
-	if r.rings, err = unix.Mmap(r.fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE); err != nil {
+	if made.rings, err = unix.Mmap(made.fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE); err != nil {
 		return nil, err
 	}
-	if r.entries, err = unix.Mmap(r.fd, entriesAt, int(p.sqEntries)*int(unsafe.Sizeof(sqe{})), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE); err != nil {
+	if made.entries, err = unix.Mmap(made.fd, entriesAt, int(p.sqEntries)*int(unsafe.Sizeof(sqe{})), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE); err != nil {
 		return nil, err
 	}
-	at := func(off uint32) *uint32 { return (*uint32)(unsafe.Pointer(&r.rings[off])) }
-	r.sq = queue{at(p.sqOff.head), at(p.sqOff.tail), *at(p.sqOff.mask)}
-	r.cq = queue{at(p.cqOff.head), at(p.cqOff.tail), *at(p.cqOff.mask)}
-	r.array = unsafe.Slice(at(p.sqOff.array), p.sqEntries)
-	r.sqes = unsafe.Slice((*sqe)(unsafe.Pointer(&r.entries[0])), p.sqEntries)
-	r.cqes = unsafe.Slice((*cqe)(unsafe.Pointer(&r.rings[p.cqOff.cqes])), p.cqEntries)
+	at := func(off uint32) *uint32 { return (*uint32)(unsafe.Pointer(&made.rings[off])) }
+	made.sq = queue{at(p.sqOff.head), at(p.sqOff.tail), *at(p.sqOff.mask)}
+	made.cq = queue{at(p.cqOff.head), at(p.cqOff.tail), *at(p.cqOff.mask)}
+	made.array = unsafe.Slice(at(p.sqOff.array), p.sqEntries)
+	made.sqes = unsafe.Slice((*sqe)(unsafe.Pointer(&made.entries[0])), p.sqEntries)
+	made.cqes = unsafe.Slice((*cqe)(unsafe.Pointer(&made.rings[p.cqOff.cqes])), p.cqEntries)
 	event, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		return nil, err
 	}
-	r.signal = os.NewFile(uintptr(event), "eventfd")
+	made.signal = os.NewFile(uintptr(event), "eventfd")
 	number := int32(event)
-	if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(r.fd), withEvents, uintptr(unsafe.Pointer(&number)), 1, 0, 0); errno != 0 {
-		r.signal.Close()
+	if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(made.fd), withEvents, uintptr(unsafe.Pointer(&number)), 1, 0, 0); errno != 0 {
+		made.signal.Close()
 		return nil, fmt.Errorf("io_uring_register: %w", errno)
 	}
 	for i := range uint32(ringEntries) {
-		r.free = append(r.free, i)
+		made.free = append(made.free, i)
 	}
-	go r.reap(ended) // ends with close
-	return r, nil
+	go made.reap(ended) // ends with close
+	return made, nil
 }
 
 // start queues a read or write of a task, which is whole in b; flush begins it. It reports whether there was room.
@@ -167,7 +167,7 @@ func (r *ring) flush() {
 }
 
 // reap ends what the kernel has done.
-func (r *ring) reap(ended func(k *task, res int32)) {
+func (r *ring) reap(ended func(k *task, res int32) func()) {
 	defer close(r.gone)
 	var count [8]byte
 	type end struct {
@@ -195,10 +195,16 @@ func (r *ring) reap(ended func(k *task, res int32)) {
 			if len(batch) == 0 {
 				break
 			}
+			dones := make([]func(), len(batch))
 			for i := range batch {
-				ended(batch[i].k, batch[i].res)
+				dones[i] = ended(batch[i].k, batch[i].res)
 				batch[i].k = nil
 			}
+			go func() { // a Done may wait, in Detach, for what only this loop can end
+				for _, done := range dones {
+					done()
+				}
+			}()
 		}
 	}
 }

@@ -79,6 +79,9 @@ type file struct {
 	recent atomic.Bool  // it was used since it was last looked at
 	dirty  atomic.Bool  // written and not synced
 	once   sync.Once    // of close
+
+	syncing sync.Mutex // held during a sync: the kernel tells a descriptor of a failure once
+	broken  error      // of a sync; guarded by syncing
 }
 
 // retired in file.use says that nobody may begin to use it. Who finds nothing else there closes it.
@@ -376,7 +379,7 @@ func (s *session) opened(m *wire.Opened, fds []int) {
 		s.waiting--
 		close(f.known)
 	}
-	spare := s.spare()
+	spare := s.spare(f)
 	t.mu.Unlock()
 	if !taken {
 		closeAll(fds)
@@ -396,23 +399,21 @@ func closeAll(fds []int) {
 }
 
 // spare returns an open file to be closed, if there are too many: one that was not used for long, of those that nobody uses and
-// that have nothing to be synced. Target.mu is held.
-func (s *session) spare() *file {
+// that have nothing to be synced. It is not keep. Target.mu is held.
+func (s *session) spare(keep *file) *file {
 	if s.recent.Len() <= s.t.cfg.Files {
 		return nil
 	}
-	for e := s.recent.Back(); e != nil; {
-		f, before := e.Value.(*file), e.Prev()
+	for n := 2 * s.recent.Len(); n > 0; n-- { // each gets a second chance
+		e := s.recent.Back()
+		f := e.Value.(*file)
 		switch {
-		case f.use.Load() > 0 || f.dirty.Load() || f.recent.Swap(false):
+		case f == keep || f.use.Load() > 0 || f.dirty.Load() || f.recent.Swap(false):
 			s.recent.MoveToFront(e)
 		case f.retire():
 			return f
 		default:
 			return nil // somebody has begun to use it, and closes it
-		}
-		if e = before; e == s.recent.Front() {
-			break
 		}
 	}
 	return nil

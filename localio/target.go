@@ -311,8 +311,8 @@ func (t *Target) byRPC(op *layout.Op) {
 	if t.spoilt.Load() {
 		t.saltLater(op)
 	}
-	t.called.Store(true)
 	t.Remote.Start(op)
+	t.called.Store(true) // not before: another Flush would take it away
 }
 
 // take returns a task. mu is held.
@@ -354,6 +354,10 @@ func (t *Target) Flush() {
 		}
 		t.tasks.Add(1)
 		t.mu.Unlock()
+		if begun && k.file != nil && f.session.quick(k.op) {
+			t.ring.flush() // a Done may wait for what is in there
+			begun = false
+		}
 		if k.file != nil && f.session.quick(k.op) && t.atOnce(k) {
 			t.tasks.Done()
 			continue
@@ -502,29 +506,34 @@ func (t *Target) perform(k *task, now bool) bool {
 // finish ends a task that somebody is at. After an error it goes by RPC.
 func (t *Target) finish(k *task, err error) {
 	op, f := k.op, k.file
-	t.mu.Lock()
-	if op.Kind == layout.OpWrite && err == nil && op.Committed == layout.Unstable {
-		f.dirty.Store(true)
-	}
-	if err != nil {
+	if err == nil {
+		t.settle(k)
+		op.Done(op)
+	} else {
+		t.mu.Lock()
 		t.failed(f, op, err)
-	}
-	k.file = nil
-	if err != nil {
+		k.file = nil
 		t.hand(k)
 		t.Remote.Flush()
-	} else {
-		delete(t.tasksOf, op)
-		over := k.over
-		t.give(k)
-		t.mu.Unlock()
-		if over != nil {
-			close(over)
-		}
-		t.local.Add(1)
-		op.Done(op)
 	}
 	f.release()
+}
+
+// settle ends a task that has worked, but for Done and the use of its file.
+func (t *Target) settle(k *task) {
+	op := k.op
+	t.mu.Lock()
+	if op.Kind == layout.OpWrite && op.Committed == layout.Unstable {
+		k.file.dirty.Store(true)
+	}
+	delete(t.tasksOf, op)
+	over := k.over
+	t.give(k)
+	t.mu.Unlock()
+	if over != nil {
+		close(over)
+	}
+	t.local.Add(1)
 }
 
 // failed takes in that op could not be done by f, which the caller uses. mu is held.

@@ -509,9 +509,7 @@ func (b *broker) drop(l *loan) {
 
 // open answers an OPEN.
 func (ses *session) open(o *localio.Open) {
-	// The verifier of before: if a sync fails meanwhile, what is written may be among what is lost.
-	verf := *ses.b.s.verf.Load()
-	fds, status := ses.lend(o)
+	fds, verf, status := ses.lend(o)
 	ses.send(&localio.Opened{ID: o.ID, Status: status, Verifier: verf}, fds...)
 	for _, fd := range fds {
 		unix.Close(fd)
@@ -520,7 +518,10 @@ func (ses *session) open(o *localio.Open) {
 
 // lend opens a data file for a client as often as it needs, if it may READ, or also WRITE, it by RPC. The superuser, who may
 // do everything, is the metadata service, and gets none.
-func (ses *session) lend(o *localio.Open) (fds []int, status wire.Status) {
+//
+// verf is the verifier of writes by the descriptors. They are opened while no sync of the file runs: one that has failed is
+// followed by another verifier, and one that fails later the descriptors hear of, too.
+func (ses *session) lend(o *localio.Open) (fds []int, verf wire.WriteVerf, status wire.Status) {
 	b, s := ses.b, ses.b.s
 	flags, want := unix.O_RDONLY, uint32(mayRead)
 	if o.Write {
@@ -528,27 +529,30 @@ func (ses *session) lend(o *localio.Open) (fds []int, status wire.Status) {
 	}
 	switch {
 	case o.Write && b.readOnly != "":
-		return nil, wire.ErrNotSupp
+		return nil, verf, wire.ErrNotSupp
 	case o.UID == 0:
-		return nil, wire.ErrAcces
+		return nil, verf, wire.ErrAcces
 	}
 	cred := &oncrpc.AuthSys{UID: o.UID, GID: o.GID}
 	var st unix.Stat_t
 	f, status := s.openData(&request{cred: cred}, o.File, want, &st)
 	if status != wire.OK {
-		return nil, status
+		return nil, verf, status
 	}
 	defer s.closeData(f)
 	if !authorize(cred, &st, mayRead) {
-		return nil, wire.ErrAcces // descriptors for writing can be read, too
+		return nil, verf, wire.ErrAcces // descriptors for writing can be read, too
 	}
 	if !b.note(&loan{session: ses, id: o.ID, fh: o.File, write: o.Write}) {
-		return nil, wire.ErrJukebox
+		return nil, verf, wire.ErrJukebox
 	}
+	f.sync.mu.Lock()
 	fd, err := s.handles.openAgain(f, flags)
+	verf = *s.verf.Load()
+	f.sync.mu.Unlock()
 	if err != nil {
 		b.giveBack(ses, o.ID, false)
-		return nil, statusOf(err)
+		return nil, verf, statusOf(err)
 	}
 	fds = append(fds, fd)
 	if s.io.Align > 0 {
@@ -556,7 +560,7 @@ func (ses *session) lend(o *localio.Open) (fds []int, status wire.Status) {
 			fds = append(fds, fd)
 		}
 	}
-	return fds, wire.OK
+	return fds, verf, wire.OK
 }
 
 // note records a loan before it is made; the file's lock is held. It reports false if there are too many, or one of that id.

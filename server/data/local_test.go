@@ -1430,3 +1430,29 @@ func TestLocalTLS(t *testing.T) {
 	c.nc.Close()
 	p.wantEnd()
 }
+
+// Descriptors that are opened after a failed sync do not vouch for what was written before it.
+func TestLocalVerifier(t *testing.T) {
+	ts := startLocal(t, "", "")
+	c := ts.dial()
+	p := ts.meet(c)
+	fh := c.create(ts.root, "f", 1000, 1000)
+	f, err := ts.get(fh)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := *ts.verf.Load() // what an UNSTABLE write by RPC has now
+	f.mu.Lock()          // a SETATTR, say
+	p.say(&localio.Open{ID: 1, File: fh, UID: 1000, GID: 1000, Write: true})
+	time.Sleep(100 * time.Millisecond)
+	old := fdatasync
+	fdatasync = func(int) error { return unix.EIO } // a write-back failed; this takes the error
+	ts.sync(f, false)
+	fdatasync = old
+	f.mu.Unlock()
+	o := hear[*localio.Opened](p)
+	ts.cache.put(f)
+	if o.Status != wire.OK || o.Verifier == v || o.Verifier != *ts.verf.Load() {
+		t.Errorf("%v, verifier %x, was %x, is %x", o.Status, o.Verifier, v, *ts.verf.Load())
+	}
+}
