@@ -11,8 +11,10 @@
 // waits for them to be lent, for a second at most. What the server refuses goes by RPC for half a minute, as the server then
 // tells why. So does each single request that fails here, whatever the reason: the application gets what the server answers.
 //
-// What waits for nobody is done by whoever calls Flush: small reads of what is in memory, and small unstable writes
-// to a file system that is in memory. The rest has a goroutine for each request.
+// What waits for nobody is done by the caller: reads of what is in memory, and unstable writes to a file system that is in
+// memory. Mostly that is in Quick, which takes no lock: a file that is open is found by the layout's data file, and what uses it
+// is counted. Reads and writes that wait for a disk go through an io_uring, or have a goroutine each where there is none; so
+// do those that have parts (package fileio), and syncs.
 //
 // # Stability
 //
@@ -23,7 +25,8 @@
 // The kernel tells each descriptor of a write-back that failed after it was opened, once. A descriptor with writes that were not
 // synced is therefore not closed for want of room; if it is revoked, the server is told to look for failures. When fdatasync
 // fails here, all verifiers of that file are others from then on (Target.spoil), by RPC too, so that those who retain the data send it
-// again, whoever else may have been told of the failure.
+// again, whoever else may have been told of the failure. Syncs by one descriptor run one after the other, and once one has failed
+// the descriptor is of no use.
 //
 // # Fences
 //
@@ -33,6 +36,10 @@
 //
 // # Locks
 //
-// Target.mu guards everything. The wrapped target's Start is called with it, nothing else is: no system call on files, no Done,
-// no send. (A send waits at most a second, for a server that does not read.)
+// Target.mu guards everything but what is atomic. The wrapped target's Start is called with it, nothing else is: no system call on
+// files, no Done, no send. (A send waits at most a second, for a server that does not read.) ring.mu and file.syncing are leaves;
+// the latter is held during a sync.
+//
+// A Done may call Detach, which waits for whoever is at the other request. So nobody calls a Done who is at a request, or who
+// alone can end one: what the ring has done is ended first, and the Dones follow on a goroutine of their own.
 package localio
