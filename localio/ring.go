@@ -24,12 +24,11 @@ type ring struct {
 	sqes           []sqe
 	cqes           []cqe
 
-	mu       sync.Mutex
-	begun    uint32 // entries that the kernel was not told of
-	inFlight int
-	free     []uint32 // slots
-	slots    []*task
-	closed   bool
+	mu     sync.Mutex
+	begun  uint32   // entries that the kernel was not told of
+	free   []uint32 // slots
+	slots  []*task
+	closed bool
 }
 
 // queue is the head and the tail of a ring.
@@ -135,7 +134,6 @@ func (r *ring) start(k *task, fd int, write bool, b []byte, off int64) bool {
 	slot := r.free[len(r.free)-1]
 	r.free = r.free[:len(r.free)-1]
 	r.slots[slot] = k
-	r.inFlight++
 	tail := *r.sq.tail // ours alone
 	i := tail & r.sq.mask
 	r.sqes[i] = sqe{
@@ -160,8 +158,10 @@ func (r *ring) flush() {
 		case errno == 0:
 			r.begun -= uint32(n)
 		case errno == unix.EINTR:
-		default: // EAGAIN, EBUSY: it has no memory just now
+		default: // EAGAIN, EBUSY: it has no memory just now, until others have ended, which takes the lock
+			r.mu.Unlock()
 			runtime.Gosched()
+			r.mu.Lock()
 		}
 	}
 }
@@ -190,7 +190,6 @@ func (r *ring) reap(ended func(k *task, res int32) func()) {
 				r.free = append(r.free, uint32(c.user))
 			}
 			atomic.StoreUint32(r.cq.head, head)
-			r.inFlight -= len(batch)
 			r.mu.Unlock()
 			if len(batch) == 0 {
 				break
