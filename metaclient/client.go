@@ -73,8 +73,9 @@ type Client struct {
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 
-	opens   ledger // Open and Close
-	grants  ledger // LayoutGet and LayoutReturn
+	opens   ledger   // Open and Close
+	grants  ledger   // LayoutGet and LayoutReturn
+	pins    sync.Map // from layout.FileID to metarpc.CopyRef
 	locks   lockBook
 	cache   cache
 	leases  *leaseTable
@@ -469,7 +470,7 @@ func (c *Client) reopen(ctx context.Context, id layout.FileID) error {
 		return nil
 	}
 	loss := c.opens.lostSince(id)
-	err := c.do(ctx, metarpc.OpOpen, metarpc.Cred{}, &metarpc.OpenArgs{ID: id, Reclaim: true}, nil, func(o *outcome) { c.opens.end(id, false) })
+	err := c.do(ctx, metarpc.OpOpen, metarpc.Cred{}, &metarpc.OpenArgs{ID: id, Reclaim: true, Pinned: c.pinned(id)}, nil, func(o *outcome) { c.opens.end(id, false) })
 	if ctx.Err() == nil { // or the next reset goes on with it
 		c.opens.retried(id, loss)
 	}

@@ -176,8 +176,10 @@ func (d *daemon) start(ctx context.Context) error {
 		return err
 	}
 	plane.Store(d.data)
+	pass, copies := d.cfg.options.passthrough()
 	d.fsys, err = fs.New(fs.Config{
 		Meta: d.meta, Data: d.data, Root: root,
+		Passthrough: pass, Copies: copies, Lend: d.lend,
 		Atime: fs.AtimeOf(d.cfg.options.flags), CachePages: d.cfg.options.cache == cacheLease, StableClose: d.cfg.options.stable,
 		ReadAhead: d.cfg.options.ahead,
 	})
@@ -283,6 +285,15 @@ func (d *daemon) near() (ids []layout.DeviceID) {
 		return len(ids) < metarpc.MaxNear
 	})
 	return ids
+}
+
+// lend returns a descriptor of a data file on this host.
+func (d *daemon) lend(ctx context.Context, df *layout.DataFile, write bool) (int, error) {
+	t, ok := d.locals.Load(df.Device)
+	if !ok {
+		return -1, fmt.Errorf("device %v is not on this host", df.Device)
+	}
+	return t.(*localio.Target).Lend(ctx, df, write)
 }
 
 // unmountOnSignal unmounts at SIGTERM and SIGINT; a mount in use is detached, and served until its last user is gone.

@@ -3,6 +3,7 @@ package meta
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
@@ -21,16 +22,28 @@ func (s *Service) layoutError(ctx context.Context, c *call, a *metarpc.LayoutErr
 	}
 	s.log.Debug("a client could not write copies of a file", "inode", a.ID, "copies", len(a.Copies), "session", c.sess,
 		"host", c.sess.client.Host, "error", a.Reason)
-	return &metarpc.Empty{}, s.giveUp(ctx, a.ID, a.Copies)
+	_, err := s.giveUp(ctx, a.ID, a.Copies)
+	return &metarpc.Empty{}, err
 }
 
-// giveUp makes copies of a file stale, but for the last good ones, and tells everybody.
-func (s *Service) giveUp(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) error {
-	stale, err := s.cfg.Files.MarkStale(ctx, id, copies)
-	if err != nil {
-		return err
+// giveUp makes copies of a file stale, but for the last good ones and those that are pinned, and tells everybody. kept says that
+// there are such.
+func (s *Service) giveUp(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) (kept bool, err error) {
+	pins, thaw := s.freezePins(id)
+	defer thaw()
+	given := slices.DeleteFunc(slices.Clone(copies), func(ref metarpc.CopyRef) bool {
+		return slices.ContainsFunc(pins, func(pin metarpc.CopyRef) bool { return samePlace(pin, ref) })
+	})
+	if kept = len(given) < len(copies); kept {
+		s.mu.Lock()
+		s.holdUp(s.files[id], "a copy that cannot be written")
+		s.mu.Unlock()
 	}
-	return s.tellStale(ctx, id, stale)
+	stale, err := s.cfg.Files.MarkStale(ctx, id, given)
+	if err != nil {
+		return kept, err
+	}
+	return kept, s.tellStale(ctx, id, stale)
 }
 
 // tellStale tells all who may read or write a file which of its copies are stale. It returns when each of them has answered, or

@@ -159,7 +159,8 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 		if err != nil {
 			if ctx.Err() == nil {
 				// Which of the data servers is to blame is not known. Another try begins with other data files.
-				err = errors.Join(err, s.giveUp(ctx, id, filling))
+				_, e := s.giveUp(ctx, id, filling)
+				err = errors.Join(err, e)
 			}
 			return err
 		}
