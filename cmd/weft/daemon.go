@@ -244,7 +244,7 @@ func (d *daemon) dialDevice(id layout.DeviceID) (dataplane.Target, error) {
 		return remote, err
 	}
 	local := localio.New(localio.Config{
-		Name: cfg.Name, Addrs: cfg.Addrs, TLS: d.secret, ReadOnly: d.cfg.options.local == localRO,
+		Name: cfg.Name, Addrs: cfg.Addrs, TLS: d.secret, ReadOnly: d.cfg.options.local == localRO, Export: d.localExport(dev, remote),
 	}, remote)
 	// So that the first requests take the short way, too, if there is one.
 	ctx, cancel := context.WithTimeout(context.Background(), localTime)
@@ -258,8 +258,7 @@ func (d *daemon) dialDevice(id layout.DeviceID) (dataplane.Target, error) {
 func (d *daemon) findLocal(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, statusTime)
 	defer cancel()
-	sockets, err := os.ReadDir(wire.Dir)
-	if d.cfg.options.local == localOff || err != nil || len(sockets) == 0 {
+	if sockets, _ := os.ReadDir(wire.Dir); d.cfg.options.local == localOff || len(sockets) == 0 && len(d.cfg.options.exports) == 0 {
 		return
 	}
 	devices, err := d.meta.Devices(ctx)
@@ -272,6 +271,11 @@ func (d *daemon) findLocal(ctx context.Context) {
 		all.Go(func() { d.data.Connect(ctx, info.Device.ID) }) // who uses it gets the error
 	}
 	all.Wait()
+	for _, e := range d.cfg.options.exports {
+		if !slices.ContainsFunc(devices, func(info metarpc.DeviceInfo) bool { return e.names(info) }) {
+			slog.Warn("there is no data server of that address and export; weft admin device ls shows them", "option", e)
+		}
+	}
 }
 
 // near returns the data servers on this host.
