@@ -50,13 +50,16 @@
 // The kernel's handle of a data file is cut out of the one in the layout by that, without knowledge of the server, and
 // opened by open_by_handle_at(2) at the directory. Handles that do not fit go by RPC. That is the file that the server would read, or
 // none: no path is walked in which there could be symbolic links or other files by now, and the handle has the inode's generation.
-// The other way, to ask the metadata service for the file's path, would cost a call for each file and prove less.
+// The other way, to ask the metadata service for the file's path, would cost a call for each file and prove less. What a handle names is
+// bound to the file system of the directory, not to the directory: whoever makes handles up gets as much as by RPC from a server that
+// does not look where in the export a file is (no_subtree_check), and no more than the ids of the layout may read. The handles of
+// one that does look (subtree_check) end with those of directories, and so are refused.
 //
 // Descriptors are for regular files of the directory's file system without an access control list, for reading. The data file's mode
-// counts for the layout's ids as if they were the process's, but others get nothing, nor do uid 0 and gid 0. Since nobody takes these descriptors
-// back, owner, mode and number of links are looked at after each READ, before its result counts: if the file was
-// fenced by then, or removed, the descriptor is closed and the READ goes by RPC. What passes was read before the fence. Each second all
-// are looked at so, since a removed file takes up room for as long as it is open.
+// counts for the layout's ids as if they were the process's, but others get nothing, nor do uid 0 and gid 0. Since nobody takes these
+// descriptors back, owner, mode and number of links are looked at after each READ, before its result counts: if the file was fenced by
+// then, or removed, the descriptor is closed and the READ goes by RPC. What passes was read before the fence. Each second all are looked
+// at so, since a removed file takes up room for as long as it is open.
 //
 // Writes and COMMITs go by RPC. A write cannot be undone when it turns out that the fence was there first, and no process can be
 // waited for that writes without the server's knowledge. Reads go through the page cache, as the server's writes do: both see the

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -30,9 +29,10 @@ type Export struct {
 	Lookup func(ctx context.Context, name string) ([]byte, error)
 }
 
+// verifyTime is how often a statement is verified, besides whenever Remote has made a connection. Tests have less time.
+var verifyTime = time.Hour
+
 const (
-	// verifyTime is how often a statement is verified, besides whenever Remote has made a connection.
-	verifyTime = time.Hour
 	// probePrefix is what the names of files begin with that are made for that. One that is older than probeAge was left behind.
 	probePrefix = ".weft-local-"
 	probeAge    = time.Hour
@@ -122,8 +122,8 @@ func (t *Target) probe(ctx context.Context, x *export) error {
 	x.clean()
 	var nonce [nonceSize]byte
 	rand.Read(nonce[:])
-	name := probePrefix + hex.EncodeToString(nonce[:16]) // which tells nobody the rest
-	kernel, err := x.plant(name, nonce[16:])
+	name := probePrefix + rand.Text()
+	kernel, err := x.plant(name, nonce[:])
 	defer unix.Unlinkat(int(x.dir.Fd()), name, 0)
 	if err != nil {
 		return fmt.Errorf("a file to verify it by cannot be made in %s: %w", dir, err)
@@ -151,7 +151,7 @@ func (t *Target) probe(ctx context.Context, x *export) error {
 		return errors.New("the data server does not answer")
 	case err != nil:
 		return fmt.Errorf("the data server does not let its owner read a file that was made in %s (does the export squash users?): %w", dir, err)
-	case !bytes.Equal(got[:n], nonce[16:]):
+	case !bytes.Equal(got[:n], nonce[:]):
 		return fmt.Errorf("the data server reads something else in a file that was made in %s", dir)
 	}
 	_, err = t.readRemote(ctx, fh, stranger, got)

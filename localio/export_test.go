@@ -526,6 +526,24 @@ func TestExportHandles(t *testing.T) {
 	unix.Close(fd)
 }
 
+// A statement is verified again after some time.
+func TestExportHourly(t *testing.T) {
+	was := verifyTime
+	t.Cleanup(func() { verifyTime = was })
+	verifyTime = 0
+	e, dir := newForeignEnv(t, "")
+	l, f := e.foreign(dir, nil)
+	looked := f.looked.Load()
+	waitFor(t, "more looks than connections cause", func() bool { return f.looked.Load() > looked+4 })
+	if st := l.Status(t.Context()); !st.Local {
+		t.Errorf("%+v", st)
+	}
+	if err := os.Rename(dir, dir+".old"); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "that the directory is gone", func() bool { return !l.Near() })
+}
+
 // A statement is verified again after a reconnect. When it is no longer true its files are closed and reads go on by RPC, and when it is
 // again, from the directory. Each change is logged once.
 func TestExportAgain(t *testing.T) {

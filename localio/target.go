@@ -136,7 +136,7 @@ func (t *Target) keep(ctx context.Context) {
 	for ctx.Err() == nil {
 		epoch := t.Remote.Epoch()
 		s, err := t.prove(ctx)
-		if err == error(errForeign) && t.cfg.Export != nil {
+		if errors.Is(err, errForeign) && t.cfg.Export != nil {
 			s, err = t.statement(ctx)
 		}
 		if err == nil {

@@ -281,6 +281,72 @@ func TestGaneshaLocal(t *testing.T) {
 	}
 }
 
+// TestKernelLocal has a directory be what the kernel's server on the same host exports, on several file systems. Client, metadata
+// service and server are in the virtual machine.
+func TestKernelLocal(t *testing.T) {
+	for _, fs := range []string{"tmpfs", "ext4", "xfs"} {
+		t.Run(fs, func(t *testing.T) {
+			share := harness.Dir(t)
+			harness.Run(t, "", "cp", harness.Bin(t, "weft"), harness.Bin(t, "weftd"), share)
+			startVM(t, "--fs", fs, "--share", share)
+			guest(t, `
+				mkdir -p /tmp/meta /mnt/near /mnt/far /mnt/wrong
+				/share/weftd meta --dir /tmp/meta --listen 127.0.0.1:7049 >/tmp/meta.log 2>&1 </dev/null &
+				for i in $(seq 100); do
+					/share/weft admin device ls --server 127.0.0.1:7049 >/dev/null 2>&1 && break
+					sleep 0.2
+				done
+				/share/weft admin device add --server 127.0.0.1:7049 nfs://127.0.0.1/export/ds0
+				/share/weft mount -o local-export=127.0.0.1:/export/ds0=/export/ds0 127.0.0.1:/ /mnt/near
+				/share/weft mount -o local-export=127.0.0.1:/export/ds0=/export/ds1 127.0.0.1:/ /mnt/wrong
+				/share/weft mount 127.0.0.1:/ /mnt/far`)
+			status := func(dir, want string) {
+				t.Helper()
+				var out string
+				harness.Await(t, want, func() bool {
+					out = guest(t, "/share/weft status "+dir)
+					return strings.Contains(out, "local: ") && !strings.Contains(out, "not been asked yet")
+				})
+				if !regexp.MustCompile(want).MatchString(out) {
+					t.Errorf("%s: want %s in\n%s", dir, want, out)
+				}
+			}
+			status("/mnt/near", "local: yes, for reading only, because ")
+			status("/mnt/wrong", "local: no, because local-export=127.0.0.1:/export/ds0=/export/ds1: .* is not in the export")
+			// Each reader sees what was written before, though the server has not made it stable.
+			guest(t, `
+				for i in 1 2 3 4 5; do
+					for d in far near; do
+						head -c 3000000 /dev/urandom >/tmp/want
+						cat /tmp/want >/mnt/$d/file
+						for r in near far wrong; do cmp /tmp/want /mnt/$r/file; done
+						dd if=/tmp/want of=/mnt/$d/file bs=5000 count=7 seek=11 conv=notrunc status=none
+						dd if=/tmp/want of=/tmp/want.2 bs=5000 count=7 status=none
+						dd if=/mnt/near/file bs=5000 skip=11 count=7 status=none | cmp - /tmp/want.2
+					done
+				done`)
+			status("/mnt/near", "; [1-9][0-9]* requests without RPC, [1-9]")
+			// A fence, as the service makes it.
+			out := guest(t, `
+				echo contents >/mnt/near/fenced
+				/share/weft sync /mnt/near
+				exec 3</mnt/near/fenced
+				head -c 3 <&3
+				count() { /share/weft status --json /mnt/near | tr -d ' \n' | sed 's/.*"ops_local":\([0-9]*\).*/\1/'; }
+				before=$(count)
+				find /export/ds0/weft-* -type f ! -name 'device-*' -exec chown 77:78 {} +
+				timeout 3 head -c 5 <&3 || true
+				echo " $(($(count) - before))"`)
+			if out != "con 0\n" {
+				t.Errorf("a fenced reader: %q", out)
+			}
+			if left := guest(t, "find /export -name '.weft-local-*'"); left != "" {
+				t.Errorf("left behind: %s", left)
+			}
+		})
+	}
+}
+
 // traced returns the system calls that a mount's serving process makes while do runs.
 func traced(t *testing.T, m *harness.Mount, do func()) []byte {
 	t.Helper()
