@@ -70,6 +70,9 @@ func (f *file) do(op *layout.Op, now bool) error {
 		} else if n, err = kind.Read(f, op.Data, op.Off); err != nil {
 			return err
 		}
+		if !f.permitted() {
+			return errGone
+		}
 		op.N, op.EOF = n, n < len(op.Data)
 	case layout.OpWrite:
 		n, err := kind.Write(f, op.Data, op.Off)
@@ -112,8 +115,8 @@ func (t *Target) queued(k *task) bool {
 // reaped ends a task that the ring has done, res being what read(2) or write(2) would return, or a negative errno.
 func (t *Target) reaped(k *task, res int32) func() {
 	op, f := k.op, k.file
-	if int(res) != len(op.Data) {
-		go func() { // ends with the request, of which there may be some left, or nothing
+	if int(res) != len(op.Data) || !f.permitted() {
+		go func() { // ends with the request, of which there may be some left, or nothing, or which goes by RPC
 			defer t.tasks.Done()
 			t.perform(k, false)
 		}()

@@ -14,6 +14,12 @@ import (
 	wire "github.com/weftfs/weft/internal/wire/localio"
 )
 
+// Lends reports whether there is a session in which files are lent that others may have open for long.
+func (t *Target) Lends() bool {
+	s := t.current.Load()
+	return s != nil && s.export == nil
+}
+
 // Lend returns a descriptor of a data file, for page-cached I/O, which is the caller's to close. With write it is one for reading and writing.
 // What the caller does with it is his affair: it is not taken back when the server wants it back, so whoever keeps it keeps the server
 // from confirming that nobody writes the file.
@@ -28,10 +34,14 @@ func (t *Target) Lend(ctx context.Context, df *layout.DataFile, write bool) (fd 
 	k := key{fh, df.Cred, write}
 	t.mu.Lock()
 	s := t.session
-	if s == nil {
+	switch {
+	case s == nil:
 		err := t.why
 		t.mu.Unlock()
 		return -1, err
+	case s.export != nil:
+		t.mu.Unlock()
+		return -1, errors.New("nobody can tell who has files of other servers open")
 	}
 	f := s.lookup(k)
 	switch {

@@ -40,6 +40,7 @@ type Config struct {
 	ReadOnly bool             // writes go by RPC
 	Dir      string           // where brokers have their sockets; empty: wire.Dir
 	Files    int              // most files kept open; 0: DefaultFiles
+	Export   *Export          // if it is none of weft's; nil: then all goes by RPC
 	Log      *slog.Logger     // nil: slog.Default()
 }
 
@@ -135,6 +136,9 @@ func (t *Target) keep(ctx context.Context) {
 	for ctx.Err() == nil {
 		epoch := t.Remote.Epoch()
 		s, err := t.prove(ctx)
+		if errors.Is(err, errForeign) && t.cfg.Export != nil {
+			s, err = t.statement(ctx)
+		}
 		if err == nil {
 			pause = minPause
 			t.begin(s)
@@ -542,7 +546,7 @@ func (t *Target) failed(f *file, op *layout.Op, err error) {
 		t.spoil(f.key.fh)
 	}
 	full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
-	if f.state == open && op.Kind != layout.OpRead && !full {
+	if f.state == open && (op.Kind != layout.OpRead && !full || err == errGone) {
 		f.retire() // the last one that uses it closes it
 	}
 }

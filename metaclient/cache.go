@@ -227,13 +227,13 @@ func decodeLayout(raw []byte) (granted []layout.Segment, pinned metarpc.CopyRef,
 	return granted, r.Pinned, nil
 }
 
-// Pin asks for a copy of an open file on one of the data servers of Config.Near that has every byte at its offset, and is kept up to
+// Pin asks for a copy of an open file on one of the data servers of Config.Lending that has every byte at its offset, and is kept up to
 // date until Release: the kernel may read it, or with IOModeRW write it, without asking. nil without an error means that there
 // is none now. several says that there are other copies. The layout that comes with it is cached.
 func (c *Client) Pin(ctx context.Context, id layout.FileID, mode layout.IOMode, copies metarpc.Pin) (df *layout.DataFile, several bool, err error) {
 	args := &metarpc.LayoutGetArgs{ID: id, IOMode: mode, Len: layout.ToEOF, Pin: copies}
-	if c.cfg.Near != nil {
-		args.Near = c.cfg.Near()
+	if c.cfg.Lending != nil {
+		args.Near = c.cfg.Lending()
 	}
 	if len(args.Near) == 0 {
 		return nil, false, nil

@@ -56,6 +56,8 @@ type Config struct {
 	Waiting func() bool
 	// Near returns the data servers on this host, at most metarpc.MaxNear. nil = there are none.
 	Near func() []layout.DeviceID
+	// Lending are those of them that lend files to be kept open, as Pin wants them. nil = there are none.
+	Lending func() []layout.DeviceID
 
 	// Usage says what was done at each device since the client was made, the numbers only grow (but Outstanding). After
 	// each UsagePeriod what has come since is reported to the service. It is called by one goroutine. nil = nothing is reported.

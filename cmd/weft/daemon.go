@@ -153,7 +153,8 @@ func (d *daemon) start(ctx context.Context) error {
 			p := plane.Load()
 			return p != nil && p.Outstanding() > 0
 		},
-		Near: d.near,
+		Near:    func() []layout.DeviceID { return d.locally((*localio.Target).Near) },
+		Lending: func() []layout.DeviceID { return d.locally((*localio.Target).Lends) },
 		Usage: func() []metarpc.DeviceStats {
 			if p := plane.Load(); p != nil {
 				return usageOf(p.Stats())
@@ -246,7 +247,7 @@ func (d *daemon) dialDevice(id layout.DeviceID) (dataplane.Target, error) {
 		return remote, err
 	}
 	local := localio.New(localio.Config{
-		Name: cfg.Name, Addrs: cfg.Addrs, TLS: d.secret, ReadOnly: d.cfg.options.local == localRO,
+		Name: cfg.Name, Addrs: cfg.Addrs, TLS: d.secret, ReadOnly: d.cfg.options.local == localRO, Export: d.localExport(dev, remote),
 	}, remote)
 	// So that the first requests take the short way, too, if there is one.
 	ctx, cancel := context.WithTimeout(context.Background(), localTime)
@@ -260,8 +261,7 @@ func (d *daemon) dialDevice(id layout.DeviceID) (dataplane.Target, error) {
 func (d *daemon) findLocal(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, statusTime)
 	defer cancel()
-	sockets, err := os.ReadDir(wire.Dir)
-	if d.cfg.options.local == localOff || err != nil || len(sockets) == 0 {
+	if sockets, _ := os.ReadDir(wire.Dir); d.cfg.options.local == localOff || len(sockets) == 0 && len(d.cfg.options.exports) == 0 {
 		return
 	}
 	devices, err := d.meta.Devices(ctx)
@@ -274,12 +274,17 @@ func (d *daemon) findLocal(ctx context.Context) {
 		all.Go(func() { d.data.Connect(ctx, info.Device.ID) }) // who uses it gets the error
 	}
 	all.Wait()
+	for _, e := range d.cfg.options.exports {
+		if !slices.ContainsFunc(devices, func(info metarpc.DeviceInfo) bool { return e.names(info) }) {
+			slog.Warn("there is no data server of that address and export; weft admin device ls shows them", "option", e)
+		}
+	}
 }
 
-// near returns the data servers on this host.
-func (d *daemon) near() (ids []layout.DeviceID) {
+// locally returns the data servers on this host of which is says so.
+func (d *daemon) locally(is func(*localio.Target) bool) (ids []layout.DeviceID) {
 	d.locals.Range(func(id, t any) bool {
-		if t.(*localio.Target).Near() {
+		if is(t.(*localio.Target)) {
 			ids = append(ids, id.(layout.DeviceID))
 		}
 		return len(ids) < metarpc.MaxNear

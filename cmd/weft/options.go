@@ -41,6 +41,7 @@ type mountOptions struct {
 	names    bool // the kernel may keep names
 	local    string
 	pass     fs.Passthrough
+	exports  []localExport
 	// transport serves the FUSE device.
 	transport fs.Transport
 	log       string
@@ -178,6 +179,11 @@ var mountOptionTable = []option{
 		}
 		o.pass = fs.Passthrough(mode)
 		return nil
+	}},
+	{"local-export", "ADDR:EXPORT=DIR", "DIR on this host is what the NFS server at ADDR (HOST or HOST:PORT, an IPv6 address in brackets), which is none of weft's, exports as EXPORT: if that turns out to be true its files are read without RPC; may be given several times", func(o *mountOptions, v string) error {
+		e, err := parseLocalExport(v)
+		o.exports = append(o.exports, e)
+		return err
 	}},
 	{"transport", "gofuse|device", "what serves the kernel's requests; gofuse: the server of the library go-fuse (default); device: a loop of weft's own, which is faster when many small reads or writes are under way", func(o *mountOptions, v string) error {
 		for _, t := range []fs.Transport{fs.GoFuse, fs.DeviceLoop} {

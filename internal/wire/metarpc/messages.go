@@ -438,7 +438,7 @@ type (
 	DeviceInfo struct {
 		_msgpack    struct{} `msgpack:",as_array"`
 		Device      Device
-		URL         string // nfs://HOST:PORT/EXPORT
+		URL         string // nfs://HOST:PORT/EXPORT[?mountport=PORT]
 		Reachable   bool
 		Problem     string // why not, with since when
 		Total, Free int64  // bytes, when last asked
