@@ -396,6 +396,7 @@ func (d *daemon) status(ctx context.Context) mountStatus {
 		d.askService(ctx, &st)
 	}
 	d.addUse(ctx, &st)
+	d.addPassthrough(&st)
 	return st
 }
 
@@ -416,6 +417,22 @@ func (d *daemon) addUse(ctx context.Context, st *mountStatus) {
 	}
 }
 
+// addPassthrough adds what the kernel serves by itself.
+func (d *daemon) addPassthrough(st *mountStatus) {
+	files, why := d.fsys.Passed()
+	st.Passthrough = []passedFile{}
+	for _, f := range files {
+		mode := "ro"
+		if f.Writes {
+			mode = "rw"
+		}
+		st.Passthrough = append(st.Passthrough, passedFile{uint64(f.ID), f.Device.String(), mode, f.Since, f.PIDs})
+	}
+	if why != nil {
+		st.NoPassthrough = why.Error()
+	}
+}
+
 // askService adds what the metadata service says, and sees to it that each device is looked at.
 func (d *daemon) askService(ctx context.Context, st *mountStatus) {
 	service, err := d.meta.Status(ctx)
@@ -425,6 +442,9 @@ func (d *daemon) askService(ctx context.Context, st *mountStatus) {
 		st.Service.Grace = service.Grace
 		st.Service.Garbage = service.Garbage
 		st.Service.Stale, st.Service.Copied = service.Stale, service.Copied
+		for _, held := range service.HeldUp {
+			st.Service.HeldUp = append(st.Service.HeldUp, heldUp{uint64(held.ID), held.What, time.Unix(0, held.Since), held.Hosts})
+		}
 		var devices []metarpc.DeviceInfo
 		if devices, err = d.meta.Devices(ctx); err == nil {
 			for _, info := range devices {
