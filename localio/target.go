@@ -51,6 +51,8 @@ const (
 	// openTime is how long a request waits for descriptors, and refuseTime for how long a refusal counts.
 	openTime   = time.Second
 	refuseTime = 30 * time.Second
+	// relieveTime is how often who waits for a request looks whether the one who could end it waits, too.
+	relieveTime = 5 * time.Millisecond
 	// small is the largest request, in bytes, that is done by the caller: another goroutine would cost more. smallOnDisk is that
 	// where it may turn out that not all of it is in memory.
 	small       = 4 << 20
@@ -82,7 +84,7 @@ type Target struct {
 	current atomic.Pointer[session] // the same as session
 
 	ringOnce sync.Once
-	ring     *ring // nil: there is none, perhaps not yet
+	ring     atomic.Pointer[ring] // nil: there is none, perhaps not yet
 
 	mu      sync.Mutex
 	session *session // nil: there is none
@@ -359,7 +361,7 @@ func (t *Target) Flush() {
 		t.tasks.Add(1)
 		t.mu.Unlock()
 		if begun && k.file != nil && f.session.quick(k.op) {
-			t.ring.flush() // a Done may wait for what is in there
+			t.ring.Load().flush() // a Done may wait for what is in there
 			begun = false
 		}
 		if k.file != nil && f.session.quick(k.op) && t.atOnce(k) {
@@ -381,7 +383,7 @@ func (t *Target) Flush() {
 		}()
 	}
 	if begun {
-		t.ring.flush()
+		t.ring.Load().flush()
 	}
 	if t.called.Load() && t.called.Swap(false) {
 		t.Remote.Flush()
@@ -566,7 +568,7 @@ func (t *Target) Detach(op *layout.Op) {
 		}
 		over := k.over
 		t.mu.Unlock()
-		<-over
+		t.awaitOver(over)
 	case op.Kind == layout.OpWrite:
 		op.Data = append([]byte(nil), op.Data...)
 		t.mu.Unlock()
@@ -579,6 +581,22 @@ func (t *Target) Detach(op *layout.Op) {
 	}
 }
 
+// awaitOver waits until nobody is at a request any more. Those who call Dones may be waiting for who calls it.
+func (t *Target) awaitOver(over <-chan struct{}) {
+	tick := time.NewTicker(relieveTime)
+	defer tick.Stop()
+	for {
+		if r := t.ring.Load(); r != nil {
+			r.relieve()
+		}
+		select {
+		case <-over:
+			return
+		case <-tick.C:
+		}
+	}
+}
+
 // Close ends the session, waits for what is under way, and closes Remote, which ends the rest.
 func (t *Target) Close() error {
 	t.mu.Lock()
@@ -587,8 +605,8 @@ func (t *Target) Close() error {
 	t.cancel()
 	t.Flush()
 	t.tasks.Wait()
-	if t.ring != nil {
-		t.ring.close()
+	if r := t.ring.Load(); r != nil {
+		r.close()
 	}
 	return t.Remote.Close()
 }
