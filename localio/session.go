@@ -77,7 +77,8 @@ type file struct {
 	fd, direct int
 	streams    fileio.Streams
 	verifier   layout.Verifier
-	early      bool // revoked before it was lent
+	kept       uint64 // see Target.token
+	early      bool   // revoked before it was lent
 	place      *list.Element
 
 	use    atomic.Int64 // requests that use it, and retired
@@ -381,6 +382,7 @@ func (s *session) opened(m *wire.Opened, fds []int) {
 		}
 		f.verifier = layout.Verifier(m.Verifier)
 		t.salt(f.key.fh, &f.verifier)
+		f.kept = t.token(f.key.fh)
 		f.place = s.recent.PushFront(f)
 		taken = true
 	case waited:
@@ -445,8 +447,26 @@ func (f *file) retire() bool {
 	return f.use.Add(retired) == retired
 }
 
-// close closes the descriptors of a retired file and tells the broker. Target.mu is not held.
+// close closes the descriptors of a retired file and tells the broker, or has that done if something is to be synced before: nobody may
+// be told of a failure afterwards. Target.mu is not held.
 func (f *file) close() {
+	if !f.dirty.Load() {
+		f.closeNow()
+		return
+	}
+	t := f.session.t
+	t.tasks.Go(func() { // ends with the sync
+		f.syncing.Lock()
+		known := f.broken != nil
+		f.syncing.Unlock()
+		if !known && f.sync(false) != nil {
+			t.spoil(f.key.fh)
+		}
+		f.closeNow()
+	})
+}
+
+func (f *file) closeNow() {
 	f.once.Do(func() {
 		s, t := f.session, f.session.t
 		unix.Close(f.fd)

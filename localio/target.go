@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -96,6 +97,7 @@ type Target struct {
 	tasksOf map[*layout.Op]*task
 	spares  []*task
 
+	kept   uint64      // see token
 	salts  sync.Map    // from nfs3.FileHandle to layout.Verifier, see spoil
 	spoilt atomic.Bool // there are some
 }
@@ -126,7 +128,7 @@ func New(cfg Config, remote Remote) *Target {
 	ctx, cancel := context.WithCancel(context.Background())
 	t := &Target{
 		Remote: remote, cfg: cfg, cancel: cancel, first: make(chan struct{}), tasksOf: map[*layout.Op]*task{},
-		since: time.Now(), why: errors.New("the data server has not been asked yet"),
+		since: time.Now(), why: errors.New("the data server has not been asked yet"), kept: rand.Uint64() | 1,
 	}
 	t.tasks.Go(func() { t.keep(ctx) }) // ends with ctx
 	return t
@@ -314,7 +316,8 @@ func (t *Target) suits(op *layout.Op) bool {
 
 func (t *Target) byRPC(op *layout.Op) {
 	t.remote.Add(1)
-	if t.spoilt.Load() {
+	op.Kept = 0
+	if op.Kind == layout.OpCommit || t.spoilt.Load() {
 		t.saltLater(op)
 	}
 	t.Remote.Start(op)
