@@ -34,8 +34,12 @@ type Files interface {
 	Sync(ctx context.Context, row schema.Layout) (end int64, err error)
 	// Fence gives every data file of a file new owners, so that nobody can write it with a layout that was granted before.
 	// When it returns the data servers have confirmed that, and the layout row has the new owners. It waits as Truncate
-	// does. Of a column with several copies it makes all but one stale.
+	// does. Of a column with several copies it makes all but one stale. An error with a method HeldCopies names copies that data servers
+	// cannot fence because somebody on their hosts has them open; all others are fenced.
 	Fence(ctx context.Context, id layout.FileID) error
+	// StartReplace begins to make new data files for such, which are filled as StartFill's are, and returns the layout. Nobody has a
+	// layout for writing the file, or gets one before the fence is done.
+	StartReplace(ctx context.Context, id layout.FileID, held []metarpc.CopyRef) (schema.Layout, error)
 	// MarkStale records durably that copies may lack data, but never the last good one of a column. It returns all copies of
 	// the file that are stale then.
 	MarkStale(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) ([]metarpc.CopyRef, error)

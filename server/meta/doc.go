@@ -131,6 +131,16 @@
 // Its row is deleted last, so a crash does not lose the work. Until a file is fenced no layout for writing it is granted,
 // no place in it is reserved, and it is not cut. If a data server is away that can take long; it is said in the log.
 //
+// Data files that cannot be fenced, because somebody on the data server's host holds them open, are replaced within fence (replaceHeld):
+//
+//	recall   the layouts of others who write the file; none are granted meanwhile
+//	copy     to new data files; what the old ones still get is of unknown outcome, or comes too late
+//	fence    which takes the new ones for the truth
+//	tell     all who have the file open that the old ones are stale, before anybody may write the new ones
+//
+// and then they change places as after a move. Whoever copies data of the file for another reason is stopped first (beginFill), and what he
+// was moving is given up.
+//
 // # Truncation
 //
 // Shortening a file goes through four steps, in which the file has a cut (type cut). While it recalls the layouts of

@@ -276,6 +276,10 @@ func (f *fakeFiles) StartFill(ctx context.Context, id layout.FileID) (row schema
 func (f *fakeFiles) Moving(context.Context, layout.FileID, int) ([]layout.FileID, error) {
 	return nil, nil
 }
+func (f *fakeFiles) StartReplace(ctx context.Context, id layout.FileID, held []metarpc.CopyRef) (schema.Layout, error) {
+	row, _, err := f.StartFill(ctx, id)
+	return row, err
+}
 func (f *fakeFiles) Exchange(context.Context, layout.FileID) error  { return nil }
 func (f *fakeFiles) DropMoved(context.Context, layout.FileID) error { return nil }
 func (f *fakeFiles) DrainDevice(ctx context.Context, id layout.DeviceID, cancel bool) (metarpc.DeviceInfo, error) {

@@ -114,6 +114,9 @@ func (s *Service) fence(sess *session, id layout.FileID) error {
 	cl.unfence = cancel
 	s.mu.Unlock()
 	err := s.cfg.Files.Fence(ctx, id)
+	if held := heldCopies(err); held != nil {
+		err = s.replaceHeld(ctx, cl.file, held, err)
+	}
 	if err != nil {
 		if _, _, gone := s.inode(s.ctx, id); errors.Is(gone, errStale) {
 			err = nil

@@ -27,12 +27,64 @@ const (
 type resilver struct {
 	kick   chan struct{} // has a token when there is something to do
 	copied atomic.Int64  // bytes since the start
-	next   time.Time     // when the next bytes may be copied; guarded by Service.mu
+
+	// Guarded by Service.mu:
+	next    time.Time                 // when the next bytes may be copied
+	fillers map[layout.FileID]*filler // who copies data of a file
 
 	// Of the worker alone:
 	since  time.Time // when there began to be files with copies to be made; zero if there are none
 	files  int       // that have got theirs since then
 	before int64     // copied, then
+}
+
+// filler is somebody who copies data of a file; there is one for a file at a time.
+type filler struct {
+	urgent bool // others wait for the file
+	stop   context.CancelFunc
+	ended  chan struct{}
+}
+
+// errFilled tells that data of a file is being copied.
+var errFilled = errors.New("its data is being copied")
+
+// beginFill makes the caller the one who copies data of a file until he calls end. If there is one already the error is errFilled;
+// who is urgent ends what the other does, or, if that is urgent as well, waits for it.
+func (s *Service) beginFill(ctx context.Context, id layout.FileID, urgent bool) (filling context.Context, end func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		other := s.resilver.fillers[id]
+		if other == nil {
+			break
+		}
+		if !urgent {
+			return nil, nil, errFilled
+		}
+		if !other.urgent {
+			other.stop()
+		}
+		s.mu.Unlock()
+		select {
+		case <-other.ended:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		s.mu.Lock()
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	filling, stop := context.WithCancel(ctx)
+	fl := &filler{urgent: urgent, stop: stop, ended: make(chan struct{})}
+	s.resilver.fillers[id] = fl
+	return filling, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		stop()
+		delete(s.resilver.fillers, id)
+		close(fl.ended)
+	}, nil
 }
 
 // resilverSoon wakes the worker.
@@ -132,6 +184,14 @@ func (s *Service) moveAll() {
 
 // fillFile makes new copies of a file for those that are stale, as far as there are data servers for them.
 func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
+	ctx, end, err := s.beginFill(ctx, id, false)
+	if errors.Is(err, errFilled) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer end()
 	// Writers would be troubled for nothing.
 	if can, err := s.cfg.Files.Fillable(ctx, id); !can {
 		return err
@@ -142,7 +202,7 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 	}
 	var row schema.Layout
 	var done int64
-	err := s.gated(ctx, id, layout.Range{Len: layout.ToEOF}, func(ctx context.Context) (err error) {
+	err = s.gated(ctx, id, layout.Range{Len: layout.ToEOF}, func(ctx context.Context) (err error) {
 		row, done, err = s.cfg.Files.StartFill(ctx, id)
 		return err
 	})
@@ -171,14 +231,7 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 	}
 	if row.Moving {
 		err := s.gated(ctx, id, layout.Range{Len: layout.ToEOF}, func(ctx context.Context) error {
-			if err := s.cfg.Files.Exchange(ctx, id); err != nil {
-				return err
-			}
-			// While nobody writes, what some may still read is what the others read.
-			if err := s.tellOfCopies(ctx, id); err != nil {
-				return err
-			}
-			return s.cfg.Files.DropMoved(ctx, id)
+			return s.settleMove(ctx, id)
 		})
 		if err != nil {
 			return err

@@ -82,6 +82,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 	}
 	s.locks.init()
 	s.resilver.kick = make(chan struct{}, 1)
+	s.resilver.fillers = map[layout.FileID]*filler{}
 	rand.Read(s.instance[:])
 	s.moving <- struct{}{}
 	s.graceEnd = s.started.Add(cfg.Lease)

@@ -74,6 +74,18 @@
 // then on, also those who may go on writing: they ask for the layout again. A fence that was cut short leaves a layout row
 // with owners that are out of date; who asked for the fence has to ask again, and records that it must.
 //
+// A data server that answers JUKEBOX for as long as heldTime cannot confirm: somebody on its host has the data file open for writing, whom
+// it cannot take that from (package server/data). If there is no other copy that can be fenced, Fence says so (HeldError), and the data
+// file is replaced:
+//
+//	StartReplace  the extra mirror of a move, with an empty data file for each that is held
+//	Fill, EndFill it is full: a second copy of the column, though others may write the first one
+//	Fence         which now finds a copy that can be fenced, and makes the one that is held stale
+//	Exchange      they change places; the one that is held is garbage after DropMoved
+//
+// Up to the Fence the mirror may be dropped, and is after a crash. A data server that cannot be reached is not replaced around, as there is
+// nothing to copy from.
+//
 // # Locks
 //
 // In the order in which they may be taken, each before those after it:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -123,15 +124,32 @@ func (m *Manager) startMove(ctx context.Context, id layout.FileID) error {
 	if len(taken) == 0 {
 		return nil
 	}
+	return m.addMirror(ctx, id, taken)
+}
+
+// addMirror adds the mirror that is there for moving, with data files that are to be filled, by column. If the file is gone they go
+// back to where they were taken from. The file is locked.
+func (m *Manager) addMirror(ctx context.Context, id layout.FileID, taken map[int]schema.DataFile) error {
+	_, done, err := m.filling(ctx, id)
+	if err != nil {
+		return err
+	}
 	var files []schema.DataFile
 	for _, file := range taken {
-		files = append(files, file)
+		if !slices.ContainsFunc(files, func(other schema.DataFile) bool { return other.Same(&file) }) {
+			files = append(files, file)
+		}
 	}
 	used := false
 	err = m.relayout(ctx, id, func(b *catalog.Batch, now *schema.Layout) bool {
 		if now.Moving { // by an earlier try whose outcome was not known; nobody else changes the file
 			used = true
 			return false
+		}
+		for _, file := range files {
+			b.GuardPresent(schema.GarbageKey(file.Device, file.Number))
+			b.Delete(schema.GarbageKey(file.Device, file.Number))
+			b.Add(schema.InUseKey(file.Device), 0, 1)
 		}
 		extra := make([]schema.DataFile, columns(now))
 		for j := range extra {
@@ -140,15 +158,15 @@ func (m *Manager) startMove(ctx context.Context, id layout.FileID) error {
 				extra[j] = schema.Absent()
 				continue
 			}
-			b.GuardPresent(schema.GarbageKey(file.Device, file.Number))
-			b.Delete(schema.GarbageKey(file.Device, file.Number))
-			b.Add(schema.InUseKey(file.Device), 0, 1)
 			file.State = layout.CopyFilling
 			extra[j] = file
 		}
 		now.Mirrors = append(now.Mirrors, extra)
 		now.Moving = true
 		used = true
+		if done > 0 { // how far others have got
+			b.Put(schema.FillKey(id), schema.Encode(&schema.Fill{}))
+		}
 		return true
 	})
 	if err != nil {

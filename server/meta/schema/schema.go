@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 
@@ -147,6 +148,14 @@ func Absent() DataFile { return DataFile{Handle: []byte{0}, State: layout.CopySt
 
 // IsAbsent reports whether there is no data file.
 func (f *DataFile) IsAbsent() bool { return f.Device == layout.DeviceID{} }
+
+// Is reports whether ref names the data file.
+func (f *DataFile) Is(ref metarpc.CopyRef) bool {
+	return ref.Device == f.Device && bytes.Equal(ref.Handle, f.Handle)
+}
+
+// Same reports whether both are one data file.
+func (f *DataFile) Same(o *DataFile) bool { return f.Device == o.Device && f.Number == o.Number }
 
 // Copies names the data files of a layout that are in a state.
 func (l *Layout) Copies(state layout.CopyState) []metarpc.CopyRef {
