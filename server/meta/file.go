@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -30,15 +31,16 @@ type claim struct {
 	sess      *session
 	file      *file
 	open      bool
-	write     bool   // with open: for writing as well
-	writer    bool   // may have a writer row
-	appends   bool   // a writer that writes only where Reserve has told it to
-	unfenced  bool   // the session was ended without its doing: what it still has under way may reach the data files
-	unfence   func() // ends the fencing, because the file is gone
-	assigning int    // calls that may be making that row
-	returning bool   // it is being deleted
-	unsure    bool   // the row is of an earlier instance, and what it was told of sizes is not known again yet
-	report           // what the session says of the file and is not yet in its inode row
+	write     bool              // with open: for writing as well
+	writer    bool              // may have a writer row
+	appends   bool              // a writer that writes only where Reserve has told it to
+	unfenced  bool              // the session was ended without its doing: what it still has under way may reach the data files
+	unfence   func()            // ends the fencing, because the file is gone
+	assigning int               // calls that may be making that row
+	returning bool              // it is being deleted
+	pins      []metarpc.CopyRef // copies that the session's kernel reads by itself as long as the file is open
+	unsure    bool              // the row is of an earlier instance, and what it was told of sizes is not known again yet
+	report                      // what the session says of the file and is not yet in its inode row
 }
 
 // report is the end and time of a session's writes; zero says nothing.

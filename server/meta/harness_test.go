@@ -256,13 +256,13 @@ func (f *fakeFiles) MarkStale(ctx context.Context, id layout.FileID, copies []me
 	return f.stale, f.down
 }
 
-func (f *fakeFiles) Fillable(context.Context, layout.FileID) (bool, error) {
+func (f *fakeFiles) Fillable(context.Context, layout.FileID, []metarpc.CopyRef) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.filled != nil, nil
 }
 
-func (f *fakeFiles) StartFill(ctx context.Context, id layout.FileID) (row schema.Layout, done int64, err error) {
+func (f *fakeFiles) StartFill(ctx context.Context, id layout.FileID, _ []metarpc.CopyRef) (row schema.Layout, done int64, err error) {
 	raw, err := f.engine.Get(ctx, schema.LayoutKey(id))
 	if err == nil {
 		err = schema.Decode(raw, &row)
@@ -277,8 +277,18 @@ func (f *fakeFiles) Moving(context.Context, layout.FileID, int) ([]layout.FileID
 	return nil, nil
 }
 func (f *fakeFiles) StartReplace(ctx context.Context, id layout.FileID, held []metarpc.CopyRef) (schema.Layout, error) {
-	row, _, err := f.StartFill(ctx, id)
+	row, _, err := f.StartFill(ctx, id, nil)
 	return row, err
+}
+func (f *fakeFiles) MoveTo(ctx context.Context, id layout.FileID, dev layout.DeviceID) (data, there bool, err error) {
+	var b catalog.Batch
+	b.Put(schema.MoveKey(id), schema.Encode(&schema.Move{Device: dev}))
+	return true, false, f.engine.Commit(ctx, &b)
+}
+func (f *fakeFiles) StopMove(ctx context.Context, id layout.FileID) error {
+	var b catalog.Batch
+	b.Delete(schema.MoveKey(id))
+	return f.engine.Commit(ctx, &b)
 }
 func (f *fakeFiles) Exchange(context.Context, layout.FileID) error  { return nil }
 func (f *fakeFiles) DropMoved(context.Context, layout.FileID) error { return nil }

@@ -27,15 +27,16 @@ const (
 type resilver struct {
 	kick   chan struct{} // has a token when there is something to do
 	copied atomic.Int64  // bytes since the start
+	files  atomic.Int64  // that have got copies since the start
 
 	// Guarded by Service.mu:
 	next    time.Time                 // when the next bytes may be copied
 	fillers map[layout.FileID]*filler // who copies data of a file
 
 	// Of the worker alone:
-	since  time.Time // when there began to be files with copies to be made; zero if there are none
-	files  int       // that have got theirs since then
-	before int64     // copied, then
+	since       time.Time // when there began to be files with copies to be made; zero if there are none
+	before      int64     // copied, then
+	filesBefore int64     // files, then
 }
 
 // filler is somebody who copies data of a file; there is one for a file at a time.
@@ -130,7 +131,7 @@ func (s *Service) resilverAll() {
 	defer func() {
 		if s.ctx.Err() == nil && !r.since.IsZero() && s.staleFiles(s.ctx) == 0 {
 			s.log.Info("all copies of mirrored files are good again", "after", time.Since(r.since).Round(time.Millisecond),
-				"files", r.files, "bytes", r.copied.Load()-r.before)
+				"files", r.files.Load()-r.filesBefore, "bytes", r.copied.Load()-r.before)
 			r.since = time.Time{}
 		}
 	}()
@@ -138,6 +139,7 @@ func (s *Service) resilverAll() {
 	from, to := schema.Of(schema.PrefixFill)
 	for s.ctx.Err() == nil {
 		var ids []layout.FileID
+		listed := 0
 		for kv, err := range s.engine.Scan(s.ctx, from, to, catalog.ScanOptions{Limit: 256, KeysOnly: true}) {
 			if err != nil {
 				if s.ctx.Err() == nil {
@@ -145,14 +147,20 @@ func (s *Service) resilverAll() {
 				}
 				return
 			}
-			ids = append(ids, schema.IDOf(kv.Key))
+			listed++
+			if id := schema.IDOf(kv.Key); !s.beingMoved(id) { // or whoever moves it sees to all of its copies
+				ids = append(ids, id)
+			}
 			from = catalog.After(kv.Key)
 		}
-		if len(ids) == 0 {
+		if listed == 0 {
 			return
 		}
+		if len(ids) == 0 {
+			continue
+		}
 		if r.since.IsZero() {
-			r.since, r.files, r.before = time.Now(), 0, r.copied.Load()
+			r.since, r.filesBefore, r.before = time.Now(), r.files.Load(), r.copied.Load()
 			s.log.Warn("copies of mirrored files are out of date, and are made anew")
 		}
 		for _, id := range ids {
@@ -193,7 +201,8 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 	}
 	defer end()
 	// Writers would be troubled for nothing.
-	if can, err := s.cfg.Files.Fillable(ctx, id); !can {
+	pinned := s.pinnedCopies(id)
+	if can, err := s.cfg.Files.Fillable(ctx, id, pinned); !can {
 		return err
 	}
 	// Whoever still takes a copy for good must not find another file in its place.
@@ -203,17 +212,22 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 	var row schema.Layout
 	var done int64
 	err = s.gated(ctx, id, layout.Range{Len: layout.ToEOF}, func(ctx context.Context) (err error) {
-		row, done, err = s.cfg.Files.StartFill(ctx, id)
+		row, done, err = s.cfg.Files.StartFill(ctx, id, pinned)
 		return err
 	})
 	filling := row.Copies(layout.CopyFilling)
 	if err != nil || len(filling) == 0 && !row.Moving {
 		return err
 	}
+	size := int64(0)
+	if ino, _, err := s.inode(ctx, id); err == nil {
+		size = ino.Size
+	}
 	for end := int64(layout.ToEOF); len(filling) > 0 && done < end; {
 		n := s.gateSize()
+		s.noteMove(id, done, max(size, done))
 		err := s.gated(ctx, id, layout.Range{Off: done, Len: n}, func(ctx context.Context) (err error) {
-			end, err = s.cfg.Files.Fill(ctx, id, row, done, n, s.pace)
+			end, err = s.cfg.Files.Fill(ctx, id, row, done, n, s.copiedOf(id))
 			return err
 		})
 		if err != nil {
@@ -224,6 +238,7 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 			return err
 		}
 		done += n
+		size = max(size, end)
 	}
 	complete, err := s.cfg.Files.EndFill(ctx, id, row)
 	if err != nil {
@@ -231,13 +246,17 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 	}
 	if row.Moving {
 		err := s.gated(ctx, id, layout.Range{Len: layout.ToEOF}, func(ctx context.Context) error {
+			// Who has pinned a copy meanwhile is waited for.
+			if can, err := s.cfg.Files.Fillable(ctx, id, s.pinnedCopies(id)); err != nil || !can {
+				return err
+			}
 			return s.settleMove(ctx, id)
 		})
 		if err != nil {
 			return err
 		}
 	}
-	s.resilver.files++
+	s.resilver.files.Add(1)
 	s.log.Debug("new copies of a file are full", "inode", id, "copies", len(filling), "all", complete)
 	// Readers may use them. They need not: so nobody is waited for.
 	s.tasks.Go(func() { // ends with the answers, or the leases, or s.ctx
