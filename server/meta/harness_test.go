@@ -44,6 +44,8 @@ type fakeFiles struct {
 	stale    []metarpc.CopyRef
 	filled   func(ctx context.Context, r layout.Range) error // called by Fill; nil: there is nothing to fill
 	fillEnd  int64                                           // what Fill returns
+	fillErr  error                                           // what StartFill returns
+	there    bool                                            // MoveTo finds nothing to do
 	stalled  int                                             // calls that wait
 	reports  map[metarpc.SessionID][]metarpc.DeviceStats     // that count now
 	changed  *sync.Cond
@@ -256,13 +258,19 @@ func (f *fakeFiles) MarkStale(ctx context.Context, id layout.FileID, copies []me
 	return f.stale, f.down
 }
 
-func (f *fakeFiles) Fillable(context.Context, layout.FileID, []metarpc.CopyRef) (bool, error) {
+func (f *fakeFiles) Fillable(_ context.Context, _ layout.FileID, pinned []metarpc.CopyRef) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.filled != nil, nil
+	return f.filled != nil && len(pinned) == 0, nil
 }
 
 func (f *fakeFiles) StartFill(ctx context.Context, id layout.FileID, _ []metarpc.CopyRef) (row schema.Layout, done int64, err error) {
+	f.mu.Lock()
+	err = f.fillErr
+	f.mu.Unlock()
+	if err != nil {
+		return row, 0, err
+	}
 	raw, err := f.engine.Get(ctx, schema.LayoutKey(id))
 	if err == nil {
 		err = schema.Decode(raw, &row)
@@ -281,9 +289,14 @@ func (f *fakeFiles) StartReplace(ctx context.Context, id layout.FileID, held []m
 	return row, err
 }
 func (f *fakeFiles) MoveTo(ctx context.Context, id layout.FileID, dev layout.DeviceID) (data, there bool, err error) {
+	f.mu.Lock()
+	there = f.there
+	f.mu.Unlock()
 	var b catalog.Batch
-	b.Put(schema.MoveKey(id), schema.Encode(&schema.Move{Device: dev}))
-	return true, false, f.engine.Commit(ctx, &b)
+	if !there {
+		b.Put(schema.MoveKey(id), schema.Encode(&schema.Move{Device: dev}))
+	}
+	return true, there, f.engine.Commit(ctx, &b)
 }
 func (f *fakeFiles) StopMove(ctx context.Context, id layout.FileID) error {
 	var b catalog.Batch
@@ -317,6 +330,7 @@ func (f *fakeFiles) EndFill(ctx context.Context, id layout.FileID, row schema.La
 	f.filled = nil
 	var b catalog.Batch
 	b.Delete(schema.FillKey(id))
+	b.Delete(schema.MoveKey(id))
 	return true, f.engine.Commit(ctx, &b)
 }
 
