@@ -15,14 +15,26 @@ import (
 // opened fills the answer to open(2). Data does not go through the page cache, except for mmap(2) and with
 // Config.CachePages, and writes of one file need not wait for one another. FOPEN_NOFLUSH would be good for a file that is
 // only read, but closing it has to drop locks.
-func (r *raw) opened(out *fuse.OpenOut, i *inode, flags uint32) {
-	out.Fh = i.newHandle(flags&unix.O_ACCMODE == unix.O_RDONLY)
-	out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES
+//
+// If the file may be read or written by the kernel itself (passthrough.go), the flags say so.
+func (r *raw) opened(ctx context.Context, out *fuse.OpenOut, i *inode, flags, pid uint32) error {
+	w, err := i.choose(ctx, flags, pid)
+	if err != nil {
+		i.cancelOpen()
+		return err
+	}
+	out.Fh = i.newHandle(flags&unix.O_ACCMODE == unix.O_RDONLY, w)
+	out.OpenFlags = w.flags
+	if w.pass != nil {
+		out.BackingID = w.pass.id
+		return nil
+	}
 	if flags&unix.O_ACCMODE == unix.O_RDONLY {
 		if keep, cached := r.fs.pages.opened(i); cached && flags&unix.O_DIRECT == 0 {
 			out.OpenFlags = keep
 		}
 	}
+	return nil
 }
 
 // accessOf is what a file is opened for.
@@ -53,8 +65,7 @@ func (r *raw) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 	if err := i.openFor(ctx, in); err != nil {
 		return r.status(err)
 	}
-	r.opened(out, i, in.Flags)
-	return fuse.OK
+	return r.status(r.opened(ctx, out, i, in.Flags, in.Pid))
 }
 
 // openFor opens the file at the service, which checks that the caller may, and keeps the file should it be removed.
@@ -102,7 +113,9 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 		i.cancelOpen()
 		return fuse.Status(syscall.ESTALE)
 	}
-	r.opened(&out.OpenOut, i, in.Flags)
+	if err := r.opened(ctx, &out.OpenOut, i, in.Flags, in.Pid); err != nil {
+		return r.status(err)
+	}
 	return r.entry(&out.EntryOut, place{in.NodeId, name}, made, asked, nil)
 }
 

@@ -241,6 +241,7 @@ func (i *inode) commit(ctx context.Context, unhurried bool) (r report, err error
 	if err := i.await(ctx, func() bool { return !i.losing }); err != nil {
 		return report{}, fmt.Errorf("file %d: commit: %w", i.id, err)
 	}
+	i.look()
 	session := i.fs.session.Load()
 	r = i.report()
 	told := i.durable == i.written
@@ -252,6 +253,10 @@ func (i *inode) commit(ctx context.Context, unhurried bool) (r report, err error
 		return report{}, nil
 	case dead:
 		return report{}, i.abandon(ctx)
+	}
+	if err := i.syncPassed(); err != nil {
+		i.stabilised(err)
+		return report{}, fmt.Errorf("file %d: commit: %w", i.id, err)
 	}
 	var again retries
 	for err = i.data.Commit(ctx); err != nil && ctx.Err() == nil; err = i.data.Commit(ctx) {
@@ -411,6 +416,7 @@ func (fs *FS) publish(ctx context.Context, list []*inode) error {
 		var reports []report
 		for _, i := range list {
 			i.mu.Lock()
+			i.look()
 			reports = append(reports, i.report())
 			i.mu.Unlock()
 		}
@@ -442,6 +448,9 @@ func (h *handle) fsync(ctx context.Context) error {
 
 // outcome is what close(2) or fsync(2) that led to err tells.
 func (h *handle) outcome(ctx context.Context, err error) error {
+	if h.passedLost() {
+		return errSessionLost // and what is written from now on, too
+	}
 	if errors.Is(err, errSessionLost) { // which is told once, when it is known what was lost
 		if err := h.i.await(ctx, func() bool { return !h.i.losing }); err != nil {
 			return err
@@ -499,9 +508,9 @@ func (i *inode) cancelOpen() {
 	i.letGo()
 }
 
-// newHandle numbers an open file. reads says that it is open for reading only.
-func (i *inode) newHandle(reads bool) uint64 {
-	h := &handle{i: i.again(), reads: reads}
+// newHandle numbers an open file, which is served the way w. reads says that it is open for reading only.
+func (i *inode) newHandle(reads bool, w way) uint64 {
+	h := &handle{i: i.again(), reads: reads, way: w}
 	h.window.shared = i.fs.ahead
 	i.mu.Lock()
 	i.opens--
@@ -520,6 +529,7 @@ func (fs *FS) release(fh uint64) {
 	h.unlock()
 	h.window.close()
 	h.i.mu.Lock()
+	h.i.leave(h.way)
 	h.i.handles--
 	h.i.letGo()
 	h.i.mu.Unlock()

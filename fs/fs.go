@@ -65,6 +65,9 @@ type Meta interface {
 	CachedLayout(id layout.FileID, mode layout.IOMode, off, n int64) *layout.Segment
 	DropLayout(id layout.FileID, off int64)
 	Forget(id layout.FileID)
+	// Pin has a copy of an open file on this host kept up to date, for the kernel to read or with IOModeRW to write by itself,
+	// until Release; nil if there is none. several says that there are other copies.
+	Pin(ctx context.Context, id layout.FileID, mode layout.IOMode, copies metarpc.Pin) (df *layout.DataFile, several bool, err error)
 
 	// Lock sets a lock or takes it away. With Wait it waits until it has the lock or ctx ends, which leaves everything as it
 	// was; otherwise a lock that others have is EAGAIN. TestLock finds out who would be in the way. DropLocks takes all
@@ -91,7 +94,12 @@ type Config struct {
 	// ReadAhead is how far a file is read ahead that is read from front to back, in bytes, for each open file. 0 is not at all.
 	// All together get memory for 16 times as much.
 	ReadAhead int64
-	Log       *slog.Logger // nil means slog.Default()
+	// Passthrough says what the kernel serves by itself, of files with a copy that Lend lends a descriptor of, which is the caller's then:
+	// those with no other copies, and those that Copies allows besides.
+	Passthrough Passthrough
+	Copies      metarpc.Pin
+	Lend        func(ctx context.Context, df *layout.DataFile, write bool) (fd int, err error)
+	Log         *slog.Logger // nil means slog.Default()
 }
 
 // Validate checks the configuration and fills what is not set.
@@ -101,6 +109,8 @@ func (c *Config) Validate() error {
 		return errors.New("fs: no metadata service")
 	case c.Data == nil:
 		return errors.New("fs: no data plane")
+	case c.Passthrough != PassNone && c.Lend == nil:
+		return errors.New("fs: passthrough without anybody to lend data files")
 	case c.ReadAhead != 0 && (c.ReadAhead < MinReadAhead || c.ReadAhead > MaxReadAhead):
 		return fmt.Errorf("fs: read-ahead of %d bytes: want 0 or %d to %d", c.ReadAhead, MinReadAhead, MaxReadAhead)
 	}
@@ -124,6 +134,7 @@ type FS struct {
 	pages  *keptPages             // nil if the kernel is not to keep any
 	places *places
 	ahead  *readAhead // nil: files are not read ahead
+	pass   passthrough
 
 	stableClose bool
 	// forgetting has an element for each thread that is in the kernel to drop pages.
@@ -167,6 +178,7 @@ func New(cfg Config) (*FS, error) {
 		meta: cfg.Meta, data: cfg.Data, root: cfg.Root, log: cfg.Log,
 		places:       newPlaces(),
 		stableClose:  cfg.StableClose,
+		pass:         passthrough{mode: cfg.Passthrough, copies: cfg.Copies, lend: cfg.Lend},
 		forgetting:   make(chan struct{}, maxForgetting),
 		caller:       callerFate,
 		disconnected: func() bool { return false },
@@ -341,6 +353,7 @@ type handle struct {
 	late atomic.Uint64
 	// reads says that it was opened for reading only.
 	reads bool
+	way   way
 	// lost says that a lock which was set through it has been lost.
 	lost   atomic.Bool
 	window window

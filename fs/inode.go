@@ -44,6 +44,12 @@ type inode struct {
 	removed bool  // it has no names left, so nobody will ever want what is not stable yet
 	gone    error // the service does not know it any more
 
+	// See passthrough.go. direct counts the open files that were answered without a backing.
+	choosing bool // whether there is to be one
+	backing  *backing
+	passed   *passed
+	direct   int
+
 	lockOwners lockOwners // nil until there is one
 
 	mode     uint32 // when last heard; 0 = never
@@ -336,7 +342,7 @@ func (i *inode) mergeLocked(answer metaclient.Answer, asked uint64) attrs {
 		a.Mtime = i.mtime
 		a.Ctime = max(a.Ctime, i.mtime)
 	}
-	if !a.fresh || i.written > i.durable {
+	if !a.fresh || i.written > i.durable || i.passed != nil {
 		a.keep = 0 // the times will be others when the service knows of the writes
 	}
 	return a
@@ -369,6 +375,7 @@ func (i *inode) outdate() { i.changed = i.fs.clock.Add(1) }
 
 // exact reports whether size is the file's size at this moment, which it is under a lease. It does not block.
 func (i *inode) exact() bool {
+	i.lookAt()
 	for range 3 {
 		asked := i.fs.clock.Load()
 		answer, ok := i.fs.meta.CachedAttr(i.id)
@@ -384,6 +391,7 @@ func (i *inode) exact() bool {
 
 // refresh asks for the attributes, which is no call of the service under a lease.
 func (i *inode) refresh(ctx context.Context) error {
+	i.lookAt()
 	asked := i.fs.clock.Load()
 	answer, err := i.fs.meta.GetAttr(ctx, i.id)
 	if err != nil {
@@ -462,6 +470,7 @@ func (i *inode) letGo() {
 		i.enqueue()
 		return
 	}
+	i.closePassed(false)
 	if i.wanted {
 		i.wanted, i.plain = false, false
 		i.fs.meta.Forget(i.id)

@@ -166,6 +166,9 @@ func (fs *FS) lose(list []*inode) {
 		i.known.Store(false)
 		i.recalledLeases++
 		i.outdate()
+		if i.passed != nil {
+			i.passed.lost = true
+		}
 		if !i.losing && (i.dirty() || i.writes[0]+i.writes[1] > 0) {
 			i.losing = true
 			losing = append(losing, i.again())

@@ -711,3 +711,7 @@ func testMountCalls(t *testing.T) {
 		}
 	}
 }
+
+func (k *fakeKernel) beginBacking(int) (int32, error) { return 0, syscall.EOPNOTSUPP }
+
+func (k *fakeKernel) endBacking(int32) {}

@@ -186,9 +186,12 @@ func (fs *FS) newTransport(cfg MountConfig, fd, maxWrite int) (transport, error)
 			log.Error("a request handler failed; this is a bug", "panic", v, "stack", string(debug.Stack()))
 			return fuse.EIO
 		},
-		ExtraCapabilities:    wantedCapabilities(),
-		DisabledCapabilities: fuse.CAP_PASSTHROUGH,
-		DisableReadDirPlus:   true,
+		ExtraCapabilities:  wantedCapabilities(),
+		DisableReadDirPlus: true,
+		MaxStackDepth:      1, // of the data servers' file systems; more would keep overlayfs from being on top of us
+	}
+	if fs.pass.mode == PassNone {
+		options.DisabledCapabilities = fuse.CAP_PASSTHROUGH
 	}
 	if cfg.Transport == GoFuse {
 		return fuse.NewServer(fs.RawFileSystem(), "/dev/fd/"+strconv.Itoa(fd), options)

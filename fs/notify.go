@@ -18,6 +18,10 @@ type kernel interface {
 	// forgetsNames it must not be given names to keep.
 	forgetNames()
 	forgetsNames() bool
+	// beginBacking tells it of a data file that it may read and write by itself, and returns its number for it; endBacking that it is
+	// not named in answers any more.
+	beginBacking(fd int) (int32, error)
+	endBacking(id int32)
 }
 
 // tell calls f if there is a mount.

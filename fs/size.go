@@ -13,6 +13,9 @@ import (
 func (fs *FS) getAttr(ctx context.Context, id layout.FileID) (a attrs, err error) {
 	// What has been overtaken by what happened here is asked for again, within reason.
 	for range 3 {
+		if i := fs.peek(id); i != nil {
+			i.lookAt()
+		}
 		asked := fs.clock.Load()
 		answer, err := fs.meta.GetAttr(ctx, id)
 		if err != nil {

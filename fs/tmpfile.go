@@ -24,7 +24,9 @@ func (r *raw) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 	i.opens++
 	i.opened()
 	i.mu.Unlock()
-	r.opened(&out.OpenOut, i, in.Flags)
+	if err := r.opened(ctx, &out.OpenOut, i, in.Flags, in.Pid); err != nil {
+		return r.status(err)
+	}
 	return r.entry(&out.EntryOut, place{}, made, asked, nil)
 }
 

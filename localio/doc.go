@@ -5,6 +5,9 @@
 // host, and has a session with it until one of its two connections ends. Then it tries again: at once, and with pauses that
 // double up to 10 minutes, which start anew when the wrapped target has made a connection.
 //
+// A server that is none of weft's has no broker. There an administrator's statement that a directory of this host is its export
+// takes the place of the proof, once it was verified (see Exports of other servers).
+//
 // # Requests
 //
 // READ, WRITE and COMMIT go by descriptors while there is a session; everything else by RPC. A request for a file that has none
@@ -33,6 +36,34 @@
 // What is revoked starts nothing more, is closed when what has begun is over, and then the server is told. The server does
 // not have to trust that: it asks the kernel who can write the file, so a client that is stopped in the middle of a system
 // call, or has lost its session, is waited for.
+//
+// # Exports of other servers
+//
+// An [Export] is verified before it is used, hourly, and whenever the wrapped target has made a connection: a file with a secret is made
+// in the directory, for a user and a group that nobody has, and is removed again. It has to be found in the root of the export by
+// LOOKUP, under a handle that ends with the one that the kernel gives for it (name_to_handle_at(2)), but for zeros to fill it up; READ
+// has to give the secret to that user and nothing to another one. So the directory is the root of the export and not one below it or
+// beside it, on the same storage at this moment and not on a copy, and the export does not take users for others. It is made here and
+// looked for there, not the other way round, since then the export need not let clients write, nor this host's root do more than look.
+//
+// That also shows how the server makes its handles: what stands before the kernel's is the same for all files of the file system.
+// The kernel's handle of a data file is cut out of the one in the layout by that, without knowledge of the server, and
+// opened by open_by_handle_at(2) at the directory. Handles that do not fit go by RPC. That is the file that the server would read, or
+// none: no path is walked in which there could be symbolic links or other files by now, and the handle has the inode's generation.
+// The other way, to ask the metadata service for the file's path, would cost a call for each file and prove less. What a handle names is
+// bound to the file system of the directory, not to the directory: whoever makes handles up gets as much as by RPC from a server that
+// does not look where in the export a file is (no_subtree_check), and no more than the ids of the layout may read. The handles of
+// one that does look (subtree_check) end with those of directories, and so are refused.
+//
+// Descriptors are for regular files of the directory's file system without an access control list, for reading. The data file's mode
+// counts for the layout's ids as if they were the process's, but others get nothing, nor do uid 0 and gid 0. Since nobody takes these
+// descriptors back, owner, mode and number of links are looked at after each READ, before its result counts: if the file was fenced by
+// then, or removed, the descriptor is closed and the READ goes by RPC. What passes was read before the fence. Each second all are looked
+// at so, since a removed file takes up room for as long as it is open.
+//
+// Writes and COMMITs go by RPC. A write cannot be undone when it turns out that the fence was there first, and no process can be
+// waited for that writes without the server's knowledge. Reads go through the page cache, as the server's writes do: both see the
+// same pages, also before they are stable.
 //
 // # Locks
 //

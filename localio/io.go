@@ -70,6 +70,9 @@ func (f *file) do(op *layout.Op, now bool) error {
 		} else if n, err = kind.Read(f, op.Data, op.Off); err != nil {
 			return err
 		}
+		if !f.permitted() {
+			return errGone
+		}
 		op.N, op.EOF = n, n < len(op.Data)
 	case layout.OpWrite:
 		n, err := kind.Write(f, op.Data, op.Off)
@@ -101,23 +104,24 @@ func (t *Target) queued(k *task) bool {
 		return false
 	}
 	t.ringOnce.Do(func() {
-		var err error
-		if t.ring, err = newRing(t.reaped); err != nil {
+		r, err := newRing(t.reaped, t.last)
+		if t.ring.Store(r); err != nil {
 			t.cfg.Log.Info("reads and writes that wait for a disk have a thread each", "device", t.cfg.Name, "because", err)
 		}
 	})
-	return t.ring != nil && t.ring.start(k, fd, op.Kind == layout.OpWrite, op.Data, op.Off)
+	r := t.ring.Load()
+	return r != nil && r.start(k, fd, op.Kind == layout.OpWrite, op.Data, op.Off)
 }
 
 // reaped ends a task that the ring has done, res being what read(2) or write(2) would return, or a negative errno.
-func (t *Target) reaped(k *task, res int32) func() {
+func (t *Target) reaped(k *task, res int32) over {
 	op, f := k.op, k.file
-	if int(res) != len(op.Data) {
-		go func() { // ends with the request, of which there may be some left, or nothing
+	if int(res) != len(op.Data) || !f.permitted() {
+		go func() { // ends with the request, of which there may be some left, or nothing, or which goes by RPC
 			defer t.tasks.Done()
 			t.perform(k, false)
 		}()
-		return func() {}
+		return over{}
 	}
 	op.N, op.EOF, op.Err = len(op.Data), false, nil
 	kind := &f.session.kind
@@ -130,11 +134,14 @@ func (t *Target) reaped(k *task, res int32) func() {
 		kind.HaveRead(f, op.Off, op.N)
 	}
 	t.settle(k)
-	return func() {
-		op.Done(op)
-		f.release()
-		t.tasks.Done()
-	}
+	return over{op, f}
+}
+
+// last is the end of what reaped has returned.
+func (t *Target) last(o over) {
+	o.op.Done(o.op)
+	o.f.release()
+	t.tasks.Done()
 }
 
 // syncError says that what was written may not have become stable, and that the kernel will not say so again.

@@ -626,7 +626,7 @@ func TestNoRing(t *testing.T) {
 		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
 			t.Fatal(err)
 		}
-		r, err := newRing(nil)
+		r, err := newRing(nil, nil)
 		if e := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); e != nil {
 			t.Fatal(e)
 		}

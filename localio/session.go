@@ -33,11 +33,16 @@ type errNoBroker struct{ reason string }
 
 func (e *errNoBroker) Error() string { return e.reason }
 
-// session is a proved connection to a broker. Guarded by Target.mu: files and what follows it.
+// errForeign says that the server has no broker, as it is none of weft's.
+var errForeign = &errNoBroker{"it is none of weft's data servers"}
+
+// session is a proved connection to a broker, or a directory that was found to be what the server exports. Guarded by Target.mu:
+// files and what follows it.
 type session struct {
 	t        *Target
 	nc       *net.UnixConn
 	rpc      *rpcConn
+	export   *export // instead of both; nil: there is a broker
 	kind     fileio.Kind
 	readOnly string // why nothing is lent for writing
 
@@ -140,7 +145,7 @@ func (t *Target) prove(ctx context.Context) (s *session, err error) {
 	var unknown *oncrpc.Error
 	switch {
 	case errors.As(err, &unknown) && unknown.Stat == oncrpc.ProgUnavail:
-		return nil, &errNoBroker{"it is none of weft's data servers"}
+		return nil, errForeign
 	case err != nil:
 		return nil, fmt.Errorf("the data server cannot be asked: %w", err)
 	case !who.Local:
@@ -266,8 +271,11 @@ func (t *Target) shake(nc *net.UnixConn, rpc *rpcConn, server wire.ID) (*wire.Gr
 	return granted, nil
 }
 
-// serve takes what the broker sends until one of the connections ends, and tells why.
+// serve takes what the broker sends until one of the connections ends, and tells why. Without one see watch.
 func (s *session) serve(ctx context.Context) error {
+	if s.export != nil {
+		return s.watch(ctx)
+	}
 	stop := context.AfterFunc(ctx, func() { s.nc.Close() })
 	defer stop()
 	var watching sync.WaitGroup
@@ -323,8 +331,15 @@ func descriptors(rights []byte) (fds []int) {
 	return fds
 }
 
-// send sends a message to the broker. If that does not take it the session ends. Target.mu is not held.
+// send sends a message to the broker. If that does not take it the session ends. Without one an OPEN is answered here. Target.mu is
+// not held.
 func (s *session) send(m wire.Message) {
+	if s.export != nil {
+		if o, ok := m.(*wire.Open); ok {
+			s.lend(o)
+		}
+		return
+	}
 	s.nc.SetWriteDeadline(time.Now().Add(packetTime))
 	if _, err := s.nc.Write(wire.Append(nil, m)); err != nil {
 		s.nc.Close()
@@ -483,5 +498,8 @@ func (s *session) end() {
 	t.mu.Unlock()
 	for _, f := range unused {
 		f.close()
+	}
+	if s.export != nil {
+		s.export.dir.Close()
 	}
 }

@@ -40,6 +40,7 @@ type Config struct {
 	ReadOnly bool             // writes go by RPC
 	Dir      string           // where brokers have their sockets; empty: wire.Dir
 	Files    int              // most files kept open; 0: DefaultFiles
+	Export   *Export          // if it is none of weft's; nil: then all goes by RPC
 	Log      *slog.Logger     // nil: slog.Default()
 }
 
@@ -50,6 +51,8 @@ const (
 	// openTime is how long a request waits for descriptors, and refuseTime for how long a refusal counts.
 	openTime   = time.Second
 	refuseTime = 30 * time.Second
+	// relieveTime is how often who waits for a request looks whether the one who could end it waits, too.
+	relieveTime = 5 * time.Millisecond
 	// small is the largest request, in bytes, that is done by the caller: another goroutine would cost more. smallOnDisk is that
 	// where it may turn out that not all of it is in memory.
 	small       = 4 << 20
@@ -81,7 +84,7 @@ type Target struct {
 	current atomic.Pointer[session] // the same as session
 
 	ringOnce sync.Once
-	ring     *ring // nil: there is none, perhaps not yet
+	ring     atomic.Pointer[ring] // nil: there is none, perhaps not yet
 
 	mu      sync.Mutex
 	session *session // nil: there is none
@@ -135,6 +138,9 @@ func (t *Target) keep(ctx context.Context) {
 	for ctx.Err() == nil {
 		epoch := t.Remote.Epoch()
 		s, err := t.prove(ctx)
+		if errors.Is(err, errForeign) && t.cfg.Export != nil {
+			s, err = t.statement(ctx)
+		}
 		if err == nil {
 			pause = minPause
 			t.begin(s)
@@ -355,7 +361,7 @@ func (t *Target) Flush() {
 		t.tasks.Add(1)
 		t.mu.Unlock()
 		if begun && k.file != nil && f.session.quick(k.op) {
-			t.ring.flush() // a Done may wait for what is in there
+			t.ring.Load().flush() // a Done may wait for what is in there
 			begun = false
 		}
 		if k.file != nil && f.session.quick(k.op) && t.atOnce(k) {
@@ -377,7 +383,7 @@ func (t *Target) Flush() {
 		}()
 	}
 	if begun {
-		t.ring.flush()
+		t.ring.Load().flush()
 	}
 	if t.called.Load() && t.called.Swap(false) {
 		t.Remote.Flush()
@@ -542,7 +548,7 @@ func (t *Target) failed(f *file, op *layout.Op, err error) {
 		t.spoil(f.key.fh)
 	}
 	full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
-	if f.state == open && op.Kind != layout.OpRead && !full {
+	if f.state == open && (op.Kind != layout.OpRead && !full || err == errGone) {
 		f.retire() // the last one that uses it closes it
 	}
 }
@@ -562,7 +568,7 @@ func (t *Target) Detach(op *layout.Op) {
 		}
 		over := k.over
 		t.mu.Unlock()
-		<-over
+		t.awaitOver(over)
 	case op.Kind == layout.OpWrite:
 		op.Data = append([]byte(nil), op.Data...)
 		t.mu.Unlock()
@@ -575,6 +581,22 @@ func (t *Target) Detach(op *layout.Op) {
 	}
 }
 
+// awaitOver waits until nobody is at a request any more. Those who call Dones may be waiting for who calls it.
+func (t *Target) awaitOver(over <-chan struct{}) {
+	tick := time.NewTicker(relieveTime)
+	defer tick.Stop()
+	for {
+		if r := t.ring.Load(); r != nil {
+			r.relieve()
+		}
+		select {
+		case <-over:
+			return
+		case <-tick.C:
+		}
+	}
+}
+
 // Close ends the session, waits for what is under way, and closes Remote, which ends the rest.
 func (t *Target) Close() error {
 	t.mu.Lock()
@@ -583,8 +605,8 @@ func (t *Target) Close() error {
 	t.cancel()
 	t.Flush()
 	t.tasks.Wait()
-	if t.ring != nil {
-		t.ring.close()
+	if r := t.ring.Load(); r != nil {
+		r.close()
 	}
 	return t.Remote.Close()
 }

@@ -1,6 +1,7 @@
 package metaclient
 
 import (
+	"bytes"
 	"container/list"
 	"context"
 	"errors"
@@ -176,9 +177,20 @@ func (c *Client) layoutGet(ctx context.Context, id layout.FileID, mode layout.IO
 	if mode == layout.IOModeRW && c.cfg.Near != nil {
 		args.Near = c.cfg.Near()
 	}
-	var found bool
+	granted, _, err := c.askLayout(ctx, args)
+	if err != nil {
+		return false, err
+	}
+	l := layout.Layout{Segments: granted}
+	s, _ := l.Find(mode, off, 1)
+	return s != nil, nil
+}
+
+// askLayout asks for segments, which go into the cache. grants.take was called.
+func (c *Client) askLayout(ctx context.Context, args *metarpc.LayoutGetArgs) (granted []layout.Segment, pinned metarpc.CopyRef, err error) {
+	id := args.ID
 	var bad error
-	err := c.do(ctx, metarpc.OpLayoutGet, metarpc.Cred{}, args, nil, func(o *outcome) {
+	err = c.do(ctx, metarpc.OpLayoutGet, metarpc.Cred{}, args, nil, func(o *outcome) {
 		switch {
 		case o.err != nil || o.status != metarpc.StatusOK:
 			c.grants.end(id, false)
@@ -186,35 +198,72 @@ func (c *Client) layoutGet(ctx context.Context, id layout.FileID, mode layout.IO
 			c.grants.stray(id)
 			c.grants.end(id, false)
 		default:
-			var granted []layout.Segment
-			granted, bad = decodeLayout(o.raw)
-			c.cache.add(id, granted, appendOnly)
+			granted, pinned, bad = decodeLayout(o.raw)
+			c.cache.add(id, granted, args.Append)
 			c.grants.end(id, len(granted) > 0)
-			l := layout.Layout{Segments: granted}
-			s, _ := l.Find(mode, off, 1)
-			found = s != nil
+			if len(pinned.Handle) > 0 {
+				c.pins.Store(id, pinned)
+			}
 		}
 	})
-	if err != nil {
-		return false, err
+	if err == nil {
+		err = bad
 	}
-	return found, bad
+	return granted, pinned, err
 }
 
-func decodeLayout(raw []byte) ([]layout.Segment, error) {
+func decodeLayout(raw []byte) (granted []layout.Segment, pinned metarpc.CopyRef, err error) {
 	var r metarpc.LayoutResult
 	if err := metarpc.DecodeResult(metarpc.OpLayoutGet, raw, &r); err != nil {
-		return nil, err
+		return nil, pinned, err
 	}
-	var granted []layout.Segment
 	for i := range r.Segments {
 		s, err := r.Segments[i].Layout()
 		if err != nil {
-			return nil, err
+			return nil, pinned, err
 		}
 		granted = append(granted, *s)
 	}
-	return granted, nil
+	return granted, r.Pinned, nil
+}
+
+// Pin asks for a copy of an open file on one of the data servers of Config.Lending that has every byte at its offset, and is kept up to
+// date until Release: the kernel may read it, or with IOModeRW write it, without asking. nil without an error means that there
+// is none now. several says that there are other copies. The layout that comes with it is cached.
+func (c *Client) Pin(ctx context.Context, id layout.FileID, mode layout.IOMode, copies metarpc.Pin) (df *layout.DataFile, several bool, err error) {
+	args := &metarpc.LayoutGetArgs{ID: id, IOMode: mode, Len: layout.ToEOF, Pin: copies}
+	if c.cfg.Lending != nil {
+		args.Near = c.cfg.Lending()
+	}
+	if len(args.Near) == 0 {
+		return nil, false, nil
+	}
+	if mode == layout.IOModeRW {
+		args.Len = 1 // more than that would make more data files
+	}
+	if err := c.grants.take(ctx, id); err != nil {
+		return nil, false, c.wrap(metarpc.OpLayoutGet, err)
+	}
+	granted, pinned, err := c.askLayout(ctx, args)
+	if err != nil || len(pinned.Handle) == 0 {
+		return nil, false, err
+	}
+	for i := range granted {
+		for m := range granted[i].Mirrors {
+			file := &granted[i].Mirrors[m].Servers[0]
+			if file.Device == pinned.Device && len(file.Handles) > 0 && bytes.Equal(file.Handles[0], pinned.Handle) {
+				return file, len(granted[i].Mirrors) > 1, nil
+			}
+		}
+	}
+	return nil, false, fmt.Errorf("%w: the pinned copy of inode %d is not in its layout", metarpc.ErrMalformed, id)
+}
+
+// pinned is what is pinned of a file.
+func (c *Client) pinned(id layout.FileID) metarpc.CopyRef {
+	ref, _ := c.pins.Load(id)
+	pin, _ := ref.(metarpc.CopyRef)
+	return pin
 }
 
 // DropLayout forgets the cached segments of a file that reach past off, so that the service is asked again. Nothing is

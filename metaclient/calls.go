@@ -233,7 +233,10 @@ func (c *Client) Open(ctx context.Context, cred metarpc.Cred, args *metarpc.Open
 }
 
 // Release follows Open and Create when the last user of the file is gone. It does not wait; the service hears of it soon.
-func (c *Client) Release(id layout.FileID) { c.opens.letGo(id) }
+func (c *Client) Release(id layout.FileID) {
+	c.pins.Delete(id)
+	c.opens.letGo(id)
+}
 
 // LayoutError says which copies of a file may lack data that others have. When it returns nil, those that are stale have been
 // told to Config.OnCopiesStale, and nobody takes them for good any more.

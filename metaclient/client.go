@@ -56,6 +56,8 @@ type Config struct {
 	Waiting func() bool
 	// Near returns the data servers on this host, at most metarpc.MaxNear. nil = there are none.
 	Near func() []layout.DeviceID
+	// Lending are those of them that lend files to be kept open, as Pin wants them. nil = there are none.
+	Lending func() []layout.DeviceID
 
 	// Usage says what was done at each device since the client was made, the numbers only grow (but Outstanding). After
 	// each UsagePeriod what has come since is reported to the service. It is called by one goroutine. nil = nothing is reported.
@@ -73,8 +75,9 @@ type Client struct {
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 
-	opens   ledger // Open and Close
-	grants  ledger // LayoutGet and LayoutReturn
+	opens   ledger   // Open and Close
+	grants  ledger   // LayoutGet and LayoutReturn
+	pins    sync.Map // from layout.FileID to metarpc.CopyRef
 	locks   lockBook
 	cache   cache
 	leases  *leaseTable
@@ -469,7 +472,7 @@ func (c *Client) reopen(ctx context.Context, id layout.FileID) error {
 		return nil
 	}
 	loss := c.opens.lostSince(id)
-	err := c.do(ctx, metarpc.OpOpen, metarpc.Cred{}, &metarpc.OpenArgs{ID: id, Reclaim: true}, nil, func(o *outcome) { c.opens.end(id, false) })
+	err := c.do(ctx, metarpc.OpOpen, metarpc.Cred{}, &metarpc.OpenArgs{ID: id, Reclaim: true, Pinned: c.pinned(id)}, nil, func(o *outcome) { c.opens.end(id, false) })
 	if ctx.Err() == nil { // or the next reset goes on with it
 		c.opens.retried(id, loss)
 	}

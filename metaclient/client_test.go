@@ -928,7 +928,7 @@ func TestCalls(t *testing.T) {
 			{"link", func() (any, error) { return number(c.Link(ctx, cred, 7, 1, "n")) }, layout.FileID(42), "&{ID:7 Parent:1 Name:n}"},
 			{"open", func() (any, error) {
 				return number(c.Open(ctx, cred, &metarpc.OpenArgs{ID: 7, Access: metarpc.AccessRead}))
-			}, layout.FileID(42), "&{ID:7 Access:4 Reclaim:false}"},
+			}, layout.FileID(42), "&{ID:7 Access:4 Reclaim:false Pinned:{Device:00000000000000000000000000000000 Handle:[]}}"},
 			{"remove", func() (any, error) { return nil, c.Remove(ctx, cred, 1, "n", true) }, nil, "&{Parent:1 Name:n Dir:true}"},
 			{"rename", func() (any, error) {
 				return nil, c.Rename(ctx, cred, &metarpc.RenameArgs{OldParent: 1, OldName: "a", NewParent: 2, NewName: "b", Flags: 1})

@@ -153,7 +153,8 @@ func (d *daemon) start(ctx context.Context) error {
 			p := plane.Load()
 			return p != nil && p.Outstanding() > 0
 		},
-		Near: d.near,
+		Near:    func() []layout.DeviceID { return d.locally((*localio.Target).Near) },
+		Lending: func() []layout.DeviceID { return d.locally((*localio.Target).Lends) },
 		Usage: func() []metarpc.DeviceStats {
 			if p := plane.Load(); p != nil {
 				return usageOf(p.Stats())
@@ -176,8 +177,10 @@ func (d *daemon) start(ctx context.Context) error {
 		return err
 	}
 	plane.Store(d.data)
+	pass, copies := d.cfg.options.passthrough()
 	d.fsys, err = fs.New(fs.Config{
 		Meta: d.meta, Data: d.data, Root: root,
+		Passthrough: pass, Copies: copies, Lend: d.lend,
 		Atime: fs.AtimeOf(d.cfg.options.flags), CachePages: d.cfg.options.cache == cacheLease, StableClose: d.cfg.options.stable,
 		ReadAhead: d.cfg.options.ahead,
 	})
@@ -244,7 +247,7 @@ func (d *daemon) dialDevice(id layout.DeviceID) (dataplane.Target, error) {
 		return remote, err
 	}
 	local := localio.New(localio.Config{
-		Name: cfg.Name, Addrs: cfg.Addrs, TLS: d.secret, ReadOnly: d.cfg.options.local == localRO,
+		Name: cfg.Name, Addrs: cfg.Addrs, TLS: d.secret, ReadOnly: d.cfg.options.local == localRO, Export: d.localExport(dev, remote),
 	}, remote)
 	// So that the first requests take the short way, too, if there is one.
 	ctx, cancel := context.WithTimeout(context.Background(), localTime)
@@ -258,8 +261,7 @@ func (d *daemon) dialDevice(id layout.DeviceID) (dataplane.Target, error) {
 func (d *daemon) findLocal(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, statusTime)
 	defer cancel()
-	sockets, err := os.ReadDir(wire.Dir)
-	if d.cfg.options.local == localOff || err != nil || len(sockets) == 0 {
+	if sockets, _ := os.ReadDir(wire.Dir); d.cfg.options.local == localOff || len(sockets) == 0 && len(d.cfg.options.exports) == 0 {
 		return
 	}
 	devices, err := d.meta.Devices(ctx)
@@ -272,17 +274,31 @@ func (d *daemon) findLocal(ctx context.Context) {
 		all.Go(func() { d.data.Connect(ctx, info.Device.ID) }) // who uses it gets the error
 	}
 	all.Wait()
+	for _, e := range d.cfg.options.exports {
+		if !slices.ContainsFunc(devices, func(info metarpc.DeviceInfo) bool { return e.names(info) }) {
+			slog.Warn("there is no data server of that address and export; weft admin device ls shows them", "option", e)
+		}
+	}
 }
 
-// near returns the data servers on this host.
-func (d *daemon) near() (ids []layout.DeviceID) {
+// locally returns the data servers on this host of which is says so.
+func (d *daemon) locally(is func(*localio.Target) bool) (ids []layout.DeviceID) {
 	d.locals.Range(func(id, t any) bool {
-		if t.(*localio.Target).Near() {
+		if is(t.(*localio.Target)) {
 			ids = append(ids, id.(layout.DeviceID))
 		}
 		return len(ids) < metarpc.MaxNear
 	})
 	return ids
+}
+
+// lend returns a descriptor of a data file on this host.
+func (d *daemon) lend(ctx context.Context, df *layout.DataFile, write bool) (int, error) {
+	t, ok := d.locals.Load(df.Device)
+	if !ok {
+		return -1, fmt.Errorf("device %v is not on this host", df.Device)
+	}
+	return t.(*localio.Target).Lend(ctx, df, write)
 }
 
 // unmountOnSignal unmounts at SIGTERM and SIGINT; a mount in use is detached, and served until its last user is gone.
@@ -382,6 +398,7 @@ func (d *daemon) status(ctx context.Context) mountStatus {
 		d.askService(ctx, &st)
 	}
 	d.addUse(ctx, &st)
+	d.addPassthrough(&st)
 	return st
 }
 
@@ -402,6 +419,22 @@ func (d *daemon) addUse(ctx context.Context, st *mountStatus) {
 	}
 }
 
+// addPassthrough adds what the kernel serves by itself.
+func (d *daemon) addPassthrough(st *mountStatus) {
+	files, why := d.fsys.Passed()
+	st.Passthrough = []passedFile{}
+	for _, f := range files {
+		mode := "ro"
+		if f.Writes {
+			mode = "rw"
+		}
+		st.Passthrough = append(st.Passthrough, passedFile{uint64(f.ID), f.Device.String(), mode, f.Since, f.PIDs})
+	}
+	if why != nil {
+		st.NoPassthrough = why.Error()
+	}
+}
+
 // askService adds what the metadata service says, and sees to it that each device is looked at.
 func (d *daemon) askService(ctx context.Context, st *mountStatus) {
 	service, err := d.meta.Status(ctx)
@@ -411,6 +444,9 @@ func (d *daemon) askService(ctx context.Context, st *mountStatus) {
 		st.Service.Grace = service.Grace
 		st.Service.Garbage = service.Garbage
 		st.Service.Stale, st.Service.Copied = service.Stale, service.Copied
+		for _, held := range service.HeldUp {
+			st.Service.HeldUp = append(st.Service.HeldUp, heldUp{uint64(held.ID), held.What, time.Unix(0, held.Since), held.Hosts})
+		}
 		var devices []metarpc.DeviceInfo
 		if devices, err = d.meta.Devices(ctx); err == nil {
 			for _, info := range devices {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/localio"
 )
 
 const (
@@ -65,7 +66,7 @@ func (d *daemon) moveTarget(ctx context.Context, file layout.FileID, to string) 
 		return info.Device.ID, err
 	}
 	near := map[layout.DeviceID]bool{}
-	for _, id := range d.near() {
+	for _, id := range d.locally((*localio.Target).Near) {
 		near[id] = true
 	}
 	desc, err := d.meta.DescribeLayout(ctx, file)

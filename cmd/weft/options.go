@@ -2,7 +2,9 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -14,6 +16,7 @@ import (
 	"github.com/weftfs/weft/dataplane/nfs3"
 	"github.com/weftfs/weft/fs"
 	"github.com/weftfs/weft/internal/rpctls"
+	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -37,6 +40,8 @@ type mountOptions struct {
 	stable   bool // close waits for it
 	names    bool // the kernel may keep names
 	local    string
+	pass     fs.Passthrough
+	exports  []localExport
 	// transport serves the FUSE device.
 	transport fs.Transport
 	log       string
@@ -69,6 +74,7 @@ func defaultOptions() mountOptions {
 		cache:    cacheNone,
 		names:    true,
 		local:    localRW,
+		pass:     fs.PassReads,
 	}
 }
 
@@ -166,6 +172,19 @@ var mountOptionTable = []option{
 		o.local = v
 		return nil
 	}},
+	{"passthrough", "off|ro|rw", "which files the kernel serves by itself that are one data file on this host, whole: those opened for reading (ro, default), also those opened for writing (rw), or none (off); needs localio and Linux 6.9", func(o *mountOptions, v string) error {
+		mode := slices.Index([]string{fs.PassNone: "off", fs.PassReads: "ro", fs.PassWrites: "rw"}, v)
+		if mode < 0 {
+			return fmt.Errorf("want off, ro or rw")
+		}
+		o.pass = fs.Passthrough(mode)
+		return nil
+	}},
+	{"local-export", "ADDR:EXPORT=DIR", "DIR on this host is what the NFS server at ADDR (HOST or HOST:PORT, an IPv6 address in brackets), which is none of weft's, exports as EXPORT: if that turns out to be true its files are read without RPC; may be given several times", func(o *mountOptions, v string) error {
+		e, err := parseLocalExport(v)
+		o.exports = append(o.exports, e)
+		return err
+	}},
 	{"transport", "gofuse|device", "what serves the kernel's requests; gofuse: the server of the library go-fuse (default); device: a loop of weft's own, which is faster when many small reads or writes are under way", func(o *mountOptions, v string) error {
 		for _, t := range []fs.Transport{fs.GoFuse, fs.DeviceLoop} {
 			if v == t.String() {
@@ -235,6 +254,18 @@ func (o *mountOptions) patience() layout.Patience {
 		return layout.Patience{}
 	}
 	return layout.Patience{Time: o.timeo * time.Duration(o.retrans+1), Errno: o.soft}
+}
+
+// passthrough is what the kernel may serve by itself. Of several copies it must not write one alone, so a file that has them is read so only
+// where nobody can write.
+func (o *mountOptions) passthrough() (fs.Passthrough, metarpc.Pin) {
+	switch {
+	case o.local == localOff || os.Geteuid() != 0:
+		return fs.PassNone, metarpc.PinNone
+	case o.flags&unix.MS_RDONLY != 0:
+		return min(o.pass, fs.PassReads), metarpc.PinAny
+	}
+	return o.pass, metarpc.PinOnly
 }
 
 func sizeOption(name, help string, least, most int64, field func(*mountOptions) *int64) option {

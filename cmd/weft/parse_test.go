@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/internal/rpctls"
+	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -95,13 +96,16 @@ func TestParseOptions(t *testing.T) {
 		{[]string{"nodiratime,strictatime,diratime,relatime"}, with(func(o *mountOptions) { o.flags = 0 })},
 		{[]string{"ro,nosuid", "rw"}, with(func(o *mountOptions) { o.flags = unix.MS_NOSUID })},
 		{[]string{"ro,defaults"}, defaultOptions()},
-		{[]string{"nconnect=16,rsize=4MiB,wsize=4096,max_write=1MiB,retain=1GiB,readahead=0,mirror-timeout=30s,cache=lease,close=stable,lookupcache=none,localio=ro,log=/a=b,hard,softerr,timeo=50,retrans=1,noresvport,xprtsec=mtls,tls_ca=/ca,tls_cert=/c,tls_key=/k"}, mountOptions{
+		{[]string{"nconnect=16,rsize=4MiB,wsize=4096,max_write=1MiB,retain=1GiB,readahead=0,mirror-timeout=30s,cache=lease,close=stable,lookupcache=none,localio=ro,passthrough=off,log=/a=b,hard,softerr,timeo=50,retrans=1,noresvport,xprtsec=mtls,tls_ca=/ca,tls_cert=/c,tls_key=/k"}, mountOptions{
 			nconnect: 16, rsize: 4 << 20, wsize: 4 << 10, maxWrite: 1 << 20, retain: 1 << 30, mirror: 30 * time.Second, cache: cacheLease, stable: true, local: localRO, log: "/a=b",
 			soft: syscall.ETIMEDOUT, timeo: 5 * time.Second, retrans: 1,
 			anyPort: true, xprtsec: rpctls.Mutual, tls: rpctls.Files{CA: "/ca", Cert: "/c", Key: "/k"},
 		}},
+		{[]string{"local-export=ds1:/a=/srv/a,local-export=[fe80::7]:2049:/b/=/srv/b=c/", "local-export=10.0.0.1:/=/srv"}, with(func(o *mountOptions) {
+			o.exports = []localExport{{"ds1", "", "/a", "/srv/a"}, {"fe80::7", "2049", "/b", "/srv/b=c"}, {"10.0.0.1", "", "/", "/srv"}}
+		})},
 	} {
-		if got, err := parseOptions(c.lists); err != nil || got != c.want {
+		if got, err := parseOptions(c.lists); err != nil || !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%q: %+v, %v; want %+v", c.lists, got, err, c.want)
 		}
 	}
@@ -126,6 +130,15 @@ func TestParseOptions(t *testing.T) {
 		"tls_ca=ca":         "from / on",
 
 		"lookupcache=pos": "want all or none",
+		"passthrough=yes": "want off, ro or rw",
+
+		"local-export":              "local-export=ADDR:EXPORT=DIR",
+		"local-export=ds1:/a":       "want ADDR:EXPORT=DIR",
+		"local-export=ds1:/a=a":     "want ADDR:EXPORT=DIR",
+		"local-export=ds1=/a":       "want ADDR:EXPORT=DIR",
+		"local-export=:/a=/a":       "is not a host",
+		"local-export=ds1:0:/a=/a":  "not a port",
+		"local-export=fe80::7:/a=/": "brackets",
 	} {
 		if _, err := parseOptions([]string{"ro", in}); err == nil || !strings.Contains(err.Error(), word) || !strings.Contains(err.Error(), in) {
 			t.Errorf("%q: error %v does not say %q", in, err, word)
@@ -135,8 +148,8 @@ func TestParseOptions(t *testing.T) {
 
 // TestOptionDefaults holds the help to the defaults.
 func TestOptionDefaults(t *testing.T) {
-	o, err := parseOptions([]string{"defaults,hard,resvport,xprtsec=none,timeo=600,retrans=2,nconnect=4,rsize=1MiB,wsize=1MiB,retain=256MiB,readahead=8MiB,mirror-timeout=10s,cache=none,close=written,lookupcache=all"})
-	if err != nil || o != defaultOptions() {
+	o, err := parseOptions([]string{"defaults,hard,resvport,xprtsec=none,timeo=600,retrans=2,nconnect=4,rsize=1MiB,wsize=1MiB,retain=256MiB,readahead=8MiB,mirror-timeout=10s,cache=none,close=written,lookupcache=all,localio=rw,passthrough=ro"})
+	if err != nil || !reflect.DeepEqual(o, defaultOptions()) {
 		t.Errorf("the defaults of the help are %+v, %v; those in effect %+v", o, err, defaultOptions())
 	}
 	help := optionsHelp()
@@ -242,6 +255,24 @@ func TestPatience(t *testing.T) {
 		o, err := parseOptions([]string{list})
 		if got := o.patience(); err != nil || got != want {
 			t.Errorf("%q: %+v, %v; want %+v", list, got, err, want)
+		}
+	}
+}
+
+// Which data servers an option speaks of; it is shown as it can be given.
+func TestLocalExport(t *testing.T) {
+	info := metarpc.DeviceInfo{URL: "nfs://ds1:2049/srv/a?mountport=33", Device: metarpc.Device{Addrs: []string{"10.0.0.7:2049", "[fe80::7]:2049"}}}
+	for in, want := range map[string]bool{
+		"ds1:/srv/a=/x": true, "DS1:2049:/srv/a/=/x": true, "10.0.0.7:/srv/a=/x": true, "[fe80::7]:/srv/a=/x": true, "[fe80::7]:2049:/srv/a=/x": true,
+		"ds2:/srv/a=/x": false, "ds1:2050:/srv/a=/x": false, "10.0.0.8:/srv/a=/x": false, "ds1:/srv=/x": false, "ds1:/srv/a/b=/x": false,
+	} {
+		e, err := parseLocalExport(in)
+		if err != nil || e.names(info) != want {
+			t.Errorf("%s: %v, %v", in, e.names(info), err)
+		}
+		o, err := parseOptions([]string{e.String()})
+		if err != nil || len(o.exports) != 1 || o.exports[0] != e {
+			t.Errorf("%s is shown as %v: %+v, %v", in, e, o.exports, err)
 		}
 	}
 }

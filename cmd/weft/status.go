@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -27,6 +28,26 @@ type mountStatus struct {
 	Retained   int64          `json:"retained_bytes"`  // written, not yet stable on the data servers
 	Service    serviceStatus  `json:"service"`
 	Devices    []deviceStatus `json:"devices"`
+	// Passthrough are files that the kernel serves by itself, and NoPassthrough is why it does not though it was to.
+	Passthrough   []passedFile `json:"passthrough"`
+	NoPassthrough string       `json:"no_passthrough,omitempty"`
+}
+
+// passedFile is a file that is open in passthrough.
+type passedFile struct {
+	Inode  uint64    `json:"inode"`
+	Device string    `json:"device"`
+	Mode   string    `json:"mode"` // ro, or rw if the kernel writes it by itself
+	Since  time.Time `json:"since"`
+	PIDs   []int     `json:"pids"` // processes that have opened it
+}
+
+// heldUp is what is not done to a file because it is open in passthrough somewhere.
+type heldUp struct {
+	Inode uint64    `json:"inode"`
+	What  string    `json:"what"`
+	Since time.Time `json:"since"`
+	Hosts []string  `json:"hosts"` // where it is open so
 }
 
 type serviceStatus struct {
@@ -39,6 +60,8 @@ type serviceStatus struct {
 	Garbage   int64  `json:"garbage"`      // data files that wait for removal
 	Stale     int64  `json:"stale_files"`  // with copies of mirrored data that are still to be made anew
 	Copied    int64  `json:"copied_bytes"` // for that, since the service was started
+	// HeldUp is what waits for files that are open in passthrough.
+	HeldUp []heldUp `json:"held_up,omitempty"`
 
 	Calls  map[string]uint64 `json:"calls"`  // that the mount has sent, for each kind
 	Leases int               `json:"leases"` // inodes of which attributes or names need not be asked for
@@ -126,6 +149,32 @@ func (st *mountStatus) print() {
 		fmt.Printf("  metadata    %s: %s\n", s.Address, s.Problem)
 	}
 	printDevices(os.Stdout, st.Devices, "  ")
+	st.printPassthrough(os.Stdout)
+}
+
+// printPassthrough writes what the kernel serves by itself, and what that holds up, with who has it open here.
+func (st *mountStatus) printPassthrough(out io.Writer) {
+	writes := 0
+	for _, f := range st.Passthrough {
+		if f.Mode == "rw" {
+			writes++
+		}
+	}
+	switch {
+	case st.NoPassthrough != "":
+		fmt.Fprintf(out, "  passthrough: no, because %s\n", st.NoPassthrough)
+	case len(st.Passthrough) > 0:
+		fmt.Fprintf(out, "  passthrough: %d files are served by the kernel, %d of them for writing\n", len(st.Passthrough), writes)
+	}
+	for _, held := range st.Service.HeldUp {
+		fmt.Fprintf(out, "  held up     %s of inode %d waits, since %s, until it is closed at %s", held.What, held.Inode, humanize.Time(held.Since), strings.Join(held.Hosts, ", "))
+		for _, f := range st.Passthrough {
+			if f.Inode == held.Inode {
+				fmt.Fprintf(out, "; here it was opened by processes %s", strings.Trim(fmt.Sprint(f.PIDs), "[]"))
+			}
+		}
+		fmt.Fprintln(out)
+	}
 }
 
 func printDevices(out io.Writer, devices []deviceStatus, indent string) {

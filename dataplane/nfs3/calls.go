@@ -302,6 +302,24 @@ func Mount(ctx context.Context, addr netip.AddrPort, export string, secret *tls.
 	return res.FH.Bytes(), nil
 }
 
+// MountAt is Mount at the server whose NFS service is at addr. It asks the MOUNT service at the port it is said to have, and if that
+// is 0 on the NFS port, where weftd data has it, or where the port mapper says.
+func MountAt(ctx context.Context, addr netip.AddrPort, mountPort uint16, export string, secret *tls.Config) (root []byte, err error) {
+	if mountPort != 0 {
+		return Mount(ctx, netip.AddrPortFrom(addr.Addr(), mountPort), export, secret)
+	}
+	root, err = Mount(ctx, addr, export, secret)
+	var refused *oncrpc.Error
+	if err == nil || !errors.As(err, &refused) || refused.Stat != oncrpc.ProgUnavail {
+		return root, err
+	}
+	port, err := Port(ctx, addr.Addr(), oncrpc.ProgMount, wire.Version)
+	if err != nil {
+		return nil, fmt.Errorf("the server has no MOUNT service on its NFS port %d, and where it is cannot be found out (say it with ?mountport=PORT): %w", addr.Port(), err)
+	}
+	return Mount(ctx, netip.AddrPortFrom(addr.Addr(), port), export, secret)
+}
+
 // Port asks the port mapper of a host (RFC 1833 section 3, version 2) for the TCP port of a program. A program that is not
 // registered is an error that tells so. There is no TLS there.
 func Port(ctx context.Context, host netip.Addr, prog, vers uint32) (uint16, error) {

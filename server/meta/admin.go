@@ -121,6 +121,7 @@ func (s *Service) statusOf(ctx context.Context, _ *call, _ *metarpc.Empty) (*met
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r.Grace = s.grace
+	r.HeldUp = s.allHeldUp()
 	for _, sess := range s.sessions {
 		info := metarpc.SessionInfo{Client: sess.client, Renewed: time.Now().Add(-sess.idle()).UnixNano()}
 		for _, cl := range sess.claims {

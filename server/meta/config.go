@@ -30,6 +30,13 @@ type Files interface {
 	// Truncate cuts every data file that is longer. While a data server is away it waits, until ctx ends. An error with a
 	// method LateCopies names copies of data that was cut elsewhere; nothing else is missing then.
 	Truncate(ctx context.Context, row schema.Layout, size int64) error
+	// Grow makes the data files that are whole files, see Whole, as long as size, if they are shorter. It waits as Truncate does.
+	Grow(ctx context.Context, row schema.Layout, size int64) error
+	// Whole returns a good copy on one of near that has every byte of the file at its offset, now and when the file has grown; one
+	// without a handle if there is none. mirrored says that it is not the only one.
+	Whole(row schema.Layout, near []layout.DeviceID) (ref metarpc.CopyRef, mirrored bool)
+	// MayBeWhole reports whether such a file may have such a copy, and no other, once it has data files for writing.
+	MayBeWhole(row schema.Layout, ino schema.Inode, near []layout.DeviceID) bool
 	// Sync makes every data file stable and returns the end of the longest. It waits as Truncate does.
 	Sync(ctx context.Context, row schema.Layout) (end int64, err error)
 	// Fence gives every data file of a file new owners, so that nobody can write it with a layout that was granted before.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,16 +24,28 @@ func (s *Service) layoutError(ctx context.Context, c *call, a *metarpc.LayoutErr
 	}
 	s.log.Debug("a client could not write copies of a file", "inode", a.ID, "copies", len(a.Copies), "session", c.sess,
 		"host", c.sess.client.Host, "error", a.Reason)
-	return &metarpc.Empty{}, s.giveUp(ctx, a.ID, a.Copies)
+	_, err := s.giveUp(ctx, a.ID, a.Copies)
+	return &metarpc.Empty{}, err
 }
 
-// giveUp makes copies of a file stale, but for the last good ones, and tells everybody.
-func (s *Service) giveUp(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) error {
-	stale, err := s.cfg.Files.MarkStale(ctx, id, copies)
-	if err != nil {
-		return err
+// giveUp makes copies of a file stale, but for the last good ones and those that are pinned, and tells everybody. kept says that
+// there are such.
+func (s *Service) giveUp(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) (kept bool, err error) {
+	pins, thaw := s.freezePins(id)
+	defer thaw()
+	given := slices.DeleteFunc(slices.Clone(copies), func(ref metarpc.CopyRef) bool {
+		return slices.ContainsFunc(pins, func(pin metarpc.CopyRef) bool { return samePlace(pin, ref) })
+	})
+	if kept = len(given) < len(copies); kept {
+		s.mu.Lock()
+		s.holdUp(s.files[id], "a copy that cannot be written")
+		s.mu.Unlock()
 	}
-	return s.tellStale(ctx, id, stale)
+	stale, err := s.cfg.Files.MarkStale(ctx, id, given)
+	if err != nil {
+		return kept, err
+	}
+	return kept, s.tellStale(ctx, id, stale)
 }
 
 // tellStale tells all who may read or write a file which of its copies are stale. It returns when each of them has answered, or
@@ -107,6 +120,15 @@ func (s *Service) replaceHeld(ctx context.Context, f *file, held []metarpc.CopyR
 		return err
 	}
 	defer end()
+	// A kernel that reads or writes the old ones by itself cannot be told to use others; what such have is known after the grace period.
+	if err := s.awaitEnd(s.graceOver); err != nil {
+		return err
+	}
+	thaw, err := s.awaitUnpinned(ctx, f.id, "the replacing of data files that a lost client holds open")
+	if err != nil {
+		return err
+	}
+	defer thaw()
 	if err := s.recallLayouts(ctx, f, nil, layout.Range{Len: layout.ToEOF}); err != nil {
 		return err
 	}
@@ -189,7 +211,7 @@ func (s *Service) endMove(ctx context.Context, id layout.FileID) error {
 		return err
 	}
 	moved := schema.Layout{Mirrors: l.Mirrors[len(l.Mirrors)-1:]}
-	if err := s.giveUp(ctx, id, append(moved.Copies(layout.CopyGood), moved.Copies(layout.CopyFilling)...)); err != nil {
+	if _, err := s.giveUp(ctx, id, append(moved.Copies(layout.CopyGood), moved.Copies(layout.CopyFilling)...)); err != nil {
 		return err
 	}
 	return s.settleMove(ctx, id)

@@ -91,6 +91,20 @@
 // is lost the file is fenced, by which one copy of each column becomes the truth and the others stale. A client that ends its
 // session has reported, or had nothing to. A truncation marks copies that do not answer while others have been cut.
 //
+// # What is pinned
+//
+// A kernel that reads or writes a copy by itself (FUSE passthrough) cannot be told to use another one. So its client has the
+// copy pinned, with the layout (LayoutGetArgs.Pin, pins.go): it stays good and where it is until the session closes the file. That is in
+// memory, and reclaimed with the open file.
+//
+//	one copy     that it is the file's data file suffices; it is not moved
+//	several      only while nobody may write; who writes later writes this copy, too, and waits if it fails, as for the last good one
+//	a fence      that would choose between copies waits until none is pinned
+//	growing      makes data files longer, whose end is the only one that a kernel knows
+//
+// Who is about to change copies asks what is pinned and has nothing more pinned until he is done (freezePins); who pins reads the layout
+// again afterwards. What waits is told in the status (holdUp).
+//
 // # New copies
 //
 // One worker makes new copies of files that have stale ones (resilver.go), a file at a time:

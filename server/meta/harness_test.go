@@ -38,6 +38,7 @@ type fakeFiles struct {
 	length   map[uint64]int64 // of each data file, by number
 	unstable map[uint64]bool
 	down     error         // what Sync and Truncate fail with
+	grown    int64         // the largest size that Grow was called with
 	stall    chan struct{} // Sync and Truncate wait for it, or for ctx
 	assign   error         // what Assign fails with
 	assigned func()        // called before Assign returns; nil: nothing is
@@ -216,6 +217,21 @@ func (f *fakeFiles) Truncate(ctx context.Context, row schema.Layout, size int64)
 		}
 	}
 	return nil
+}
+
+func (f *fakeFiles) Grow(ctx context.Context, row schema.Layout, size int64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.grown = max(f.grown, size)
+	return nil
+}
+
+func (f *fakeFiles) Whole(row schema.Layout, near []layout.DeviceID) (ref metarpc.CopyRef, mirrored bool) {
+	return (*datafile.Manager)(nil).Whole(row, near)
+}
+
+func (f *fakeFiles) MayBeWhole(row schema.Layout, ino schema.Inode, near []layout.DeviceID) bool {
+	return (*datafile.Manager)(nil).MayBeWhole(row, ino, near)
 }
 
 func (f *fakeFiles) Fence(ctx context.Context, id layout.FileID) error {

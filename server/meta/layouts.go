@@ -25,14 +25,23 @@ func (s *Service) layoutGet(ctx context.Context, c *call, a *metarpc.LayoutGetAr
 	if err := s.mayTransfer(c.sess, a); err != nil {
 		return nil, err
 	}
-	if a.IOMode == layout.IOModeRW {
+	if a.IOMode == layout.IOModeRW && a.Pin == metarpc.PinNone {
 		return s.grant(ctx, c, a, row)
 	}
 	r := new(metarpc.LayoutResult)
 	var l schema.Layout
 	raw, err := s.get(ctx, schema.LayoutKey(a.ID), &l)
-	if err != nil || raw == nil {
+	if err != nil {
 		return r, err
+	}
+	if a.IOMode == layout.IOModeRW {
+		if s.cfg.Files.MayBeWhole(l, row, a.Near) {
+			return s.grant(ctx, c, a, row)
+		}
+		return r, nil // who wants it pinned does not want it otherwise
+	}
+	if raw == nil {
+		return r, nil
 	}
 	wanted := layout.Range{Off: a.Off, Len: a.Len}
 	for _, seg := range s.cfg.Files.Segments(l, layout.IOModeRead) {
@@ -40,7 +49,10 @@ func (s *Service) layoutGet(ctx context.Context, c *call, a *metarpc.LayoutGetAr
 			r.Segments = append(r.Segments, seg)
 		}
 	}
-	return r, nil
+	if a.Pin != metarpc.PinNone {
+		r.Pinned, err = s.pin(ctx, c.sess, a, l)
+	}
+	return r, err
 }
 
 // grant answers a LayoutGet for writing.
@@ -117,7 +129,13 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 		f.granting--
 		assigned()
 	}
-	return &metarpc.LayoutResult{Segments: clipped(s.cfg.Files.Segments(l, layout.IOModeRW), from, limit)}, nil
+	r := &metarpc.LayoutResult{Segments: clipped(s.cfg.Files.Segments(l, layout.IOModeRW), from, limit)}
+	if a.Pin != metarpc.PinNone {
+		s.mu.Unlock()
+		r.Pinned, err = s.pin(ctx, c.sess, a, l)
+		s.mu.Lock()
+	}
+	return r, err
 }
 
 // awaitGrant returns from where and up to where a layout for writing that holds off may be granted; s.mu is held, and released

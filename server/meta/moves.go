@@ -3,6 +3,7 @@ package meta
 import (
 	"context"
 	"errors"
+	"strings"
 	"syscall"
 	"time"
 
@@ -203,12 +204,8 @@ func (s *Service) noteWait(m *move, err error) {
 	if err != nil {
 		m.result.Waits = err.Error()
 		m.result.Waits = m.result.Waits[:min(len(m.result.Waits), metarpc.MaxText)]
-	} else if f := s.files[m.id]; f != nil {
-		for _, cl := range f.claims {
-			if len(cl.pins) > 0 {
-				m.result.Waits = cl.sess.client.Host + ", which has it open in passthrough"
-			}
-		}
+	} else if f := s.files[m.id]; f != nil && f.heldUp != nil {
+		m.result.Waits = strings.Join(f.pinners(), ", ") + ", where it is open in passthrough"
 	}
 }
 
@@ -239,16 +236,4 @@ func (s *Service) beingMoved(id layout.FileID) bool {
 	defer s.mu.Unlock()
 	m := s.moves[id]
 	return m != nil && m.over.IsZero()
-}
-
-// pinnedCopies names the copies of a file that somebody's kernel reads by itself, and cannot be told not to read any more.
-func (s *Service) pinnedCopies(id layout.FileID) (pinned []metarpc.CopyRef) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if f := s.files[id]; f != nil {
-		for _, cl := range f.claims {
-			pinned = append(pinned, cl.pins...)
-		}
-	}
-	return pinned
 }

@@ -113,15 +113,15 @@ func TestLayoutMoveFails(t *testing.T) {
 		// Somebody's kernel reads it.
 		h.svc.mu.Lock()
 		cl := h.svc.files[f].claims[0]
-		cl.pins = []metarpc.CopyRef{{Device: layout.DeviceID{1}, Handle: []byte{1}}}
+		cl.pin = metarpc.CopyRef{Device: layout.DeviceID{1}, Handle: []byte{1}}
 		h.svc.mu.Unlock()
 		h.files.fillWith(5, func(context.Context, layout.Range) error { return nil })
 		must[metarpc.LayoutMoveResult](c, metarpc.OpLayoutMove, args)
-		if r := must[metarpc.LayoutMoveResult](c, metarpc.OpLayoutMove, args); r.Finished || !strings.HasPrefix(r.Waits, "test, which") {
+		if r := must[metarpc.LayoutMoveResult](c, metarpc.OpLayoutMove, args); r.Finished || !strings.HasPrefix(r.Waits, "test, where") {
 			t.Errorf("while it is pinned: %+v", r)
 		}
 		h.svc.mu.Lock()
-		cl.pins = nil
+		cl.pin = metarpc.CopyRef{}
 		h.svc.mu.Unlock()
 		time.Sleep(2 * moveAgain)
 		h.files.mu.Lock()

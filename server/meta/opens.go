@@ -34,6 +34,12 @@ func (s *Service) openFile(ctx context.Context, c *call, a *metarpc.OpenArgs) (m
 	cl := f.claim(sess)
 	before := cl.open
 	cl.write = cl.write && before
+	if !before {
+		cl.pin = metarpc.CopyRef{}
+	}
+	if a.Reclaim && len(a.Pinned.Handle) > 0 {
+		cl.pin = a.Pinned
+	}
 	cl.open = true // from here on it is kept; if it is there now, it stays
 	s.mu.Unlock()
 	attr, lease, err := s.show(ctx, sess, id)

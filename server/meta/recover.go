@@ -113,7 +113,12 @@ func (s *Service) fence(sess *session, id layout.FileID) error {
 	}
 	cl.unfence = cancel
 	s.mu.Unlock()
-	err := s.cfg.Files.Fence(ctx, id)
+	// Copies may differ in what was being written, and the kernel of a reader would go on with the wrong one.
+	thaw, err := s.awaitCopiesUnpinned(ctx, id)
+	if err == nil {
+		err = s.cfg.Files.Fence(ctx, id)
+		thaw()
+	}
 	if held := heldCopies(err); held != nil {
 		err = s.replaceHeld(ctx, cl.file, held, err)
 	}
@@ -445,4 +450,16 @@ func (s *Service) resume() {
 		s.tasks.Go(func() { s.endLeases(sess, false) }) // ends when its client cannot rely on anything, or with s.ctx
 		s.tasks.Go(func() { s.cleanUp(sess) })          // ends when nothing of the session is left, or with s.ctx
 	}
+}
+
+// awaitCopiesUnpinned is awaitUnpinned for a file with several copies.
+func (s *Service) awaitCopiesUnpinned(ctx context.Context, id layout.FileID) (thaw func(), err error) {
+	var l schema.Layout
+	if _, err := s.get(ctx, schema.LayoutKey(id), &l); err != nil {
+		return nil, err
+	}
+	if len(l.Mirrors) < 2 {
+		return func() {}, nil
+	}
+	return s.awaitUnpinned(ctx, id, "the end of a client that was writing it")
 }

@@ -3,6 +3,7 @@ package meta
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -201,8 +202,13 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 	}
 	defer end()
 	// Writers would be troubled for nothing.
-	pinned := s.pinnedCopies(id)
+	pinned, thaw := s.freezePins(id)
+	thaw = sync.OnceFunc(thaw)
+	defer thaw()
 	if can, err := s.cfg.Files.Fillable(ctx, id, pinned); !can {
+		if len(pinned) > 0 && err == nil {
+			err = s.heldUpMove(ctx, id)
+		}
 		return err
 	}
 	// Whoever still takes a copy for good must not find another file in its place.
@@ -215,6 +221,7 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 		row, done, err = s.cfg.Files.StartFill(ctx, id, pinned)
 		return err
 	})
+	thaw() // while data is moved nothing of the file is pinned
 	filling := row.Copies(layout.CopyFilling)
 	if err != nil || len(filling) == 0 && !row.Moving {
 		return err
@@ -233,7 +240,8 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 		if err != nil {
 			if ctx.Err() == nil {
 				// Which of the data servers is to blame is not known. Another try begins with other data files.
-				err = errors.Join(err, s.giveUp(ctx, id, filling))
+				_, e := s.giveUp(ctx, id, filling)
+				err = errors.Join(err, e)
 			}
 			return err
 		}
@@ -246,10 +254,6 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 	}
 	if row.Moving {
 		err := s.gated(ctx, id, layout.Range{Len: layout.ToEOF}, func(ctx context.Context) error {
-			// Who has pinned a copy meanwhile is waited for.
-			if can, err := s.cfg.Files.Fillable(ctx, id, s.pinnedCopies(id)); err != nil || !can {
-				return err
-			}
 			return s.settleMove(ctx, id)
 		})
 		if err != nil {
@@ -262,6 +266,20 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 	s.tasks.Go(func() { // ends with the answers, or the leases, or s.ctx
 		s.tell(s.ctx, &metarpc.CopiesStaleArgs{ID: id})
 	})
+	return nil
+}
+
+// heldUpMove says so if data of a file is not moved because of what is pinned.
+func (s *Service) heldUpMove(ctx context.Context, id layout.FileID) error {
+	can, err := s.cfg.Files.Fillable(ctx, id, nil)
+	if !can {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.files[id]; f != nil && len(f.pinned()) > 0 {
+		s.holdUp(f, "the moving of its data")
+	}
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -234,6 +235,9 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 	if err := p.recall(ctx, items, readers...); err != nil {
 		return nil, false, err
 	}
+	if err := s.growPinned(ctx, f, a.Size); err != nil {
+		return nil, false, err
+	}
 	r, err = change(ctx, s, c, func(t *tx) (*metarpc.AttrResult, error) {
 		s.mu.Lock()
 		f.cut.phase = cutCommitting
@@ -282,6 +286,22 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 		return &metarpc.AttrResult{Attr: attrOf(f.id, &row, nil, report{}), Lease: lease}, nil
 	})
 	return r, intent, err
+}
+
+// growPinned makes data files as long as the file is to be: a kernel that reads one without asking knows no other end. The caller has
+// the file's sizing, so that nothing is pinned meanwhile.
+func (s *Service) growPinned(ctx context.Context, f *file, size int64) error {
+	s.mu.Lock()
+	pinned := len(f.pinned()) > 0
+	s.mu.Unlock()
+	if !pinned {
+		return nil
+	}
+	var l schema.Layout
+	if raw, err := s.get(ctx, schema.LayoutKey(f.id), &l); err != nil || raw == nil {
+		return err
+	}
+	return s.cfg.Files.Grow(ctx, l, size)
 }
 
 // recall is recallLayouts that also waits until those are fenced who have lost their sessions.
@@ -363,8 +383,8 @@ func (s *Service) cutData(f *file) {
 			if late == nil {
 				return err
 			}
-			if err := s.giveUp(ctx, f.id, late); err != nil {
-				return err
+			if kept, e := s.giveUp(ctx, f.id, late); e != nil || kept {
+				return cmp.Or(e, err)
 			}
 			// Once more: a copy may have become the last good one meanwhile.
 			if raw, err = s.engine.GetMany(ctx, keys); err != nil {

@@ -9,14 +9,14 @@ import (
 	"github.com/weftfs/weft/test/harness"
 )
 
-// startVM starts the virtual machine, which ends with the test, and returns what `vm ports` says.
-func startVM(t *testing.T) map[string]string {
+// startVM starts the virtual machine with these options, which ends with the test, and returns what `vm ports` says.
+func startVM(t *testing.T, options ...string) map[string]string {
 	t.Helper()
 	if !*lab {
 		t.Skip("missing: the virtual machine (scripts/test --lab starts it)")
 	}
 	vm := filepath.Join(harness.Root, "test/lab/vm")
-	harness.Run(t, "", vm, "up")
+	harness.Run(t, "", vm, append([]string{"up"}, options...)...)
 	t.Cleanup(func() { harness.Run(t, "", vm, "down") })
 	ports := map[string]string{}
 	for line := range strings.Lines(harness.Run(t, "", vm, "ports")) {

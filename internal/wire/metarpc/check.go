@@ -120,7 +120,17 @@ func (c Cred) check(Op) error {
 	return err
 }
 
-func (a *OpenArgs) check(Op) error { return first(checkID(a.ID), checkAccess(a.Access)) }
+func (a *OpenArgs) check(Op) error {
+	return first(checkID(a.ID), checkAccess(a.Access), a.Pinned.checkAny())
+}
+
+// checkAny accepts a CopyRef that names nothing, too.
+func (c *CopyRef) checkAny() error {
+	if len(c.Handle) > maxHandle {
+		return fmt.Errorf("file handle of %d bytes, want at most %d", len(c.Handle), maxHandle)
+	}
+	return nil
+}
 
 func (a *IDArgs) check(Op) error { return checkID(a.ID) }
 
@@ -261,6 +271,9 @@ func (a *LayoutGetArgs) check(Op) error {
 	err := first(checkID(a.ID), checkRange(a.Off, a.Len))
 	if a.IOMode != layout.IOModeRead && a.IOMode != layout.IOModeRW {
 		err = first(err, fmt.Errorf("iomode %v", a.IOMode))
+	}
+	if a.Pin >= pinEnd || a.Pin == PinAny && a.IOMode == layout.IOModeRW {
+		err = first(err, fmt.Errorf("pin %d with iomode %v", a.Pin, a.IOMode))
 	}
 	if len(a.Near) > MaxNear {
 		err = first(err, fmt.Errorf("%d data servers on the client's host, want at most %d", len(a.Near), MaxNear))
@@ -415,7 +428,7 @@ func (r *LayoutResult) check(Op) error {
 			return err
 		}
 	}
-	return nil
+	return r.Pinned.checkAny()
 }
 
 func (r *LayoutCommitResult) check(Op) error {

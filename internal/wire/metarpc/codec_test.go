@@ -206,6 +206,9 @@ func TestRoundTrip(t *testing.T) {
 			if a, ok := args.(*XattrArgs); ok && op != OpSetXattr {
 				a.Value, a.Flags = nil, 0
 			}
+			if a, ok := args.(*LayoutGetArgs); ok {
+				a.Pin = PinOnly
+			}
 			b, err := AppendCall([]byte("before"), call, args)
 			gotCall, gotArgs, err := ParseCall(body(t, b[len("before"):], err))
 			if err != nil {
@@ -322,9 +325,11 @@ func TestGolden(t *testing.T) {
 		{"segments", func() ([]byte, error) {
 			return AppendReply(nil, ReplyHeader{Slot: 0, Sequence: 1}, &LayoutResult{Segments: []Segment{{
 				Off: 0, Len: 1 << 20, IOMode: layout.IOModeRW, StripeUnit: 1 << 20,
-				Mirrors: [][]DataFile{{{Device: id, Efficiency: 1, Handle: []byte{0xaa, 0xbb}, UID: 7, GID: 8, State: layout.CopyGood}}}}}})
-		}, "00000034" + "96 03 00 01 00 a0 91 91 97 00 ce00100000 02 ce00100000 91 91 96" +
-			"c410 010000000000000000000000000000fe 01 c402aabb 07 08 00 00 00"},
+				Mirrors: [][]DataFile{{{Device: id, Efficiency: 1, Handle: []byte{0xaa, 0xbb}, UID: 7, GID: 8, State: layout.CopyGood}}}}},
+				Pinned: CopyRef{Device: id, Handle: []byte{0xaa, 0xbb}}})
+		}, "0000004b" + "96 03 00 01 00 a0 92 91 97 00 ce00100000 02 ce00100000 91 91 96" +
+			"c410 010000000000000000000000000000fe 01 c402aabb 07 08 00 00 00" +
+			"92 c410 010000000000000000000000000000fe c402aabb"},
 	}
 	for _, c := range cases {
 		got, err := c.make()

@@ -184,6 +184,16 @@ const (
 	accessAll          = 7
 )
 
+// Pin says which copies of a file may be pinned.
+type Pin uint8
+
+const (
+	PinNone Pin = iota
+	PinOnly     // one that is the only one
+	PinAny      // or any of several
+	pinEnd
+)
+
 // LockType is what a lock is.
 type LockType uint8
 
@@ -222,12 +232,13 @@ type (
 		ID       layout.FileID
 	}
 	// OpenArgs opens a regular file for the session; Access is checked and remembered. A client that opens again what it
-	// had open when the service was restarted says Reclaim, and nothing is checked.
+	// had open when the service was restarted says Reclaim, and nothing is checked, and which copy it had pinned.
 	OpenArgs struct {
 		_msgpack struct{} `msgpack:",as_array"`
 		ID       layout.FileID
 		Access   Access
 		Reclaim  bool
+		Pinned   CopyRef
 	}
 	AttrResult struct {
 		_msgpack struct{} `msgpack:",as_array"`
@@ -358,8 +369,11 @@ type (
 		// Append says that the session only writes where Reserve has told it to. Until it asks without this, nobody has to
 		// ask it how long the file is.
 		Append bool
-		// Near are data servers on the client's host, for files that are to lie there (layout.PlacementLocal).
+		// Near are data servers on the client's host, for files that are to lie there (layout.PlacementLocal), and for Pin.
 		Near []layout.DeviceID
+		// Pin asks for a copy on one of these that is the whole file as it is, to be read, or with IOModeRW written, by who does not
+		// ask before each time: the client's kernel. See LayoutResult.
+		Pin Pin
 	}
 	// ReserveArgs asks for the place of an append: Len bytes at the end of the file, which is longer by that from now on.
 	ReserveArgs struct {
@@ -373,9 +387,12 @@ type (
 		Off      int64
 		Mtime    int64
 	}
+	// LayoutResult: Pinned is a copy that has every byte of the file at its offset, and is kept up to date until the session
+	// closes the file: it does not become stale, and is not moved. No Handle: there is no such copy, or none can be had now.
 	LayoutResult struct {
 		_msgpack struct{} `msgpack:",as_array"`
 		Segments []Segment
+		Pinned   CopyRef
 	}
 	// LayoutReturnArgs gives back all layouts of the files; the session no longer writes them.
 	LayoutReturnArgs struct {
@@ -421,7 +438,7 @@ type (
 	DeviceInfo struct {
 		_msgpack    struct{} `msgpack:",as_array"`
 		Device      Device
-		URL         string // nfs://HOST:PORT/EXPORT
+		URL         string // nfs://HOST:PORT/EXPORT[?mountport=PORT]
 		Reachable   bool
 		Problem     string // why not, with since when
 		Total, Free int64  // bytes, when last asked
@@ -466,6 +483,15 @@ type (
 		Garbage  int64 // data files that wait for removal
 		Stale    int64 // files with copies that are still to be made anew
 		Copied   int64 // bytes copied for that since the start
+		HeldUp   []HeldUp
+	}
+	// HeldUp says that something is not done to a file because sessions have pinned a copy of it.
+	HeldUp struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		ID       layout.FileID
+		What     string
+		Since    int64 // nanoseconds since 1970
+		Hosts    []string
 	}
 	SessionInfo struct {
 		_msgpack struct{} `msgpack:",as_array"`

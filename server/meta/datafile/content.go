@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
+	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/datafile/store"
@@ -22,6 +24,44 @@ func (m *Manager) Truncate(ctx context.Context, row schema.Layout, size int64) e
 		return fmt.Errorf("cut data files to %d bytes: %w", size, err)
 	}
 	return nil
+}
+
+// Grow makes the data files that are whole files as long as size, if they are shorter.
+func (m *Manager) Grow(ctx context.Context, row schema.Layout, size int64) error {
+	if row.Width != 1 {
+		return nil
+	}
+	err := m.eachCopy(ctx, row, func(ctx context.Context, st *store.Store, file *schema.DataFile) error {
+		return st.Grow(ctx, file.Handle, size)
+	})
+	if late := (*LateError)(nil); err != nil && !errors.As(err, &late) {
+		return fmt.Errorf("make data files %d bytes long: %w", size, err)
+	}
+	return nil
+}
+
+// Whole returns a good copy on one of near that has every byte of the file at its offset, and will have: the file has no other stripes. mirrored says that it is
+// not the only one.
+func (m *Manager) Whole(row schema.Layout, near []layout.DeviceID) (ref metarpc.CopyRef, mirrored bool) {
+	if row.Width != 1 || row.Moving {
+		return ref, false
+	}
+	for _, files := range row.Mirrors {
+		if file := &files[0]; file.State == layout.CopyGood && slices.Contains(near, file.Device) {
+			return metarpc.CopyRef{Device: file.Device, Handle: file.Handle}, len(row.Mirrors) > 1
+		}
+	}
+	return ref, false
+}
+
+// MayBeWhole reports whether a file may have a copy that is Whole, and no other, once it has data files.
+func (m *Manager) MayBeWhole(row schema.Layout, ino schema.Inode, near []layout.DeviceID) bool {
+	if len(row.Mirrors) > 0 {
+		ref, mirrored := m.Whole(row, near)
+		return len(ref.Handle) > 0 && !mirrored
+	}
+	policy := ino.Policy.Layout().Or(defaultPolicy)
+	return policy.Mirrors == 1 && len(near) > 0 && (policy.StripeCount == 1 || policy.Placement == layout.PlacementLocal)
 }
 
 // Sync makes all data of a layout stable on the data servers and returns the first byte after the last one there. It

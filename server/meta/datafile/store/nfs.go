@@ -9,7 +9,6 @@ import (
 	"net/netip"
 
 	"github.com/weftfs/weft/dataplane/nfs3"
-	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/layout"
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
@@ -51,7 +50,7 @@ type nfsServer struct {
 func (s *nfsServer) Mount(ctx context.Context, export string) ([]byte, error) {
 	var errs []error
 	for _, addr := range s.addrs {
-		root, err := s.mountAt(ctx, addr, export)
+		root, err := nfs3.MountAt(ctx, addr, s.mountPort, export, s.secret)
 		if err == nil {
 			return root, nil
 		}
@@ -61,24 +60,6 @@ func (s *nfsServer) Mount(ctx context.Context, export string) ([]byte, error) {
 		}
 	}
 	return nil, errors.Join(errs...)
-}
-
-// mountAt asks the MOUNT service where it is said to be, and otherwise on the NFS port, where weftd data has it, or where
-// the port mapper says.
-func (s *nfsServer) mountAt(ctx context.Context, addr netip.AddrPort, export string) ([]byte, error) {
-	if s.mountPort != 0 {
-		return nfs3.Mount(ctx, netip.AddrPortFrom(addr.Addr(), s.mountPort), export, s.secret)
-	}
-	root, err := nfs3.Mount(ctx, addr, export, s.secret)
-	var refused *oncrpc.Error
-	if err == nil || !errors.As(err, &refused) || refused.Stat != oncrpc.ProgUnavail {
-		return root, err
-	}
-	port, err := nfs3.Port(ctx, addr.Addr(), oncrpc.ProgMount, wire.Version)
-	if err != nil {
-		return nil, fmt.Errorf("the server has no MOUNT service on its NFS port %d, and where it is cannot be found out (say it with ?mountport=PORT): %w", addr.Port(), err)
-	}
-	return nfs3.Mount(ctx, netip.AddrPortFrom(addr.Addr(), port), export, s.secret)
 }
 
 func (s *nfsServer) FSInfo(ctx context.Context, file []byte) (wire.FsinfoRes, error) {

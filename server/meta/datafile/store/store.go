@@ -294,12 +294,22 @@ func (s *Store) Remove(ctx context.Context, number uint64) (bool, error) {
 
 // Cut makes a data file that is longer than size as long as size.
 func (s *Store) Cut(ctx context.Context, file []byte, size int64) error {
+	return s.resize(ctx, file, size, func(is uint64) bool { return is <= uint64(size) })
+}
+
+// Grow makes a data file that is shorter than size as long as size.
+func (s *Store) Grow(ctx context.Context, file []byte, size int64) error {
+	return s.resize(ctx, file, size, func(is uint64) bool { return is >= uint64(size) })
+}
+
+// resize gives a data file a size unless it has a good one.
+func (s *Store) resize(ctx context.Context, file []byte, size int64, good func(is uint64) bool) error {
 	for {
 		attr, err := s.server.GetAttr(ctx, file)
 		if err != nil {
 			return err
 		}
-		if attr.Size <= uint64(size) {
+		if good(attr.Size) {
 			return nil
 		}
 		err = s.server.SetAttr(ctx, file, nfs3.Sattr{SetSize: true, Size: uint64(size)}, &attr.Ctime)

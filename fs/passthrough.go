@@ -1,0 +1,336 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/fileio"
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+)
+
+// Passthrough says which open files the kernel serves by itself, from a data file on this host.
+type Passthrough int
+
+const (
+	PassNone   Passthrough = iota
+	PassReads              // those that are opened for reading
+	PassWrites             // and those that are opened for writing
+)
+
+// backing is a data file that the kernel reads, and perhaps writes, in place of one of our files. Guarded by inode.mu, but for what does
+// not change.
+type backing struct {
+	id       int32 // the kernel's number for it
+	device   layout.DeviceID
+	mirrored bool // there are other copies, so writes go by us
+	writes   bool // there are open files that the kernel writes by itself
+	since    time.Time
+	opens    int // open files that were answered with it
+}
+
+// passed is a data file that the kernel writes, or has written, by itself. Guarded by inode.mu.
+type passed struct {
+	fd          int
+	size, mtime int64 // when last looked at
+	lost        bool  // the session has ended since: what becomes of it is not known
+}
+
+// way is how an open file is served.
+type way struct {
+	flags uint32
+	pass  *backing // nil: the kernel asks us for everything
+	pid   uint32   // who opened it
+}
+
+// errShared says that a file cannot be opened for mapping and writing, since the kernel would write one copy of several.
+var errShared = fmt.Errorf("it is open in passthrough, and has several copies: %w", syscall.ETXTBSY)
+
+// direct is the way of all files that nobody lends us.
+func direct(pid uint32) way {
+	return way{flags: fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES, pid: pid}
+}
+
+// choose decides how a file that is being opened is served; newHandle or cancelWay must follow.
+//
+// The kernel allows one backing for an inode, and as long as there is one wants it named in the answer to every open.
+func (i *inode) choose(ctx context.Context, flags, pid uint32) (way, error) {
+	w := direct(pid)
+	pass := &i.fs.pass
+	if pass.mode == PassNone {
+		return w, nil
+	}
+	if err := i.await(ctx, func() bool { return !i.choosing }); err != nil {
+		return w, err
+	}
+	defer i.mu.Unlock()
+	reads := flags&unix.O_ACCMODE == unix.O_RDONLY
+	alone := !reads && i.passable(flags)
+	if i.backing == nil && i.direct == 0 && (reads && i.size.Load() > 0 || alone) {
+		i.choosing = true
+		i.mu.Unlock()
+		b, fd := pass.back(ctx, i, !reads)
+		i.mu.Lock()
+		i.choosing = false
+		i.notify()
+		if i.backing = b; b != nil && b.writes {
+			i.closePassed(true)
+			i.passed = &passed{fd: fd}
+			i.look()
+		}
+	}
+	b := i.backing
+	switch {
+	case b == nil:
+		i.direct++
+		return w, nil
+	case b.mirrored && flags&unix.O_ACCMODE == unix.O_RDWR:
+		return w, errShared
+	}
+	b.opens++
+	w.pass = b
+	w.flags |= fuse.FOPEN_PASSTHROUGH
+	if reads || alone && b.writes {
+		w.flags = fuse.FOPEN_PASSTHROUGH
+	}
+	return w, nil
+}
+
+// passable reports whether an open file may be written by the kernel: not if each write has to be acknowledged by us. mu is held.
+func (i *inode) passable(flags uint32) bool {
+	return i.fs.pass.mode == PassWrites && flags&(unix.O_APPEND|unix.O_SYNC|unix.O_DSYNC) == 0 &&
+		setIDBits(i.mode) == 0 && i.capsGone && i.gone == nil
+}
+
+// leave ends the use of a way. mu is held.
+func (i *inode) leave(w way) {
+	b := w.pass
+	if b == nil {
+		if i.direct > 0 {
+			i.direct--
+		}
+		return
+	}
+	if b.opens--; b.opens > 0 {
+		return
+	}
+	i.look()
+	i.backing = nil
+	i.fs.notify(func(k kernel) { k.endBacking(b.id) })
+}
+
+// closePassed closes a data file that the kernel does not write any more, once all of it is stable or somebody else sees to that. mu
+// is held.
+func (i *inode) closePassed(force bool) {
+	if p := i.passed; p != nil && (force || i.backing == nil && !i.dirty()) {
+		unix.Close(p.fd)
+		i.passed = nil
+	}
+}
+
+// syncPassed makes stable what the kernel has written by itself.
+func (i *inode) syncPassed() error {
+	i.mu.Lock()
+	p := i.passed
+	if p == nil || p.lost {
+		i.mu.Unlock()
+		return nil
+	}
+	fd, err := unix.FcntlInt(uintptr(p.fd), unix.F_DUPFD_CLOEXEC, 0) // the kernel tells one open file of an error once
+	i.mu.Unlock()
+	if err == nil {
+		err = errors.Join(fileio.Retry(unix.Fdatasync, fd), unix.Close(fd))
+	}
+	if err != nil {
+		return fmt.Errorf("data file that the kernel has written: %w", err)
+	}
+	return nil
+}
+
+// look takes in what the kernel has written by itself. mu is held.
+func (i *inode) look() {
+	p := i.passed
+	var st unix.Stat_t
+	if p == nil || p.lost || unix.Fstat(p.fd, &st) != nil {
+		return
+	}
+	size, mtime := st.Size, st.Mtim.Nano()
+	changed := p.mtime != 0 && (size != p.size || mtime != p.mtime)
+	if p.size, p.mtime = size, mtime; changed {
+		i.outdate()
+		i.wrote(size, mtime)
+	}
+}
+
+// passedLost reports whether what the kernel has written by itself through this open file has gone with a session.
+func (h *handle) passedLost() bool {
+	if h.way.pass == nil || !h.way.pass.writes {
+		return false
+	}
+	h.i.mu.Lock()
+	defer h.i.mu.Unlock()
+	return h.i.passed != nil && h.i.passed.lost
+}
+
+// lookAt is look for who has not locked the inode.
+func (i *inode) lookAt() {
+	if i.fs.pass.mode != PassWrites {
+		return
+	}
+	i.mu.Lock()
+	i.look()
+	i.mu.Unlock()
+}
+
+// passthrough is what makes backings.
+type passthrough struct {
+	mode Passthrough
+	// copies says which copies may be read so, see Config.Passthrough.
+	copies metarpc.Pin
+	lend   func(ctx context.Context, df *layout.DataFile, write bool) (fd int, err error)
+
+	mu  sync.Mutex
+	why error // what went wrong last, nil if it has worked since
+}
+
+// back makes a backing for a file, nil if there can be none. fd is the data file, if it is to be written.
+func (p *passthrough) back(ctx context.Context, i *inode, write bool) (*backing, int) {
+	b, fd, err := p.tryBack(ctx, i, write)
+	if err != nil || b != nil {
+		p.mu.Lock()
+		known := err == nil || p.why != nil && p.why.Error() == err.Error()
+		p.why = err
+		p.mu.Unlock()
+		if !known {
+			i.fs.log.Warn("the kernel does not read files on this host by itself", "because", err)
+		}
+	}
+	return b, fd
+}
+
+func (p *passthrough) tryBack(ctx context.Context, i *inode, write bool) (*backing, int, error) {
+	copies := p.copies
+	mode := layout.IOModeRead
+	if write {
+		mode, copies = layout.IOModeRW, metarpc.PinOnly
+	}
+	df, several, err := i.fs.meta.Pin(ctx, i.id, mode, copies)
+	if df == nil || err != nil {
+		return nil, -1, nil // whoever reads or writes finds out what is wrong
+	}
+	fd, err := p.lend(ctx, df, write)
+	if err != nil {
+		return nil, -1, nil // as for every request; it is said elsewhere
+	}
+	keep := false
+	defer func() {
+		if !keep {
+			unix.Close(fd)
+		}
+	}()
+	// The kernel knows no end but that of the data file.
+	size, err := i.freshSize(ctx)
+	var st unix.Stat_t
+	if err != nil || unix.Fstat(fd, &st) != nil || st.Size < size {
+		return nil, -1, nil
+	}
+	k := i.fs.kernel.Load()
+	if k == nil {
+		return nil, -1, nil
+	}
+	id, err := (*k).beginBacking(fd)
+	if err != nil {
+		return nil, -1, err
+	}
+	keep = write
+	return &backing{id: id, device: df.Device, mirrored: several, writes: write, since: time.Now()}, fd, nil
+}
+
+// Passed is a file that the kernel reads or writes by itself.
+type Passed struct {
+	ID     layout.FileID
+	Device layout.DeviceID
+	Writes bool
+	Since  time.Time
+	PIDs   []int // that have opened it, as this process sees them
+}
+
+// Passed lists files that the kernel serves by itself, and says why it does not if it should.
+func (fs *FS) Passed() (list []Passed, why error) {
+	fs.pass.mu.Lock()
+	why = fs.pass.why
+	fs.pass.mu.Unlock()
+	index := map[layout.FileID]int{}
+	for _, fh := range fs.handles.numbers() {
+		h := fs.handles.get(fh)
+		if h == nil || h.way.pass == nil {
+			continue
+		}
+		n, ok := index[h.i.id]
+		if !ok {
+			b := h.way.pass
+			n = len(list)
+			index[h.i.id] = n
+			list = append(list, Passed{ID: h.i.id, Device: b.device, Writes: b.writes, Since: b.since})
+		}
+		if pid := int(h.way.pid); !slices.Contains(list[n].PIDs, pid) {
+			list[n].PIDs = append(list[n].PIDs, pid)
+		}
+	}
+	slices.SortFunc(list, func(a, b Passed) int { return a.Since.Compare(b.Since) })
+	return list, why
+}
+
+// Requests of ioctl(2) on the FUSE device (linux/fuse.h, FUSE_DEV_IOC_BACKING_OPEN and FUSE_DEV_IOC_BACKING_CLOSE).
+const (
+	iocBackingOpen  = 0x4010e501
+	iocBackingClose = 0x4004e502
+)
+
+// backingMap is struct fuse_backing_map (linux/fuse.h), of 16 bytes.
+type backingMap struct {
+	fd    int32
+	flags uint32
+	_     uint64
+}
+
+// beginBacking tells the kernel of a data file, and returns its number there.
+func (s *Server) beginBacking(fd int) (int32, error) {
+	m := backingMap{fd: int32(fd)}
+	id, err := s.ioctl(iocBackingOpen, unsafe.Pointer(&m))
+	switch {
+	case errors.Is(err, unix.EPERM):
+		err = errors.New("passthrough takes CAP_SYS_ADMIN in the first user namespace, which this process does not have")
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOTTY), errors.Is(err, unix.EINVAL):
+		err = fmt.Errorf("the kernel cannot pass through to the data server's file system (%w); passthrough came with Linux 6.9", err)
+	case errors.Is(err, unix.ELOOP):
+		err = errors.New("the data server's directory is on a stacked file system (overlayfs, perhaps), to which the kernel does not pass through")
+	}
+	return int32(id), err
+}
+
+func (s *Server) endBacking(id int32) {
+	s.ioctl(iocBackingClose, unsafe.Pointer(&id))
+}
+
+func (s *Server) ioctl(request uintptr, arg unsafe.Pointer) (r uintptr, err error) {
+	conn, err := s.device.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	errno := syscall.Errno(0)
+	err = conn.Control(func(fd uintptr) { r, _, errno = unix.Syscall(unix.SYS_IOCTL, fd, request, uintptr(arg)) })
+	if err == nil && errno != 0 {
+		err = errno
+	}
+	return r, err
+}
