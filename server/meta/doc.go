@@ -127,6 +127,11 @@
 // are stale, and they become garbage with the extra mirror (DropMoved). A crash in between leaves the extra mirror, and the
 // next worker goes on there. While a file is moved it gets no new columns.
 //
+// Somebody may want a file's data on a device that he names (LayoutMove, moves.go). That is a row, put and deleted by [Files], and a record
+// in memory by which it is told how far it is. The file is then moved like one on a drained device, but by a goroutine of its own, a
+// few at a time; a later instance begins these after its grace period. If the device cannot take the data any more the row is deleted, and
+// whoever asks next hears why. One copies data of a file at a time (beginFill): a fence stops him, the others come back later.
+//
 // After a crash the worker goes on where the fill row says. What the one before had under way could come late, and over what
 // clients have written since: so data files that were being filled get new owners first, under a gate of the whole file. After
 // an error, when a write of the worker itself may come late, they are stale, and others take their places.

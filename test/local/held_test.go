@@ -180,3 +180,53 @@ func TestHeldByOthers(t *testing.T) {
 	v.Stop()
 	v.Fsck()
 }
+
+// A client is killed that had a file open in passthrough for writing: the kernel goes on writing for whoever has the file open, and
+// nobody sees that.
+func TestHeldByKernel(t *testing.T) {
+	v := harness.NewVolume(t, harness.Options{Lease: 2 * time.Second, Apart: true})
+	a, b := v.Mount(append(mountOptions(), "passthrough=rw")...), v.Mount(mountOptions()...)
+	harness.Weft(t, "layout", "set", a.Dir, "--placement", "local")
+	old, fresh := bytes.Repeat([]byte("old."), heldBytes/4), bytes.Repeat([]byte("new!"), heldBytes/4)
+	if err := os.WriteFile(a.Dir+"/f", old, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	harness.Weft(t, "sync", a.Dir)
+	f, err := os.OpenFile(a.Dir+"/f", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	before := dataFilesOf(t, v, a.Dir+"/f")
+	a.Signal(syscall.SIGKILL)
+	harness.Await(t, "the end of the client", func() bool { return !a.Serving() })
+	bad := bytes.Repeat([]byte("BAD!"), 1<<18)
+	if _, err := f.WriteAt(bad, 0); err != nil {
+		a.Abort()
+		t.Skipf("missing: passthrough for writing: %v", err)
+	}
+	w, err := os.OpenFile(b.Dir+"/f", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if _, err := w.WriteAt(fresh, 0); err != nil {
+		t.Fatal(err)
+	}
+	for off := int64(0); off < heldBytes; off += int64(len(bad)) {
+		if _, err := f.WriteAt(bad, off); err != nil {
+			t.Fatalf("the kernel does not go on: %v", err)
+		}
+	}
+	same(t, b.Dir+"/f", fresh)
+	if after := dataFilesOf(t, v, b.Dir+"/f"); len(after) != 1 || after[0] == before[0] {
+		t.Errorf("data files %v, before it were %v", after, before)
+	}
+	awaitGone(t, before)
+	f.Close()
+	w.Close()
+	a.Abort()
+	b.Unmount()
+	v.Stop()
+	v.Fsck()
+}

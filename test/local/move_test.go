@@ -83,7 +83,7 @@ func TestMoveToLocal(t *testing.T) {
 	harness.Spawn(t, "weftd", "data", "--dir", filepath.Join(harness.Dir(t), "near"), "--listen", addr)
 	harness.AwaitListen(t, addr)
 	harness.Weft(t, "admin", "device", "add", "nfs://"+addr+"/", "--server", v.Addr)
-	m := v.Mount(mountOptions()...)
+	m := v.Mount(append(mountOptions(), "passthrough=off")...) // so that reads are counted
 	near := func() (local device, rpc uint64) {
 		for _, d := range devices(t, m) {
 			if d.Local {
@@ -114,6 +114,59 @@ func TestMoveToLocal(t *testing.T) {
 	checkDataFiles(t, v, m.Dir+"/f")
 	m.Unmount()
 	far.Unmount()
+	v.Stop()
+	v.Fsck()
+}
+
+// What a kernel reads by itself stays where it is until it is closed.
+func TestMovePinned(t *testing.T) {
+	v := harness.NewVolume(t, harness.Options{Apart: true})
+	m := v.Mount(append(mountOptions(), "passthrough=ro")...)
+	want := bytes.Repeat([]byte("0123456789abcdef"), 1<<18)
+	if err := os.WriteFile(m.Dir+"/f", want, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	harness.Weft(t, "layout", "move", m.Dir+"/f", "--to", "local")
+	from := harness.LayoutOf(t, m.Dir+"/f").Mirrors[0].Servers[0].Device
+	var to string
+	for id := range dataFilesAt(t, v) {
+		if id != from {
+			to = id
+		}
+	}
+	f, err := os.Open(m.Dir + "/f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	cmd := exec.Command(harness.Bin(t, "weft"), "layout", "move", m.Dir+"/f", "--to", to)
+	said, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(said)
+	for lines.Scan() && !strings.Contains(lines.Text(), "where it is open in passthrough") {
+	}
+	if lines.Err() != nil || lines.Text() == "" {
+		t.Skip("missing: passthrough; it does not wait") // an old kernel
+	}
+	wholeOn(t, m.Dir+"/f", from)
+	got := make([]byte, len(want))
+	if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("other bytes are read: %v", err)
+	}
+	f.Close()
+	for lines.Scan() {
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	wholeOn(t, m.Dir+"/f", to)
+	same(t, m.Dir+"/f", want)
+	m.Unmount()
 	v.Stop()
 	v.Fsck()
 }
@@ -351,6 +404,7 @@ func TestMoveInUse(t *testing.T) {
 		v.Kill()
 		cmd.Process.Kill()
 		cmd.Wait()
+		v.Fsck() // in the middle of it
 		v.Start()
 		harness.Await(t, "the end of the move", func() bool {
 			l := harness.LayoutOf(t, a.Dir+"/f")

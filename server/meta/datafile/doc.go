@@ -67,6 +67,24 @@
 // copies therefore takes the first copy of each column whose data server has confirmed its new owner for the truth, and makes
 // the others stale in the batch that records the owner. That also settles what a lost client may have written to some copies only.
 //
+// # Moves
+//
+// What moves is filled in a mirror more (schema.Layout.Moving), and changes places then with what it was copied from:
+//
+//	StartFill    the extra mirror, with empty data files for what moves; absent elsewhere
+//	Fill         as for any copies; clients write both
+//	EndFill      the new ones are good
+//	Exchange     they have the places of the old ones, which are stale in the extra mirror
+//	DropMoved    the extra mirror goes, and what is in it is garbage
+//
+// Away from drained devices each data file moves to another device. To a device that somebody has named (MoveTo; a Move row, until DropMoved or
+// StopMove) the first copy of each column moves which has none there. If there is one copy, all columns move to one data file:
+// since offsets in data files are those of the file, one can have them all. It is in every column of the extra mirror, counts as one
+// data file for counters and garbage, gets one owner, and stays to be filled until Exchange, which makes it good in all columns, or stale in all if
+// it is in one of them. DropMoved makes one column of it. So a layout has one data file in several columns while it is Moving, and only then.
+//
+// Data files that are pinned do not begin to move (package meta).
+//
 // # Fences
 //
 // A layout is worth as much as the synthetic owners in it. Fence gives all data files of a file new ones, waits until each
