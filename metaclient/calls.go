@@ -246,6 +246,15 @@ func (c *Client) LayoutError(ctx context.Context, id layout.FileID, copies []met
 	return c.do(prior(ctx), metarpc.OpLayoutError, metarpc.Cred{}, args, nil, nil)
 }
 
+// LayoutMove wants the data of a file to lie on a device, and tells how far that is.
+func (c *Client) LayoutMove(ctx context.Context, cred metarpc.Cred, id layout.FileID, dev layout.DeviceID) (*metarpc.LayoutMoveResult, error) {
+	r := new(metarpc.LayoutMoveResult)
+	if err := c.do(ctx, metarpc.OpLayoutMove, cred, &metarpc.LayoutMoveArgs{ID: id, Device: dev}, r, nil); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
 // LayoutCommit reports sizes and times; there is an attribute record for each report, with ID 0 for a file that is
 // gone. A long list is sent in parts, of which the first that fails ends the rest.
 func (c *Client) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport, provisional bool) ([]metarpc.Attr, error) {

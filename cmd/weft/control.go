@@ -22,8 +22,9 @@ import (
 
 // controlRequest asks a serving process for something.
 type controlRequest struct {
-	Op   string        `json:"op"` // "status", "sync", "layout"
-	File layout.FileID `json:"file,omitempty"`
+	Op     string        `json:"op"` // "status", "sync", "layout", "layout move"
+	File   layout.FileID `json:"file,omitempty"`
+	Device string        `json:"device,omitempty"` // where to move the file's data
 }
 
 type controlReply struct {

@@ -363,6 +363,8 @@ func (d *daemon) control(ctx context.Context, req controlRequest) (any, error) {
 			return nil, err
 		}
 		return describe(*l), nil
+	case "layout move":
+		return d.move(ctx, req.File, req.Device)
 	}
 	return nil, fmt.Errorf("this serving process (weft %s) does not know the request %q", version.String(), req.Op)
 }

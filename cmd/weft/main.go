@@ -31,6 +31,7 @@ func init() {
 		{"sync", "[MOUNTPOINT]", "return when everything written is stable (of all mounts without MOUNTPOINT)", runSync},
 		{"layout", "FILE|DIR [--json]", "show where a file's data lies, or how a directory's new files will be laid out", runLayout},
 		{"layout set", "DIR [--stripe-unit SIZE] [--stripe-count N] [--mirrors N]", "say how new files in a directory are laid out", runLayoutSet},
+		{"layout move", "FILE|DIR --to DEVICE|local", "move the data of a file, or of all files below a directory, to a data server", runLayoutMove},
 		{"status", "[MOUNTPOINT] [--json]", "show how mounts, their metadata service and their data servers are", runStatus},
 		{"admin device add", "nfs://HOST:PORT/EXPORT [--server HOST[:PORT]]", "make a data server part of the volume", runDeviceAdd},
 		{"admin device drain", "DEVICE [--cancel] [--server HOST[:PORT]]", "move everything off a data server, which gets nothing new; DEVICE as ls shows it", runDeviceDrain},

@@ -50,6 +50,7 @@ var handlers = [...]handler{
 	metarpc.OpDrainDevice:     handle((*Service).drainDevice),
 	metarpc.OpRemoveDevice:    handle((*Service).removeDevice),
 	metarpc.OpLayoutStats:     handle((*Service).layoutStats),
+	metarpc.OpLayoutMove:      handle((*Service).layoutMove),
 }
 
 // execute has a call's handler execute it.

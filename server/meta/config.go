@@ -41,23 +41,33 @@ type Files interface {
 	Sync(ctx context.Context, row schema.Layout) (end int64, err error)
 	// Fence gives every data file of a file new owners, so that nobody can write it with a layout that was granted before.
 	// When it returns the data servers have confirmed that, and the layout row has the new owners. It waits as Truncate
-	// does. Of a column with several copies it makes all but one stale.
+	// does. Of a column with several copies it makes all but one stale. An error with a method HeldCopies names copies that data servers
+	// cannot fence because somebody on their hosts has them open; all others are fenced.
 	Fence(ctx context.Context, id layout.FileID) error
+	// StartReplace begins to make new data files for such, which are filled as StartFill's are, and returns the layout. Nobody has a
+	// layout for writing the file, or gets one before the fence is done.
+	StartReplace(ctx context.Context, id layout.FileID, held []metarpc.CopyRef) (schema.Layout, error)
 	// MarkStale records durably that copies may lack data, but never the last good one of a column. It returns all copies of
 	// the file that are stale then.
 	MarkStale(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) ([]metarpc.CopyRef, error)
 
-	// Fillable reports whether StartFill would find something to fill now.
-	Fillable(ctx context.Context, id layout.FileID) (bool, error)
+	// Fillable reports whether StartFill would find something to fill now. Copies that are pinned do not move; as long as they are,
+	// nothing takes their places.
+	Fillable(ctx context.Context, id layout.FileID, pinned []metarpc.CopyRef) (bool, error)
 	// StartFill begins, or goes on, to make new copies for those that are stale, and returns the layout and up to where copies that
 	// are being filled are full. Nobody has a layout for writing the file meanwhile.
-	StartFill(ctx context.Context, id layout.FileID) (row schema.Layout, done int64, err error)
+	StartFill(ctx context.Context, id layout.FileID, pinned []metarpc.CopyRef) (row schema.Layout, done int64, err error)
 	// Fill copies a range of the file to the copies that are being filled, and returns where the good ones end. Nobody has a layout
 	// for writing the range meanwhile. pace is called with the number of bytes before they are copied. After an error copies
 	// that are being filled may be written to later, until StartFill is called again.
 	Fill(ctx context.Context, id layout.FileID, row schema.Layout, off, n int64, pace func(context.Context, int) error) (end int64, err error)
 	// Moving lists files that have data files on devices that are drained, at most limit of them, after the file from.
 	Moving(ctx context.Context, from layout.FileID, limit int) ([]layout.FileID, error)
+	// MoveTo records that the data of a file is to lie on a device, with which StartFill begins then; there says that it does, data that
+	// there is any. The errors ENODEV, ENOSPC and EBUSY (errors.Is) are the caller's; StartFill may return the first two, too. StopMove
+	// gives it up. DropMoved ends it when it is done.
+	MoveTo(ctx context.Context, id layout.FileID, dev layout.DeviceID) (data, there bool, err error)
+	StopMove(ctx context.Context, id layout.FileID) error
 	// DrainDevice sets whether a device is drained.
 	DrainDevice(ctx context.Context, id layout.DeviceID, cancel bool) (metarpc.DeviceInfo, error)
 	// RemoveDevice forgets a device that is drained and that no layout has a data file on, else the error is EBUSY. With lost

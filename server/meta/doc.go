@@ -127,6 +127,11 @@
 // are stale, and they become garbage with the extra mirror (DropMoved). A crash in between leaves the extra mirror, and the
 // next worker goes on there. While a file is moved it gets no new columns.
 //
+// Somebody may want a file's data on a device that he names (LayoutMove, moves.go). That is a row, put and deleted by [Files], and a record
+// in memory by which it is told how far it is. The file is then moved like one on a drained device, but by a goroutine of its own, a
+// few at a time; a later instance begins these after its grace period. If the device cannot take the data any more the row is deleted, and
+// whoever asks next hears why. One copies data of a file at a time (beginFill): a fence stops him, the others come back later.
+//
 // After a crash the worker goes on where the fill row says. What the one before had under way could come late, and over what
 // clients have written since: so data files that were being filled get new owners first, under a gate of the whole file. After
 // an error, when a write of the worker itself may come late, they are stale, and others take their places.
@@ -144,6 +149,16 @@
 //
 // Its row is deleted last, so a crash does not lose the work. Until a file is fenced no layout for writing it is granted,
 // no place in it is reserved, and it is not cut. If a data server is away that can take long; it is said in the log.
+//
+// Data files that cannot be fenced, because somebody on the data server's host holds them open, are replaced within fence (replaceHeld):
+//
+//	recall   the layouts of others who write the file; none are granted meanwhile
+//	copy     to new data files; what the old ones still get is of unknown outcome, or comes too late
+//	fence    which takes the new ones for the truth
+//	tell     all who have the file open that the old ones are stale, before anybody may write the new ones
+//
+// and then they change places as after a move. Whoever copies data of the file for another reason is stopped first (beginFill), and what he
+// was moving is given up.
 //
 // # Truncation
 //

@@ -45,6 +45,8 @@ type fakeFiles struct {
 	stale    []metarpc.CopyRef
 	filled   func(ctx context.Context, r layout.Range) error // called by Fill; nil: there is nothing to fill
 	fillEnd  int64                                           // what Fill returns
+	fillErr  error                                           // what StartFill returns
+	there    bool                                            // MoveTo finds nothing to do
 	stalled  int                                             // calls that wait
 	reports  map[metarpc.SessionID][]metarpc.DeviceStats     // that count now
 	changed  *sync.Cond
@@ -272,13 +274,19 @@ func (f *fakeFiles) MarkStale(ctx context.Context, id layout.FileID, copies []me
 	return f.stale, f.down
 }
 
-func (f *fakeFiles) Fillable(context.Context, layout.FileID) (bool, error) {
+func (f *fakeFiles) Fillable(_ context.Context, _ layout.FileID, pinned []metarpc.CopyRef) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.filled != nil, nil
+	return f.filled != nil && len(pinned) == 0, nil
 }
 
-func (f *fakeFiles) StartFill(ctx context.Context, id layout.FileID) (row schema.Layout, done int64, err error) {
+func (f *fakeFiles) StartFill(ctx context.Context, id layout.FileID, _ []metarpc.CopyRef) (row schema.Layout, done int64, err error) {
+	f.mu.Lock()
+	err = f.fillErr
+	f.mu.Unlock()
+	if err != nil {
+		return row, 0, err
+	}
 	raw, err := f.engine.Get(ctx, schema.LayoutKey(id))
 	if err == nil {
 		err = schema.Decode(raw, &row)
@@ -291,6 +299,25 @@ func (f *fakeFiles) StartFill(ctx context.Context, id layout.FileID) (row schema
 
 func (f *fakeFiles) Moving(context.Context, layout.FileID, int) ([]layout.FileID, error) {
 	return nil, nil
+}
+func (f *fakeFiles) StartReplace(ctx context.Context, id layout.FileID, held []metarpc.CopyRef) (schema.Layout, error) {
+	row, _, err := f.StartFill(ctx, id, nil)
+	return row, err
+}
+func (f *fakeFiles) MoveTo(ctx context.Context, id layout.FileID, dev layout.DeviceID) (data, there bool, err error) {
+	f.mu.Lock()
+	there = f.there
+	f.mu.Unlock()
+	var b catalog.Batch
+	if !there {
+		b.Put(schema.MoveKey(id), schema.Encode(&schema.Move{Device: dev}))
+	}
+	return true, there, f.engine.Commit(ctx, &b)
+}
+func (f *fakeFiles) StopMove(ctx context.Context, id layout.FileID) error {
+	var b catalog.Batch
+	b.Delete(schema.MoveKey(id))
+	return f.engine.Commit(ctx, &b)
 }
 func (f *fakeFiles) Exchange(context.Context, layout.FileID) error  { return nil }
 func (f *fakeFiles) DropMoved(context.Context, layout.FileID) error { return nil }
@@ -319,6 +346,7 @@ func (f *fakeFiles) EndFill(ctx context.Context, id layout.FileID, row schema.La
 	f.filled = nil
 	var b catalog.Batch
 	b.Delete(schema.FillKey(id))
+	b.Delete(schema.MoveKey(id))
 	return true, f.engine.Commit(ctx, &b)
 }
 

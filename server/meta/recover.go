@@ -119,6 +119,9 @@ func (s *Service) fence(sess *session, id layout.FileID) error {
 		err = s.cfg.Files.Fence(ctx, id)
 		thaw()
 	}
+	if held := heldCopies(err); held != nil {
+		err = s.replaceHeld(ctx, cl.file, held, err)
+	}
 	if err != nil {
 		if _, _, gone := s.inode(s.ctx, id); errors.Is(gone, errStale) {
 			err = nil
@@ -370,6 +373,17 @@ func (s *Service) load(ctx context.Context) error {
 		}
 		s.file(schema.IDOf(kv.Key)).orphan = true
 	}
+	for kv, err := range s.rows(ctx, schema.PrefixMove, 1+8) {
+		if err != nil {
+			return err
+		}
+		var row schema.Move
+		if err := decode(kv.Key, kv.Value, &row); err != nil {
+			return err
+		}
+		id := schema.IDOf(kv.Key)
+		s.moves[id] = newMove(id, row.Device)
+	}
 	for kv, err := range s.rows(ctx, schema.PrefixTruncate, 1+8) {
 		if err != nil {
 			return err
@@ -421,10 +435,14 @@ func (s *Service) resume() {
 			orphans++
 		}
 	}
+	for _, m := range s.moves {
+		s.tasks.Go(func() { s.moveFile(m) }) // ends when the data is there, or cannot be moved, or with s.ctx
+	}
+	moves := len(s.moves)
 	s.grace = true
 	s.mu.Unlock()
 	s.log.Info("metadata service starts", "volume", fmt.Sprintf("%x", s.volume.ID), "sessions", known,
-		"ended sessions", len(ended), "truncations", cuts, "files without names", orphans, "grace", known > 0)
+		"ended sessions", len(ended), "truncations", cuts, "files without names", orphans, "moves", moves, "grace", known > 0)
 	if known == 0 {
 		s.endGrace()
 	}

@@ -35,12 +35,14 @@ type Service struct {
 
 	locks    lockTable
 	resilver resilver
+	mayMove  chan struct{} // has room for movesAtOnce, for those who move files
 	removed  removedInodes
 
 	mu        sync.Mutex
 	sessions  map[metarpc.SessionID]*session // those that have not ended
 	fading    map[*session]struct{}          // those that have, but whose clients may not know it yet
 	files     map[layout.FileID]*file
+	moves     map[layout.FileID]*move // those that have begun, and those whose failure nobody has heard of yet
 	leases    map[layout.FileID]*leased
 	contended map[layout.FileID]contention
 	grace     bool
@@ -74,6 +76,8 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		sessions:  map[metarpc.SessionID]*session{},
 		fading:    map[*session]struct{}{},
 		files:     map[layout.FileID]*file{},
+		moves:     map[layout.FileID]*move{},
+		mayMove:   make(chan struct{}, movesAtOnce),
 		leases:    map[layout.FileID]*leased{},
 		contended: map[layout.FileID]contention{},
 		graceOver: make(chan struct{}),
@@ -82,6 +86,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 	}
 	s.locks.init()
 	s.resilver.kick = make(chan struct{}, 1)
+	s.resilver.fillers = map[layout.FileID]*filler{}
 	rand.Read(s.instance[:])
 	s.moving <- struct{}{}
 	s.graceEnd = s.started.Add(cfg.Lease)

@@ -325,6 +325,13 @@ func (a *LayoutStatsArgs) check(Op) error {
 	return nil
 }
 
+func (a *LayoutMoveArgs) check(Op) error {
+	if a.Device == (layout.DeviceID{}) {
+		return fmt.Errorf("a move of inode %d to no device", a.ID)
+	}
+	return checkID(a.ID)
+}
+
 func (a *AddDeviceArgs) check(Op) error { return checkText("URL", a.URL, MaxText) }
 
 func (a *LayoutRecallArgs) check(Op) error { return first(checkID(a.ID), checkRange(a.Off, a.Len)) }

@@ -308,6 +308,12 @@ func TestGolden(t *testing.T) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLayoutStats}, &LayoutStatsArgs{Span: 128, Devices: []DeviceStats{
 				{Device: id, Reads: IOStats{Ops: 1, Bytes: 4096, Time: 300}, Writes: IOStats{Ops: 2, Bytes: 3, Time: 4}, Outstanding: 5}}})
 		}, "0000002e" + "96 02 02 07 24 940000c0c2 92 cc80 91 94 c410 010000000000000000000000000000fe 9301cd1000cd012c 93020304 05"},
+		{"layout move", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLayoutMove}, &LayoutMoveArgs{ID: 5, Device: id})
+		}, "0000001e" + "96 02 02 07 25 940000c0c2 92 05 c410 010000000000000000000000000000fe"},
+		{"layout moved", func() ([]byte, error) {
+			return AppendReply(nil, ReplyHeader{Slot: 2, Sequence: 7}, &LayoutMoveResult{Done: 128, Size: 4096, Waits: "w"})
+		}, "00000010" + "96 03 02 07 00 a0 95 c2 c2 cc80 cd1000 a177"},
 		{"lock ready", func() ([]byte, error) {
 			return AppendCallBack(nil, BackHeader{Number: 9, Op: BackLockReady}, &LockReadyArgs{ID: 5, Owner: 6, Flock: true})
 		}, "00000008" + "94 04 09 04 93 05 06 c3"},
@@ -462,6 +468,9 @@ func TestRefusedArguments(t *testing.T) {
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 0, End: 1}}}, bad},
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: make([]SizeReport, MaxBatch+1)}, bad},
 		{OpAddDevice, &AddDeviceArgs{URL: strings.Repeat("u", MaxText+1)}, bad},
+		{OpLayoutMove, &LayoutMoveArgs{ID: 1, Device: layout.DeviceID{1}}, fine},
+		{OpLayoutMove, &LayoutMoveArgs{ID: 1}, bad},
+		{OpLayoutMove, &LayoutMoveArgs{Device: layout.DeviceID{1}}, bad},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: make([]DeviceStats, MaxBatch)}, fine},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: make([]DeviceStats, MaxBatch+1)}, bad},
 		{OpLayoutStats, &LayoutStatsArgs{}, bad},

@@ -109,6 +109,11 @@
 // LayoutStats says every minute or so what a session has done at the devices since it last said so, if that is anything.
 // The service chooses by it where new data files go; nothing of it is kept for longer than some minutes.
 //
+// LayoutMove makes the service copy a file's data to a device, while the file is in use: to one data file if there is one copy of it, else
+// the first copy of each column that has none there. The service remembers it, also across a restart; the caller, who must own the file,
+// asks again from time to time, and is answered after half a second at the latest. What cannot be moved is told once, to whoever asks next:
+// ENODEV, the device is not known, not reached, or drained; ENOSPC; EBUSY, the file is being moved elsewhere.
+//
 // Reserve finds the place of an append and makes the file longer in the same step, so that each append of any client has a
 // place of its own. The time of that step is the time of the append; its client reports no other.
 //

@@ -93,6 +93,7 @@ func FuzzParseCall(f *testing.F) {
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLock}, &LockArgs{ID: 1, Owner: 2, Type: LockWrite, End: 9, Wait: true}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpReserve}, &ReserveArgs{ID: 1, Len: 9}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutStats}, &LayoutStatsArgs{Span: 9, Devices: []DeviceStats{{Reads: IOStats{Ops: 1, Bytes: 2, Time: 3}}}}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutMove}, &LayoutMoveArgs{ID: 1, Device: layout.DeviceID{1}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpOpen}, &OpenArgs{ID: 1, Access: AccessWrite}},
 	} {
 		b, err := AppendCall(nil, c.h, c.args)

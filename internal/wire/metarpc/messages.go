@@ -579,6 +579,20 @@ type (
 		Span     int64
 		Devices  []DeviceStats
 	}
+	// LayoutMoveArgs wants the data of a file to lie on a device. Asking again tells how far that is.
+	LayoutMoveArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		ID       layout.FileID
+		Device   layout.DeviceID
+	}
+	LayoutMoveResult struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Finished bool     // it lies there
+		Empty    bool     // with Finished: the file has no data files yet
+		Done     int64    // bytes that have been copied, of Size; both 0 if nothing had to be
+		Size     int64    // of the file, as far as known
+		Waits    string   // what the moving waits for, for people
+	}
 	DeviceStats struct {
 		_msgpack      struct{} `msgpack:",as_array"`
 		Device        layout.DeviceID

@@ -42,6 +42,7 @@ const (
 	OpDrainDevice
 	OpRemoveDevice
 	OpLayoutStats
+	OpLayoutMove
 	opEnd
 )
 
@@ -109,6 +110,7 @@ var ops = [opEnd]opInfo{
 	OpDrainDevice:     {"DRAINDEVICE", of[DrainDeviceArgs], of[AddDeviceResult], false},
 	OpRemoveDevice:    {"REMOVEDEVICE", of[RemoveDeviceArgs], of[Empty], false},
 	OpLayoutStats:     {"LAYOUTSTATS", of[LayoutStatsArgs], of[Empty], false},
+	OpLayoutMove:      {"LAYOUTMOVE", of[LayoutMoveArgs], of[LayoutMoveResult], false},
 }
 
 // Valid reports whether there is such an op.

@@ -96,6 +96,9 @@ func (m *Manager) Sync(ctx context.Context, row schema.Layout) (end int64, err e
 // If the columns have several copies, these may differ in what was being written. Then the first copy of each column that is
 // confirmed counts, and the others are stale when Fence returns. Nobody reads or writes those any more, so they need no new owner.
 //
+// A data server that answers may not be able to fence a data file, because somebody on its host has it open for writing. If
+// there is no other copy of it the error is a HeldError after a while; all others have been fenced then.
+//
 // The commits do not wait for the disk: whoever wants the fence to be remembered commits that it was made.
 func (m *Manager) Fence(ctx context.Context, id layout.FileID) error {
 	unlock, err := m.files.lock(ctx, id)
@@ -120,20 +123,45 @@ func (m *Manager) Fence(ctx context.Context, id layout.FileID) error {
 		}
 		return nil
 	}
-	var mu sync.Mutex // held over the commits, which change the one row
-	err = m.each(ctx, row, func(st *store.Store, file *schema.DataFile) error {
-		owner := layout.Credential{UID: randomID(), GID: randomID()}
-		if err := st.Fence(ctx, file.Handle, owner); err != nil {
-			return err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		return m.reown(ctx, id, file.Device, file.Number, owner)
-	})
-	if err != nil {
+	if err := m.fenceSingle(ctx, id, row); err != nil {
 		return fmt.Errorf("fence inode %d: %w", id, err)
 	}
 	return nil
+}
+
+// fenceSingle is Fence for a file whose columns have one copy. The file is locked.
+func (m *Manager) fenceSingle(ctx context.Context, id layout.FileID, row schema.Layout) error {
+	var (
+		calls sync.WaitGroup
+		mu    sync.Mutex // guards the rest, and is held over the commits, which change the one row
+		held  HeldError
+		errs  []error
+	)
+	for _, files := range row.Mirrors {
+		for i := range files {
+			file := &files[i]
+			calls.Go(func() { // one data file's calls
+				owner := layout.Credential{UID: randomID(), GID: randomID()}
+				err := m.fenceFile(ctx, file, owner)
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil {
+					err = m.reown(ctx, id, file.Device, file.Number, owner)
+				}
+				switch {
+				case errors.Is(err, errHeld):
+					held.add(file)
+				case err != nil:
+					errs = append(errs, err)
+				}
+			})
+		}
+	}
+	calls.Wait()
+	if len(errs) == 0 && len(held.Held) > 0 {
+		return &held
+	}
+	return errors.Join(errs...)
 }
 
 // reown puts a data file's new owner into the layout row, unless the file is gone.
@@ -167,32 +195,4 @@ func (m *Manager) reown(ctx context.Context, id layout.FileID, dev layout.Device
 			return err
 		}
 	}
-}
-
-// each calls f for all data files at once and joins the errors.
-func (m *Manager) each(ctx context.Context, row schema.Layout, f func(*store.Store, *schema.DataFile) error) error {
-	var (
-		calls sync.WaitGroup
-		mu    sync.Mutex // guards errs
-		errs  []error
-	)
-	for _, files := range row.Mirrors {
-		for i := range files {
-			file := &files[i]
-			calls.Go(func() { // one data file's calls
-				d, err := m.device(file.Device)
-				if err == nil {
-					err = d.do(ctx, func(st *store.Store) error { return f(st, file) })
-				}
-				if err != nil {
-					_, name := schema.DataFileName(file.Number)
-					mu.Lock()
-					defer mu.Unlock()
-					errs = append(errs, fmt.Errorf("data file %s: %w", name, err))
-				}
-			})
-		}
-	}
-	calls.Wait()
-	return errors.Join(errs...)
 }

@@ -1,7 +1,6 @@
 package datafile
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -36,15 +35,10 @@ func (m *Manager) MarkStale(ctx context.Context, id layout.FileID, copies []meta
 	defer unlock()
 	var stale []metarpc.CopyRef
 	err = m.relayout(ctx, id, func(_ *catalog.Batch, row *schema.Layout) bool {
-		named := func(ref metarpc.CopyRef, file *schema.DataFile) bool {
-			return ref.Device == file.Device && bytes.Equal(ref.Handle, file.Handle)
-		}
-		marked := markStale(row, func(file *schema.DataFile) bool {
-			return slices.ContainsFunc(copies, func(ref metarpc.CopyRef) bool { return named(ref, file) })
-		})
+		marked := markStale(row, func(file *schema.DataFile) bool { return slices.ContainsFunc(copies, file.Is) })
 		stale = row.Copies(layout.CopyStale)
 		for _, ref := range copies {
-			if !row.Has(func(file *schema.DataFile) bool { return named(ref, file) }) {
+			if !row.Has(func(file *schema.DataFile) bool { return file.Is(ref) }) {
 				stale = append(stale, ref) // it was, and another one has taken its place
 			}
 		}
@@ -123,49 +117,79 @@ const maxRelayout = 100
 // fenceMirrored is Fence for a file whose columns have several copies. The first copy of each column whose data server has
 // confirmed its new owner is what counts from now on; the others are stale. The file is locked.
 func (m *Manager) fenceMirrored(ctx context.Context, id layout.FileID, row schema.Layout) error {
-	type place struct{ mirror, column int }
 	type answer struct {
-		place
-		owner layout.Credential
-		err   error
+		mirror  int
+		columns []int // several, if they have one data file
+		file    *schema.DataFile
+		owner   layout.Credential
+		err     error
 	}
 	calling, cancel := context.WithCancel(ctx)
 	defer cancel()
-	answers := make(chan answer)
-	calls := 0
+	var calls []*answer
 	for i, files := range row.Mirrors {
+		own := len(calls) // where the calls of this mirror begin
 		for j := range files {
 			file := &files[j]
 			if file.State != layout.CopyGood {
 				continue
 			}
-			calls++
-			go func() { // one data file's calls; ends with their answer or with calling
-				a := answer{place: place{i, j}, owner: layout.Credential{UID: randomID(), GID: randomID()}}
-				var d *device
-				if d, a.err = m.device(file.Device); a.err == nil {
-					a.err = d.do(calling, func(st *store.Store) error { return st.Fence(calling, file.Handle, a.owner) })
-				}
-				answers <- a
-			}()
+			same := slices.IndexFunc(calls[own:], func(a *answer) bool { return a.file.Same(file) })
+			if same >= 0 {
+				calls[own+same].columns = append(calls[own+same].columns, j)
+				continue
+			}
+			calls = append(calls, &answer{
+				mirror: i, columns: []int{j}, file: file, owner: layout.Credential{UID: randomID(), GID: randomID()},
+			})
 		}
 	}
-	truth := map[int]answer{} // by column
+	answers := make(chan *answer)
+	for _, a := range calls {
+		go func() { // one data file's calls; ends with their answer or with calling
+			a.err = m.fenceFile(calling, a.file, a.owner)
+			answers <- a
+		}()
+	}
+	truth := map[int]*answer{} // by column
+	held := map[int]bool{}     // columns that have a copy that somebody holds
 	var errs []error
 	for range calls {
 		a := <-answers
-		_, have := truth[a.column]
-		switch {
-		case a.err != nil:
+		if a.err != nil {
 			errs = append(errs, a.err)
-		case !have:
-			if truth[a.column] = a; len(truth) == columns(&row) {
-				cancel()
+		}
+		for _, j := range a.columns {
+			switch {
+			case a.err == nil && truth[j] == nil:
+				truth[j] = a
+			case errors.Is(a.err, errHeld):
+				held[j] = true
 			}
+		}
+		settled := 0
+		for j := range columns(&row) {
+			if truth[j] != nil || held[j] {
+				settled++
+			}
+		}
+		if settled == columns(&row) {
+			cancel() // what does not answer is not waited for: there is a copy that can be copied from
 		}
 	}
 	if len(truth) < columns(&row) {
-		return errors.Join(errs...)
+		var holding HeldError
+		for _, a := range calls {
+			if errors.Is(a.err, errHeld) && slices.ContainsFunc(a.columns, func(j int) bool { return truth[j] == nil }) {
+				holding.add(a.file)
+			}
+		}
+		for j := range columns(&row) {
+			if truth[j] == nil && !held[j] {
+				return errors.Join(errs...)
+			}
+		}
+		return &holding
 	}
 	return m.relayout(ctx, id, func(_ *catalog.Batch, now *schema.Layout) bool {
 		for j, a := range truth {

@@ -27,7 +27,7 @@ const (
 func (m *Manager) Discard(b *catalog.Batch, row schema.Layout) {
 	for _, files := range row.Mirrors {
 		for i := range files {
-			if files[i].IsAbsent() {
+			if files[i].IsAbsent() || i > 0 && files[i].Same(&files[0]) { // it is in all columns, then
 				continue
 			}
 			b.Put(schema.GarbageKey(files[i].Device, files[i].Number), nil)

@@ -159,7 +159,7 @@ func (c *checker) checkLayouts(ctx context.Context) error {
 		}
 		for i, files := range row.Mirrors {
 			for j := range files {
-				if files[j].IsAbsent() {
+				if files[j].IsAbsent() || j > 0 && row.Moving && files[j].Same(&files[0]) { // the file is moved into one data file
 					continue
 				}
 				d := c.devices[files[j].Device]

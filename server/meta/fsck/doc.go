@@ -4,7 +4,7 @@
 //
 // No metadata service may run on the catalog meanwhile. What a crash leaves for the next service to finish is no
 // problem and is only counted: garbage, inodes without names that were open, truncations under way, and files whose
-// writers had not reported their last size.
+// writers had not reported their last size. Nor is it one that a file was being moved: what was to be moved where is not looked at.
 //
 // # Memory
 //

@@ -14,6 +14,7 @@
 //	                                              which puts such moves into one order
 //	"n"                                counters   field 0: the next free inode number
 //	"o" id[8]                          empty      an inode without names, any more or yet, that some session may have open
+//	"p" id[8]                          Move       the file's data is to lie on a device that somebody has named
 //	"r" session[16] slot[2]            Reply      the last answer of a slot that changed the catalog
 //	"s" session[16]                    Session    a client's session
 //	"t" id[8]                          Truncate   data files are to be cut to this size

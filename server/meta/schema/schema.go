@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 
@@ -21,6 +22,7 @@ const (
 	PrefixCounters = 'k'
 	PrefixLayout   = 'l'
 	PrefixOrphan   = 'o'
+	PrefixMove     = 'p'
 	PrefixReply    = 'r'
 	PrefixSession  = 's'
 	PrefixTruncate = 't'
@@ -128,7 +130,7 @@ type Layout struct {
 	Width      int
 	Mirrors    [][]DataFile
 	// Moving says that the last mirror is there only for data files that move to another device: it has such as take the place of
-	// others, and is absent elsewhere.
+	// others, and is absent elsewhere. If it has one data file in all of several columns the file becomes one data file.
 	Moving bool
 }
 
@@ -147,6 +149,14 @@ func Absent() DataFile { return DataFile{Handle: []byte{0}, State: layout.CopySt
 
 // IsAbsent reports whether there is no data file.
 func (f *DataFile) IsAbsent() bool { return f.Device == layout.DeviceID{} }
+
+// Is reports whether ref names the data file.
+func (f *DataFile) Is(ref metarpc.CopyRef) bool {
+	return ref.Device == f.Device && bytes.Equal(ref.Handle, f.Handle)
+}
+
+// Same reports whether both are one data file.
+func (f *DataFile) Same(o *DataFile) bool { return f.Device == o.Device && f.Number == o.Number }
 
 // Copies names the data files of a layout that are in a state.
 func (l *Layout) Copies(state layout.CopyState) []metarpc.CopyRef {
@@ -172,6 +182,19 @@ func (l *Layout) GoodCopies(column int) int {
 	return n
 }
 
+// Gathers reports whether the file is being moved into one data file.
+func (l *Layout) Gathers() bool { return l.Moving && OneFile(l.Mirrors[len(l.Mirrors)-1]) }
+
+// OneFile reports whether all of several columns are one data file.
+func OneFile(files []DataFile) bool {
+	for j := range files {
+		if files[j].IsAbsent() || !files[j].Same(&files[0]) {
+			return false
+		}
+	}
+	return len(files) > 1
+}
+
 // Has reports whether one of the data files is such a one.
 func (l *Layout) Has(such func(*DataFile) bool) bool {
 	for _, files := range l.Mirrors {
@@ -193,6 +216,12 @@ func (l *Layout) Incomplete() bool {
 type Fill struct {
 	_msgpack struct{} `msgpack:",as_array"`
 	Done     int64    // they have all bytes before it
+}
+
+// Move is the wish that a file's data lie on a device.
+type Move struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Device   layout.DeviceID
 }
 
 // Device is a data server.
@@ -251,6 +280,7 @@ func InodeKey(id layout.FileID) []byte    { return idKey(PrefixInode, id, 0) }
 func CountersKey(id layout.FileID) []byte { return idKey(PrefixCounters, id, 0) }
 func LayoutKey(id layout.FileID) []byte   { return idKey(PrefixLayout, id, 0) }
 func FillKey(id layout.FileID) []byte     { return idKey(PrefixFill, id, 0) }
+func MoveKey(id layout.FileID) []byte     { return idKey(PrefixMove, id, 0) }
 func OrphanKey(id layout.FileID) []byte   { return idKey(PrefixOrphan, id, 0) }
 func TruncateKey(id layout.FileID) []byte { return idKey(PrefixTruncate, id, 0) }
 
