@@ -11,7 +11,7 @@
 // # Requests
 //
 // READ, WRITE and COMMIT go by descriptors while there is a session; everything else by RPC. A request for a file that has none
-// waits for them to be lent, for a second at most. What the server refuses goes by RPC for half a minute, as the server then
+// waits for them to be lent, for a second at most. They are kept as long as they are used now and then, of a bounded number of files. What the server refuses goes by RPC for half a minute, as the server then
 // tells why. So does each single request that fails here, whatever the reason: the application gets what the server answers.
 //
 // What waits for nobody is done by the caller: reads of what is in memory, and unstable writes to a file system that is in

@@ -280,13 +280,16 @@ func (s *session) serve(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { s.nc.Close() })
 	defer stop()
 	var watching sync.WaitGroup
-	watching.Go(func() { // ends with the RPC connection, which ends below
+	over := make(chan struct{})
+	watching.Go(func() { s.closeIdle(over) }) // ends below
+	watching.Go(func() {                      // ends with the RPC connection, which ends below
 		s.rpc.wait()
 		s.nc.Close()
 	})
 	err := s.read()
 	s.nc.Close()
 	s.rpc.nc.Close()
+	close(over)
 	watching.Wait()
 	return err
 }
@@ -434,6 +437,32 @@ func (s *session) spare(keep *file) *file {
 		}
 	}
 	return nil
+}
+
+// closeIdle closes, from time to time, what was not used since the last time, until stop is closed.
+func (s *session) closeIdle(stop <-chan struct{}) {
+	tick := time.NewTicker(s.t.cfg.Idle)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-stop:
+			return
+		}
+		var unused []*file
+		s.t.mu.Lock()
+		for e := s.recent.Front(); e != nil; {
+			f := e.Value.(*file)
+			e = e.Next()
+			if !f.recent.Swap(false) && f.use.Load() == 0 && !f.dirty.Load() && f.retire() {
+				unused = append(unused, f)
+			}
+		}
+		s.t.mu.Unlock()
+		for _, f := range unused {
+			f.close()
+		}
+	}
 }
 
 // retire makes nobody use f any more, and reports whether nobody does: then the caller closes it. Target.mu is held.

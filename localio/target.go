@@ -41,12 +41,16 @@ type Config struct {
 	ReadOnly bool             // writes go by RPC
 	Dir      string           // where brokers have their sockets; empty: wire.Dir
 	Files    int              // most files kept open; 0: DefaultFiles
+	Idle     time.Duration    // for how long one is that is not used, or up to twice that; 0: DefaultIdle
 	Export   *Export          // if it is none of weft's; nil: then all goes by RPC
 	Log      *slog.Logger     // nil: slog.Default()
 }
 
-// DefaultFiles is for how many data files descriptors are kept.
-const DefaultFiles = 1024
+// DefaultFiles is for how many data files descriptors are kept, and DefaultIdle for how long they are that nobody uses, at least.
+const (
+	DefaultFiles = 1024
+	DefaultIdle  = time.Minute
+)
 
 const (
 	// openTime is how long a request waits for descriptors, and refuseTime for how long a refusal counts.
@@ -121,6 +125,9 @@ func New(cfg Config, remote Remote) *Target {
 	}
 	if cfg.Files == 0 {
 		cfg.Files = DefaultFiles
+	}
+	if cfg.Idle == 0 {
+		cfg.Idle = DefaultIdle
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
