@@ -24,7 +24,7 @@ type Files interface {
 	// Describe is a row for people; the zero row is that of a file without data files.
 	Describe(row schema.Layout, ino schema.Inode) metarpc.Described
 	// Discard adds what makes the row's data files garbage to the batch that deletes the row.
-	Discard(b *catalog.Batch, row schema.Layout)
+	Discard(b *catalog.Batch, id layout.FileID, row schema.Layout)
 	// Kick tells that there is new garbage.
 	Kick()
 	// Truncate cuts every data file that is longer. While a data server is away it waits, until ctx ends. An error with a
@@ -62,6 +62,22 @@ type Files interface {
 	DropMoved(ctx context.Context, id layout.FileID) error
 	// EndFill makes the copies that were being filled in row good, and reports whether all copies of the file are.
 	EndFill(ctx context.Context, id layout.FileID, row schema.Layout) (complete bool, err error)
+
+	// CacheRoom says why a device cannot take a cache of n bytes now; pending are the bytes of caches there that are being filled. The error
+	// is ENOSPC (errors.Is) if that is why.
+	CacheRoom(dev layout.DeviceID, n, pending int64) error
+	// StartCache gives a file a cache of n bytes on a device, to be filled by a session; nobody has a layout for writing the file
+	// meanwhile. Asked again it returns the same one. ok is false if the file has no data. An error that is EBUSY says that another
+	// session fills one there.
+	StartCache(ctx context.Context, id layout.FileID, dev layout.DeviceID, n int64, session metarpc.SessionID) (cache schema.Cache, ok bool, err error)
+	// CacheSegments is the layout by which a cache is filled.
+	CacheSegments(cache schema.Cache) []metarpc.Segment
+	// EndCache makes the cache that session has filled good, durably. It reports false if the file has it no longer.
+	EndCache(ctx context.Context, id layout.FileID, ref metarpc.CopyRef, session metarpc.SessionID) (good bool, err error)
+	// StaleCaches ends such caches, durably: those that were being filled are garbage then, the others stale. It returns those caches as
+	// they were, and the others. DiscardCaches makes garbage of stale ones, once nobody reads them.
+	StaleCaches(ctx context.Context, id layout.FileID, such func(*schema.Cache) bool) (ended, kept []schema.Cache, err error)
+	DiscardCaches(ctx context.Context, id layout.FileID, refs []metarpc.CopyRef) error
 
 	// Report takes in what a client has done at devices in a time of this length, which counts for where new data files go.
 	// Forget forgets what a session has reported, as it has ended.

@@ -3,6 +3,7 @@ package meta
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
@@ -24,8 +25,16 @@ func (s *Service) layoutError(ctx context.Context, c *call, a *metarpc.LayoutErr
 	return &metarpc.Empty{}, s.giveUp(ctx, a.ID, a.Copies)
 }
 
-// giveUp makes copies of a file stale, but for the last good ones, and tells everybody.
+// giveUp makes copies of a file stale, but for the last good ones and caches that are pinned, and tells everybody.
 func (s *Service) giveUp(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) error {
+	if s.caches.has(id) {
+		_, _, err := s.dropCaches(ctx, id, func(c *schema.Cache) bool {
+			return slices.ContainsFunc(copies, func(ref metarpc.CopyRef) bool { return sameCopy(ref, c.Ref()) })
+		})
+		if err != nil {
+			return err
+		}
+	}
 	stale, err := s.cfg.Files.MarkStale(ctx, id, copies)
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -19,6 +20,7 @@ type file struct {
 	cut      *cut          // being shortened
 	gate     layout.Range  // where no layout for writing is granted, because it is being copied; it goes with sizing
 	gates    uint64        // how many gates have ended, under which its layout may have changed
+	dropping int           // who takes caches away, so that no copy gets a pin
 	granting int           // layouts for writing whose answer is not yet in its connection's queue
 	moves    uint64        // how often what is reported went into the inode row, or was cut off
 	waiters  int           // who needs the record to stay
@@ -30,15 +32,16 @@ type claim struct {
 	sess      *session
 	file      *file
 	open      bool
-	write     bool   // with open: for writing as well
-	writer    bool   // may have a writer row
-	appends   bool   // a writer that writes only where Reserve has told it to
-	unfenced  bool   // the session was ended without its doing: what it still has under way may reach the data files
-	unfence   func() // ends the fencing, because the file is gone
-	assigning int    // calls that may be making that row
-	returning bool   // it is being deleted
-	unsure    bool   // the row is of an earlier instance, and what it was told of sizes is not known again yet
-	report           // what the session says of the file and is not yet in its inode row
+	write     bool              // with open: for writing as well
+	writer    bool              // may have a writer row
+	appends   bool              // a writer that writes only where Reserve has told it to
+	unfenced  bool              // the session was ended without its doing: what it still has under way may reach the data files
+	unfence   func()            // ends the fencing, because the file is gone
+	assigning int               // calls that may be making that row
+	returning bool              // it is being deleted
+	pins      []metarpc.CopyRef // copies that the client's kernel reads without asking anybody, as long as it has the file open
+	unsure    bool              // the row is of an earlier instance, and what it was told of sizes is not known again yet
+	report                      // what the session says of the file and is not yet in its inode row
 }
 
 // report is the end and time of a session's writes; zero says nothing.
@@ -81,7 +84,7 @@ func (s *Service) changedFile(f *file) {
 		}
 		return idle
 	})
-	if len(f.claims) == 0 && !f.orphan && !f.removing && !f.sizing && f.granting == 0 && f.waiters == 0 {
+	if len(f.claims) == 0 && !f.orphan && !f.removing && !f.sizing && f.granting == 0 && f.dropping == 0 && f.waiters == 0 {
 		delete(s.files, f.id)
 	}
 }

@@ -74,6 +74,7 @@ func (s *Service) cleanUp(sess *session) {
 			s.dropLocks(sess, id)
 		}
 	})
+	s.persist(s.ctx, fmt.Sprintf("%s: caches that it has not filled", what), func() error { return s.dropFillings(sess.id) })
 	late := time.AfterFunc(fenceNotice, func() {
 		s.log.Warn("data servers have not yet confirmed that the session can no longer write; until then nobody else can write its files",
 			"session", sess, "host", sess.client.Host)
@@ -113,7 +114,11 @@ func (s *Service) fence(sess *session, id layout.FileID) error {
 	}
 	cl.unfence = cancel
 	s.mu.Unlock()
-	err := s.cfg.Files.Fence(ctx, id)
+	// It may have written to a cache what is nowhere else, or the other way round.
+	err := s.awaitNoCaches(ctx, id)
+	if err == nil {
+		err = s.cfg.Files.Fence(ctx, id)
+	}
 	if err != nil {
 		if _, _, gone := s.inode(s.ctx, id); errors.Is(gone, errStale) {
 			err = nil
@@ -376,7 +381,7 @@ func (s *Service) load(ctx context.Context) error {
 		f := s.file(schema.IDOf(kv.Key))
 		f.sizing, f.cut = true, &cut{size: row.Size, phase: cutCutting}
 	}
-	return nil
+	return s.loadCaches(ctx)
 }
 
 // rows scans all rows of a prefix and refuses keys that do not have the length they must have.
@@ -398,6 +403,7 @@ func (s *Service) rows(ctx context.Context, prefix byte, length int) func(func(c
 func (s *Service) resume() {
 	var ended []*session
 	cuts, orphans := 0, 0
+	s.resumeCaches()
 	s.mu.Lock()
 	for id, sess := range s.sessions {
 		if sess.ended {

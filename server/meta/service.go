@@ -34,6 +34,7 @@ type Service struct {
 	draining atomic.Bool    // no new call is executed
 
 	locks    lockTable
+	caches   cacheTable
 	resilver resilver
 	removed  removedInodes
 
@@ -76,6 +77,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		files:     map[layout.FileID]*file{},
 		leases:    map[layout.FileID]*leased{},
 		contended: map[layout.FileID]contention{},
+		caches:    newCacheTable(),
 		graceOver: make(chan struct{}),
 		conns:     map[*conn]struct{}{},
 		listeners: map[net.Listener]struct{}{},

@@ -234,6 +234,12 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 	if err := p.recall(ctx, items, readers...); err != nil {
 		return nil, false, err
 	}
+	// Caches that stay are pinned, and are cut like the rest.
+	if s.caches.has(f.id) {
+		if _, _, err := s.dropCaches(ctx, f.id, anyCache); err != nil {
+			return nil, false, err
+		}
+	}
 	r, err = change(ctx, s, c, func(t *tx) (*metarpc.AttrResult, error) {
 		s.mu.Lock()
 		f.cut.phase = cutCommitting
@@ -363,7 +369,11 @@ func (s *Service) cutData(f *file) {
 			if late == nil {
 				return err
 			}
-			if err := s.giveUp(ctx, f.id, late); err != nil {
+			err = s.giveUp(ctx, f.id, late)
+			if err == nil {
+				err = s.awaitUnpinned(ctx, f.id, late) // those cannot be given up before
+			}
+			if err != nil {
 				return err
 			}
 			// Once more: a copy may have become the last good one meanwhile.

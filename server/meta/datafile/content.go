@@ -28,6 +28,7 @@ func (m *Manager) Truncate(ctx context.Context, row schema.Layout, size int64) e
 // waits for data servers that cannot be reached until ctx ends, but not for a copy while another one has what it has: what was
 // acknowledged is at all good copies, and made stable by who wrote it.
 func (m *Manager) Sync(ctx context.Context, row schema.Layout) (end int64, err error) {
+	row.Caches = nil  // they have nothing that is not elsewhere
 	var mu sync.Mutex // guards end
 	err = m.eachCopy(ctx, row, func(ctx context.Context, st *store.Store, file *schema.DataFile) error {
 		size, err := st.Commit(ctx, file.Handle)

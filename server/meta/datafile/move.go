@@ -216,7 +216,7 @@ func (m *Manager) DropMoved(ctx context.Context, id layout.FileID) error {
 				return false
 			}
 		}
-		m.Discard(b, extra)
+		m.Discard(b, id, extra)
 		row.Mirrors, row.Moving = row.Mirrors[:last], false
 		return true
 	})
