@@ -179,7 +179,7 @@ func (d *daemon) start(ctx context.Context) error {
 	d.fsys, err = fs.New(fs.Config{
 		Meta: d.meta, Data: d.data, Root: root,
 		Atime: fs.AtimeOf(d.cfg.options.flags), CachePages: d.cfg.options.cache == cacheLease, StableClose: d.cfg.options.stable,
-		ReadAhead: d.cfg.options.ahead,
+		ReadAhead: d.cfg.options.ahead, Near: d.near,
 	})
 	if err != nil {
 		return err
@@ -335,7 +335,7 @@ func (d *daemon) close() error {
 }
 
 // control answers a request on the control socket.
-func (d *daemon) control(ctx context.Context, req controlRequest) (any, error) {
+func (d *daemon) control(ctx context.Context, req controlRequest, far *progress) (any, error) {
 	switch req.Op {
 	case "status":
 		return d.status(ctx), nil
@@ -347,6 +347,15 @@ func (d *daemon) control(ctx context.Context, req controlRequest) (any, error) {
 			return nil, err
 		}
 		return describe(*l), nil
+	case "devices":
+		return d.cacheDevices(ctx, req.Name)
+	case "prefetch":
+		return d.fsys.Cache(ctx, self(), req.File, fs.CacheRequest{
+			Devices: req.Devices, Limit: req.Limit, Run: req.Run, Progress: func(n int64) { far.bytes.Add(n) },
+		})
+	case "evict":
+		caches, bytes, err := d.fsys.Uncache(ctx, self(), req.File, req.Devices)
+		return metarpc.CacheDropResult{Caches: caches, Bytes: bytes}, err
 	}
 	return nil, fmt.Errorf("this serving process (weft %s) does not know the request %q", version.String(), req.Op)
 }
