@@ -171,14 +171,14 @@ type copier struct {
 
 // copy copies everything. The data file is exactly as long as the file then, and stable. When it returns nothing is on its way.
 func (c *copier) copy(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
+	g, copying := errgroup.WithContext(ctx)
 	g.SetLimit(cacheWidth)
 	var commit errgroup.Group // one at a time, beside the copying
 	defer c.file.Drop(0)
 	uncommitted := int64(0)
-	for off := int64(0); off < c.size && ctx.Err() == nil; {
+	for off := int64(0); off < c.size && copying.Err() == nil; {
 		if off-c.data.Load() > 2*cacheCommit { // holes are so large more often than zeros are
-			next, err := c.nextData(ctx, off)
+			next, err := c.nextData(copying, off)
 			if err != nil {
 				g.Go(func() error { return err })
 				break
@@ -190,7 +190,7 @@ func (c *copier) copy(ctx context.Context) error {
 		}
 		n := min(cacheBlock, c.size-off)
 		at := off
-		g.Go(func() error { return c.block(ctx, at, int(n)) })
+		g.Go(func() error { return c.block(copying, at, int(n)) })
 		off += n
 		if uncommitted += n; uncommitted >= cacheCommit {
 			uncommitted = 0

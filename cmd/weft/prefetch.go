@@ -227,14 +227,14 @@ func runPrefetch(ctx context.Context, c *command, args []string) error {
 	t := &cacheTally{began: time.Now()}
 	j := &cacheJob{name: *to, mounts: map[uint64]*cacheMount{}}
 	run := rand.Uint64() | 1
-	ctx, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
+	begin, stop := context.WithCancel(ctx) // what has begun when it ends goes on
+	defer stop()
 	shown, done := make(chan struct{}), make(chan struct{})
 	go func() { // shows how far it is; ends with shown
 		defer close(done)
 		t.show(shown)
 	}()
-	err := j.each(ctx, fl.Args(), func(size int64) {
+	err := j.each(begin, fl.Args(), func(size int64) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.found++
@@ -269,14 +269,14 @@ func runPrefetch(ctx context.Context, c *command, args []string) error {
 			if t.full == nil {
 				t.full = err
 			}
-			stop(errNoMore)
+			stop()
 		case ctx.Err() != nil:
 		case errors.Is(err, syscall.EBUSY), errors.Is(err, syscall.ESTALE), errors.Is(err, syscall.ENOENT):
 			t.leave(f.path, err)
 		default:
 			t.failed = append(t.failed, fmt.Errorf("%s: %w", f.path, err))
 			if len(t.failed) > prefetchNamed {
-				stop(errNoMore)
+				stop()
 			}
 		}
 	})
@@ -284,9 +284,6 @@ func runPrefetch(ctx context.Context, c *command, args []string) error {
 	<-done
 	return t.summary(ctx, err)
 }
-
-// errNoMore ends a command because of what it has met.
-var errNoMore = errors.New("given up")
 
 // maxPaths bounds the operands of a command that takes any number.
 const maxPaths = 1 << 20
@@ -392,6 +389,9 @@ func runEvict(ctx context.Context, c *command, args []string) error {
 func (d *daemon) cacheDevices(ctx context.Context, name string) (ids []layout.DeviceID, err error) {
 	switch name {
 	case localDevices:
+		if len(d.near()) == 0 {
+			d.findLocal(ctx)
+		}
 		if ids = d.near(); len(ids) == 0 {
 			return nil, fmt.Errorf("no data server is known to be on this host: weft status says for each one why not")
 		}
