@@ -101,7 +101,8 @@ func (i *inode) cache(ctx context.Context, who metarpc.Cred, req CacheRequest) (
 	if err := i.makeDurable(ctx); err != nil {
 		return got, err
 	}
-	start, err := i.fs.meta.CacheStart(ctx, who, &metarpc.CacheStartArgs{ID: i.id, Devices: req.Devices, Limit: req.Limit, Run: req.Run})
+	// The answer is waited for, also if the caller goes: the service may have begun something that has to be ended.
+	start, err := i.fs.meta.CacheStart(i.fs.ctx, who, &metarpc.CacheStartArgs{ID: i.id, Devices: req.Devices, Limit: req.Limit, Run: req.Run})
 	if err != nil {
 		return got, byID(i.id, err)
 	}

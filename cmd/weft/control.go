@@ -244,7 +244,7 @@ func controlWith(ctx context.Context, m mountEntry, req controlRequest, result a
 		c.SetReadDeadline(time.Now().Add(patience))
 	})
 	defer stop()
-	if err := json.NewEncoder(c).Encode(req); err != nil {
+	if err := json.NewEncoder(c).Encode(req); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("%s: %w", m.Mountpoint, err)
 	}
 	in := json.NewDecoder(c)

@@ -427,6 +427,9 @@ func (s *Service) makeRoom(ctx context.Context, a *metarpc.CacheStartArgs, dev l
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	if a.Limit > 0 && size > a.Limit {
+		return refusef(errNoSpace.Status, "the file has %s, of %s allowed for all", humanize.IBytes(uint64(size)), humanize.IBytes(uint64(a.Limit)))
+	}
 	use := schema.CacheUse{State: layout.CopyFilling, Bytes: size, Session: sess.id}
 	if by := s.caches.filler(a.ID, dev); by != sess.id && by != (metarpc.SessionID{}) {
 		return refusef(metarpc.Status(syscall.EBUSY), "somebody else copies the file there")

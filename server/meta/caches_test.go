@@ -373,6 +373,15 @@ func TestCacheLimit(t *testing.T) {
 		makeCache(c, limited(4, 3))
 		cached(2, 3, 4)
 
+		// One that is too large takes nothing away.
+		large := written(c, "large", 301)
+		openRead(c, large)
+		a := limited(0, 9)
+		a.ID = large
+		_, err = ask[metarpc.CacheStartResult](c, metarpc.OpCacheStart, a)
+		wantStatus(t, err, metarpc.Status(syscall.ENOSPC))
+		cached(2, 3, 4)
+
 		// After a restart those that were made last count as used last.
 		h.restart()
 		c.connect()

@@ -67,6 +67,13 @@
 // copies therefore takes the first copy of each column whose data server has confirmed its new owner for the truth, and makes
 // the others stale in the batch that records the owner. That also settles what a lost client may have written to some copies only.
 //
+// # Caches
+//
+// A layout may have caches beside its mirrors: single data files that have all of the file, since an offset in a data file is one in the
+// file. They are good, stale or filling as copies are, but count for no column, have no fill row, and are not moved. A device
+// has at most one cache of a file, and a row for it. Cutting a file cuts its caches; everything else that is done to data files
+// leaves them alone.
+//
 // # Fences
 //
 // A layout is worth as much as the synthetic owners in it. Fence gives all data files of a file new ones, waits until each
