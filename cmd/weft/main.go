@@ -32,6 +32,8 @@ func init() {
 		{"layout", "FILE|DIR [--json]", "show where a file's data lies, or how a directory's new files will be laid out", runLayout},
 		{"layout set", "DIR [--stripe-unit SIZE] [--stripe-count N] [--mirrors N]", "say how new files in a directory are laid out", runLayoutSet},
 		{"layout move", "FILE|DIR --to DEVICE|local", "move the data of a file, or of all files below a directory, to a data server", runLayoutMove},
+		{"prefetch", "PATH... [--mirror-to local|DEVICE] [--cache-size SIZE]", "copy files, and those below directories, to a data server of this host, to be read there", runPrefetch},
+		{"evict", "PATH... [--from local|all|DEVICE]", "drop the copies that prefetch has made", runEvict},
 		{"status", "[MOUNTPOINT] [--json]", "show how mounts, their metadata service and their data servers are", runStatus},
 		{"admin device add", "nfs://HOST:PORT/EXPORT [--server HOST[:PORT]]", "make a data server part of the volume", runDeviceAdd},
 		{"admin device drain", "DEVICE [--cancel] [--server HOST[:PORT]]", "move everything off a data server, which gets nothing new; DEVICE as ls shows it", runDeviceDrain},

@@ -28,18 +28,26 @@ func (s *Service) layoutError(ctx context.Context, c *call, a *metarpc.LayoutErr
 	return &metarpc.Empty{}, err
 }
 
-// giveUp makes copies of a file stale, but for the last good ones and those that are pinned, and tells everybody. kept says that
-// there are such.
+// giveUp makes copies of a file stale, but for the last good ones and those that are pinned, and tells everybody. Caches go. kept says that
+// there are such that are pinned.
 func (s *Service) giveUp(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) (kept bool, err error) {
 	pins, thaw := s.freezePins(id)
 	defer thaw()
 	given := slices.DeleteFunc(slices.Clone(copies), func(ref metarpc.CopyRef) bool {
-		return slices.ContainsFunc(pins, func(pin metarpc.CopyRef) bool { return samePlace(pin, ref) })
+		return slices.ContainsFunc(pins, func(pin metarpc.CopyRef) bool { return sameCopy(pin, ref) })
 	})
 	if kept = len(given) < len(copies); kept {
 		s.mu.Lock()
 		s.holdUp(s.files[id], "a copy that cannot be written")
 		s.mu.Unlock()
+	}
+	if s.caches.has(id) {
+		_, _, err := s.dropCaches(ctx, id, func(c *schema.Cache) bool {
+			return slices.ContainsFunc(given, func(ref metarpc.CopyRef) bool { return sameCopy(ref, c.Ref()) })
+		})
+		if err != nil {
+			return kept, err
+		}
 	}
 	stale, err := s.cfg.Files.MarkStale(ctx, id, given)
 	if err != nil {

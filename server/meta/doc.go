@@ -136,6 +136,34 @@
 // clients have written since: so data files that were being filled get new owners first, under a gate of the whole file. After
 // an error, when a write of the worker itself may come late, they are stale, and others take their places.
 //
+// # Caches
+//
+// A cache is a copy of a whole file for readers: one data file (schema.Layout.Caches), in layouts for reading one more mirror. It is
+// none of the mirrors: that it fails, or goes, costs the file nothing. No client has a layout for writing without the cache as long as it may be read:
+//
+//	start    under a gate of the whole file a data file gets into the layout row, filling; the client copies what it reads
+//	done     it is good, durably, if it is still there; readers are told to ask for layouts again
+//	stale    it is to go: durably out of what readers get
+//	tell     all who have the file open are called back (CopiesStale)
+//	discard  the data file is garbage
+//
+// The last three steps (dropCaches) come before a layout for writing is granted, before a new size is committed, and before a file
+// is fenced. Who grants a layout reads the layout row anyway, and sees there whether there is anything to drop, also what a
+// crash has left between these steps: a stale cache in a row has readers that are not told yet. One that is filling has no readers and goes
+// at once. What a client still writes to it is in a data file that nobody gets.
+//
+// Until then nobody has written, so whatever a client has copied, and may write once more after an error, is what the file has.
+// A cache that is filling goes with the session that fills it.
+//
+// A copy that a client's kernel reads without asking (claim.pins) cannot be taken from it. A cache with a pin stays when layouts for writing are
+// granted, and is in them; it is cut with the file; a writer who cannot write it asks again and again until the pin is gone, as for
+// the last good copy. What a lost writer has written to it nobody knows: a fence waits for the pin. Who pins a copy does so
+// while no caches are being dropped (file.dropping), and looks then whether the copy is still good.
+//
+// Which caches a device has is in rows of their own, in one batch with the layout's, and in memory (cacheTable), with the order
+// in which they were used, which a restart makes that in which they were made. A client that asks for a cache says how many
+// bytes there may be; others are dropped for it, by one call at a time for each device.
+//
 // # The end of a session
 //
 // A session ends when its client says so, lets its lease run out, or leaves a callback unanswered for a lease. It is
@@ -188,6 +216,7 @@
 // No mutex is held over a catalog call, a call to a data server, or a write to a connection.
 //
 //	Service.mu   sessions, and all file, claim and lease records. Held for moments.
+//	cacheTable.mu which caches there are. Taken alone.
 //	lockTable.mu locks of files. Taken with Service.mu held or without.
 //	removedInodes.mu removed inodes. Taken alone.
 //	session.mu   a session's slots, connection and callbacks. Taken with Service.mu held or without.

@@ -74,6 +74,7 @@ func (s *Service) cleanUp(sess *session) {
 			s.dropLocks(sess, id)
 		}
 	})
+	s.persist(s.ctx, fmt.Sprintf("%s: caches that it has not filled", what), func() error { return s.dropFillings(sess.id) })
 	late := time.AfterFunc(fenceNotice, func() {
 		s.log.Warn("data servers have not yet confirmed that the session can no longer write; until then nobody else can write its files",
 			"session", sess, "host", sess.client.Host)
@@ -113,8 +114,13 @@ func (s *Service) fence(sess *session, id layout.FileID) error {
 	}
 	cl.unfence = cancel
 	s.mu.Unlock()
-	// Copies may differ in what was being written, and the kernel of a reader would go on with the wrong one.
-	thaw, err := s.awaitCopiesUnpinned(ctx, id)
+	// It may have written to a cache what is nowhere else, or the other way round; and copies may differ in what was being written, and the
+	// kernel of a reader would go on with the wrong one.
+	err := s.awaitNoCaches(ctx, id, lostWriter)
+	var thaw func()
+	if err == nil {
+		thaw, err = s.awaitCopiesUnpinned(ctx, id)
+	}
 	if err == nil {
 		err = s.cfg.Files.Fence(ctx, id)
 		thaw()
@@ -395,7 +401,7 @@ func (s *Service) load(ctx context.Context) error {
 		f := s.file(schema.IDOf(kv.Key))
 		f.sizing, f.cut = true, &cut{size: row.Size, phase: cutCutting}
 	}
-	return nil
+	return s.loadCaches(ctx)
 }
 
 // rows scans all rows of a prefix and refuses keys that do not have the length they must have.
@@ -417,6 +423,7 @@ func (s *Service) rows(ctx context.Context, prefix byte, length int) func(func(c
 func (s *Service) resume() {
 	var ended []*session
 	cuts, orphans := 0, 0
+	s.resumeCaches()
 	s.mu.Lock()
 	for id, sess := range s.sessions {
 		if sess.ended {
@@ -452,6 +459,9 @@ func (s *Service) resume() {
 	}
 }
 
+// lostWriter is what waits for pins when a session is over that may have written the file.
+const lostWriter = "the end of a client that was writing it"
+
 // awaitCopiesUnpinned is awaitUnpinned for a file with several copies.
 func (s *Service) awaitCopiesUnpinned(ctx context.Context, id layout.FileID) (thaw func(), err error) {
 	var l schema.Layout
@@ -461,5 +471,5 @@ func (s *Service) awaitCopiesUnpinned(ctx context.Context, id layout.FileID) (th
 	if len(l.Mirrors) < 2 {
 		return func() {}, nil
 	}
-	return s.awaitUnpinned(ctx, id, "the end of a client that was writing it")
+	return s.awaitUnpinned(ctx, id, lostWriter)
 }

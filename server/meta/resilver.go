@@ -136,6 +136,7 @@ func (s *Service) resilverAll() {
 			r.since = time.Time{}
 		}
 	}()
+	s.dropDrained()
 	s.moveAll()
 	from, to := schema.Of(schema.PrefixFill)
 	for s.ctx.Err() == nil {

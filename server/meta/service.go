@@ -34,6 +34,7 @@ type Service struct {
 	draining atomic.Bool    // no new call is executed
 
 	locks    lockTable
+	caches   cacheTable
 	resilver resilver
 	mayMove  chan struct{} // has room for movesAtOnce, for those who move files
 	removed  removedInodes
@@ -80,6 +81,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		mayMove:   make(chan struct{}, movesAtOnce),
 		leases:    map[layout.FileID]*leased{},
 		contended: map[layout.FileID]contention{},
+		caches:    newCacheTable(),
 		graceOver: make(chan struct{}),
 		conns:     map[*conn]struct{}{},
 		listeners: map[net.Listener]struct{}{},

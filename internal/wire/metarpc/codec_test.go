@@ -128,6 +128,11 @@ func tame(v any) any {
 		for i := range v.Segments {
 			tame(&v.Segments[i])
 		}
+	case *CacheStartResult:
+		v.Segments = v.Segments[:1]
+		tame(&v.Segments[0])
+		s := &v.Segments[0]
+		s.IOMode, s.Off, s.Len = layout.IOModeRW, 0, layout.ToEOF
 	case *Segment:
 		v.IOMode = layout.IOModeRead
 		for i := range v.Mirrors {
@@ -314,6 +319,15 @@ func TestGolden(t *testing.T) {
 		{"layout moved", func() ([]byte, error) {
 			return AppendReply(nil, ReplyHeader{Slot: 2, Sequence: 7}, &LayoutMoveResult{Done: 128, Size: 4096, Waits: "w"})
 		}, "00000010" + "96 03 02 07 00 a0 95 c2 c2 cc80 cd1000 a177"},
+		{"cache start", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpCacheStart}, &CacheStartArgs{ID: 5, Devices: []layout.DeviceID{id}, Limit: 128, Run: 9})
+		}, "00000022" + "96 02 02 07 26 940000c0c2 94 05 91 c410 010000000000000000000000000000fe cc80 09"},
+		{"cache done", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpCacheDone}, &CacheDoneArgs{ID: 5, Copy: CopyRef{Device: id, Handle: []byte{0xaa}}})
+		}, "00000022" + "96 02 02 07 27 940000c0c2 92 05 92 c410 010000000000000000000000000000fe c401aa"},
+		{"cache drop", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpCacheDrop}, &CacheDropArgs{ID: 5, Device: id})
+		}, "0000001e" + "96 02 02 07 28 940000c0c2 92 05 c410 010000000000000000000000000000fe"},
 		{"lock ready", func() ([]byte, error) {
 			return AppendCallBack(nil, BackHeader{Number: 9, Op: BackLockReady}, &LockReadyArgs{ID: 5, Owner: 6, Flock: true})
 		}, "00000008" + "94 04 09 04 93 05 06 c3"},
@@ -474,6 +488,15 @@ func TestRefusedArguments(t *testing.T) {
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: make([]DeviceStats, MaxBatch)}, fine},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: make([]DeviceStats, MaxBatch+1)}, bad},
 		{OpLayoutStats, &LayoutStatsArgs{}, bad},
+		{OpCacheStart, &CacheStartArgs{ID: 1, Devices: make([]layout.DeviceID, MaxNear)}, fine},
+		{OpCacheStart, &CacheStartArgs{ID: 1, Devices: make([]layout.DeviceID, MaxNear+1)}, bad},
+		{OpCacheStart, &CacheStartArgs{ID: 1}, bad},
+		{OpCacheStart, &CacheStartArgs{ID: 1, Devices: make([]layout.DeviceID, 1), Limit: -1}, bad},
+		{OpCacheStart, &CacheStartArgs{Devices: make([]layout.DeviceID, 1)}, bad},
+		{OpCacheDone, &CacheDoneArgs{ID: 1, Copy: CopyRef{Handle: []byte{1}}}, fine},
+		{OpCacheDone, &CacheDoneArgs{ID: 1}, bad},
+		{OpCacheDrop, &CacheDropArgs{ID: 1}, fine},
+		{OpCacheDrop, &CacheDropArgs{}, bad},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: []DeviceStats{{Reads: IOStats{Time: -1}}}}, bad},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: []DeviceStats{{Writes: IOStats{Time: -1}}}}, bad},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: []DeviceStats{{Outstanding: -1}}}, bad},
@@ -559,6 +582,12 @@ func TestRefusedResults(t *testing.T) {
 		{OpLayoutGet, &LayoutResult{}, true},
 		{OpLayoutGet, &LayoutResult{Segments: []Segment{{Len: 1, IOMode: layout.IOModeRead}}}, false},
 		{OpLayoutGet, &LayoutResult{Segments: []Segment{{Len: 1, IOMode: layout.IOModeRead, Mirrors: [][]DataFile{{{Handle: make([]byte, 65)}}}}}}, false},
+		{OpCacheStart, &CacheStartResult{Size: 1, Cached: true}, true},
+		{OpCacheStart, &CacheStartResult{Size: -1}, false},
+		{OpCacheStart, &CacheStartResult{Size: 2, Segments: []Segment{{Len: 1, IOMode: layout.IOModeRW, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}}, false},
+		{OpCacheStart, &CacheStartResult{Size: 1, Segments: []Segment{{Len: 1, IOMode: layout.IOModeRead, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}}, false},
+		{OpCacheStart, &CacheStartResult{Segments: make([]Segment, 2)}, false},
+		{OpCacheDrop, &CacheDropResult{Bytes: -1}, false},
 		{OpLayoutCommit, &LayoutCommitResult{Attrs: []Attr{{}, attr}}, true},
 		{OpLayoutCommit, &LayoutCommitResult{Attrs: []Attr{{Size: -1}}}, false},
 		{OpDevices, &DevicesResult{Devices: []DeviceInfo{{Device: Device{Addrs: []string{"server.example:2049"}}}}}, false},

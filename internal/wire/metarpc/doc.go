@@ -106,6 +106,13 @@
 // CopiesStale at all who have the file open, the reporter as well, with all copies of the file that are stale. A client that
 // is called so never reads or writes these copies again, and answers without waiting for anything.
 //
+// CacheStart begins a copy of a whole file for readers, a cache: the client copies to the segment it gets what it reads from the file,
+// all of it, commits that and says CacheDone. While somebody may write the file there are no caches: whoever gets a layout for
+// writing, or sets the size, gets it when they are gone, as CopiesStale has told all who have the file open. Then, and when CacheDrop has
+// taken it away, CacheDone is EBUSY. A cache is in layouts for reading as one more mirror, all of whose columns are the same data
+// file: what a data file has at an offset is what the file has there. Of a file that a client has open by a descriptor of a cache
+// (it is pinned) layouts for writing have the cache as well, and CacheDrop is EBUSY. What a client has not finished goes with its session.
+//
 // LayoutStats says every minute or so what a session has done at the devices since it last said so, if that is anything.
 // The service chooses by it where new data files go; nothing of it is kept for longer than some minutes.
 //

@@ -94,6 +94,9 @@ func FuzzParseCall(f *testing.F) {
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpReserve}, &ReserveArgs{ID: 1, Len: 9}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutStats}, &LayoutStatsArgs{Span: 9, Devices: []DeviceStats{{Reads: IOStats{Ops: 1, Bytes: 2, Time: 3}}}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutMove}, &LayoutMoveArgs{ID: 1, Device: layout.DeviceID{1}}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpCacheStart}, &CacheStartArgs{ID: 1, Devices: []layout.DeviceID{{2}}, Limit: 3, Run: 4}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpCacheDone}, &CacheDoneArgs{ID: 1, Copy: CopyRef{Handle: []byte{2}}}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpCacheDrop}, &CacheDropArgs{ID: 1, Device: layout.DeviceID{2}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpOpen}, &OpenArgs{ID: 1, Access: AccessWrite}},
 	} {
 		b, err := AppendCall(nil, c.h, c.args)
@@ -128,7 +131,9 @@ func FuzzParseReply(f *testing.F) {
 		OpLayoutGet:      &LayoutResult{Segments: []Segment{{Len: 1, IOMode: 1, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}},
 		OpDevices:        &DevicesResult{Devices: []DeviceInfo{{Device: Device{Addrs: []string{"192.0.2.1:1"}}, URL: "nfs://h/e"}}},
 		OpListXattr:      &NamesResult{Names: []string{"user.a"}},
-		OpDescribeLayout: &Described{Mirrors: [][]DescribedServer{{{Address: "a", DataFile: "f"}}}},
+		OpCacheStart:     &CacheStartResult{Size: 1, Segments: []Segment{{Len: 1, IOMode: layout.IOModeRW, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}},
+		OpCacheDrop:      &CacheDropResult{Caches: 1, Bytes: 2},
+		OpDescribeLayout: &Described{Mirrors: [][]DescribedServer{{{Address: "a", DataFile: "f"}}}, Caches: []DescribedCache{{Bytes: 1}}},
 		OpStatus:         &StatusResult{Sessions: []SessionInfo{{Address: "a"}}},
 	} {
 		b, err := AppendReply(nil, ReplyHeader{Slot: 1, Sequence: 2}, result)

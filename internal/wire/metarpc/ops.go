@@ -43,6 +43,9 @@ const (
 	OpRemoveDevice
 	OpLayoutStats
 	OpLayoutMove
+	OpCacheStart
+	OpCacheDone
+	OpCacheDrop
 	opEnd
 )
 
@@ -111,6 +114,9 @@ var ops = [opEnd]opInfo{
 	OpRemoveDevice:    {"REMOVEDEVICE", of[RemoveDeviceArgs], of[Empty], false},
 	OpLayoutStats:     {"LAYOUTSTATS", of[LayoutStatsArgs], of[Empty], false},
 	OpLayoutMove:      {"LAYOUTMOVE", of[LayoutMoveArgs], of[LayoutMoveResult], false},
+	OpCacheStart:      {"CACHESTART", of[CacheStartArgs], of[CacheStartResult], false},
+	OpCacheDone:       {"CACHEDONE", of[CacheDoneArgs], of[Empty], false},
+	OpCacheDrop:       {"CACHEDROP", of[CacheDropArgs], of[CacheDropResult], false},
 }
 
 // Valid reports whether there is such an op.

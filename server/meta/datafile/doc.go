@@ -84,6 +84,12 @@
 // it is in one of them. DropMoved makes one column of it. So a layout has one data file in several columns while it is Moving, and only then.
 //
 // Data files that are pinned do not begin to move (package meta).
+// # Caches
+//
+// A layout may have caches beside its mirrors: single data files that have all of the file, since an offset in a data file is one in the
+// file. They are good, stale or filling as copies are, but count for no column, have no fill row, and are not moved. A device
+// has at most one cache of a file, and a row for it. Cutting a file cuts its caches; everything else that is done to data files
+// leaves them alone.
 //
 // # Fences
 //

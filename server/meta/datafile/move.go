@@ -270,7 +270,7 @@ func (m *Manager) DropMoved(ctx context.Context, id layout.FileID) error {
 				return false
 			}
 		}
-		m.Discard(b, extra)
+		m.Discard(b, id, extra)
 		row.Mirrors, row.Moving = row.Mirrors[:last], false
 		if to != (layout.DeviceID{}) && len(movesTo(row, to, nil)) == 0 {
 			unite(row, to)

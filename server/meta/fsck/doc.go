@@ -9,7 +9,7 @@
 // # Memory
 //
 // The catalog is read in streams. Held in memory are about 40 bytes for each inode, some 100 and the name for each
-// directory, and about 50 for each data file.
+// directory, about 50 for each data file, and 150 for each cache.
 //
 // # Repairs
 //
