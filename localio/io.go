@@ -2,6 +2,7 @@ package localio
 
 import (
 	"crypto/rand"
+	"encoding/binary"
 	"errors"
 
 	"golang.org/x/sys/unix"
@@ -82,12 +83,12 @@ func (f *file) do(op *layout.Op, now bool) error {
 		if err != nil {
 			return err
 		}
-		op.N, op.Committed, op.Verifier = n, op.Stable, f.verifier
+		op.N, op.Committed, op.Verifier, op.Kept = n, op.Stable, f.verifier, f.kept
 	case layout.OpCommit:
 		if err := f.sync(false); err != nil {
 			return err
 		}
-		op.Verifier = f.verifier
+		op.Verifier, op.Kept = f.verifier, f.kept
 	}
 	op.Err = nil
 	return nil
@@ -126,7 +127,7 @@ func (t *Target) reaped(k *task, res int32) over {
 	op.N, op.EOF, op.Err = len(op.Data), false, nil
 	kind := &f.session.kind
 	if direct := kind.Reaches(len(op.Data), op.Off); op.Kind == layout.OpWrite {
-		op.Committed, op.Verifier = layout.Unstable, f.verifier
+		op.Committed, op.Verifier, op.Kept = layout.Unstable, f.verifier, f.kept
 		if !direct {
 			kind.HaveWritten(f, op.Off, op.N)
 		}
@@ -180,6 +181,23 @@ func (t *Target) spoil(fh nfs3.FileHandle) {
 	t.spoilt.Store(true)
 }
 
+// token is what requests for a data file are Kept as: always the same, but for what spoil has changed. A write is in the page cache when it
+// is answered, where it stays when the server goes, and whoever syncs the file then has it written.
+func (t *Target) token(fh nfs3.FileHandle) uint64 {
+	salt, ok := t.salts.Load(fh)
+	if !ok {
+		return t.kept
+	}
+	v := salt.(layout.Verifier)
+	return t.kept ^ binary.LittleEndian.Uint64(v[:])&^1
+}
+
+// Keeps reports whether writes go by descriptors.
+func (t *Target) Keeps() bool {
+	s := t.current.Load()
+	return s != nil && s.readOnly == "" && !t.cfg.ReadOnly
+}
+
 // salt changes a verifier that belongs to a data file.
 func (t *Target) salt(fh nfs3.FileHandle, v *layout.Verifier) {
 	salt, ok := t.salts.Load(fh)
@@ -191,7 +209,7 @@ func (t *Target) salt(fh nfs3.FileHandle, v *layout.Verifier) {
 	}
 }
 
-// saltLater changes the verifier that a request by RPC brings.
+// saltLater changes the verifier that a request by RPC brings, and says what a COMMIT covers.
 func (t *Target) saltLater(op *layout.Op) {
 	if op.Kind == layout.OpRead || op.File == nil || len(op.File.Handles) == 0 {
 		return
@@ -204,6 +222,9 @@ func (t *Target) saltLater(op *layout.Op) {
 	op.Done = func(op *layout.Op) {
 		op.Done = done
 		t.salt(fh, &op.Verifier)
+		if op.Kind == layout.OpCommit {
+			op.Kept = t.token(fh)
+		}
 		done(op)
 	}
 }

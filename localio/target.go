@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -40,12 +41,16 @@ type Config struct {
 	ReadOnly bool             // writes go by RPC
 	Dir      string           // where brokers have their sockets; empty: wire.Dir
 	Files    int              // most files kept open; 0: DefaultFiles
+	Idle     time.Duration    // for how long one is that is not used, or up to twice that; 0: DefaultIdle
 	Export   *Export          // if it is none of weft's; nil: then all goes by RPC
 	Log      *slog.Logger     // nil: slog.Default()
 }
 
-// DefaultFiles is for how many data files descriptors are kept.
-const DefaultFiles = 1024
+// DefaultFiles is for how many data files descriptors are kept, and DefaultIdle for how long they are that nobody uses, at least.
+const (
+	DefaultFiles = 1024
+	DefaultIdle  = time.Minute
+)
 
 const (
 	// openTime is how long a request waits for descriptors, and refuseTime for how long a refusal counts.
@@ -96,6 +101,7 @@ type Target struct {
 	tasksOf map[*layout.Op]*task
 	spares  []*task
 
+	kept   uint64      // see token
 	salts  sync.Map    // from nfs3.FileHandle to layout.Verifier, see spoil
 	spoilt atomic.Bool // there are some
 }
@@ -120,13 +126,16 @@ func New(cfg Config, remote Remote) *Target {
 	if cfg.Files == 0 {
 		cfg.Files = DefaultFiles
 	}
+	if cfg.Idle == 0 {
+		cfg.Idle = DefaultIdle
+	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	t := &Target{
 		Remote: remote, cfg: cfg, cancel: cancel, first: make(chan struct{}), tasksOf: map[*layout.Op]*task{},
-		since: time.Now(), why: errors.New("the data server has not been asked yet"),
+		since: time.Now(), why: errors.New("the data server has not been asked yet"), kept: rand.Uint64() | 1,
 	}
 	t.tasks.Go(func() { t.keep(ctx) }) // ends with ctx
 	return t
@@ -314,7 +323,8 @@ func (t *Target) suits(op *layout.Op) bool {
 
 func (t *Target) byRPC(op *layout.Op) {
 	t.remote.Add(1)
-	if t.spoilt.Load() {
+	op.Kept = 0
+	if op.Kind == layout.OpCommit || t.spoilt.Load() {
 		t.saltLater(op)
 	}
 	t.Remote.Start(op)
