@@ -153,7 +153,7 @@ func (s *Service) replaceHeld(ctx context.Context, f *file, held []metarpc.CopyR
 		return err
 	}
 	for done, size := int64(0), int64(layout.ToEOF); done < size; done += gateBytes {
-		if size, err = s.cfg.Files.Fill(ctx, f.id, row, done, gateBytes, s.pace); err != nil {
+		if size, err = s.cfg.Files.Fill(ctx, f.id, row, done, gateBytes, s.unpaced); err != nil {
 			return err
 		}
 	}

@@ -20,8 +20,10 @@ const (
 	movesKnown = 64
 	// moveWait is how long a call waits for a move to end before it tells how far that is.
 	moveWait = 500 * time.Millisecond
-	// moveAgain is when it is tried again to move what could not be moved.
+	// moveAgain is when it is tried again to move what could not be moved, doubled with each of moveTries that fail. What is waited for
+	// does not count.
 	moveAgain = time.Second
+	moveTries = 8
 	// moveKept is how long it is remembered why a move was given up, if nobody asks.
 	moveKept = time.Minute
 )
@@ -114,7 +116,7 @@ func (s *Service) joinMove(ctx context.Context, a *metarpc.LayoutMoveArgs) (*mov
 		s.mu.Unlock()
 		s.endOfMove(m, nil)
 	default:
-		s.log.Info("the data of a file is to be moved", "inode", a.ID, "device", a.Device)
+		s.log.Debug("the data of a file is to be moved", "inode", a.ID, "device", a.Device)
 		s.tasks.Go(func() { s.moveFile(m) }) // ends when the data is there, or cannot be moved, or with s.ctx
 	}
 	return m, nil
@@ -151,19 +153,19 @@ func hopeless(err error) bool {
 	return errors.Is(err, syscall.ENODEV) || errors.Is(err, syscall.ENOSPC) || errors.As(err, &e) && e.Errno() == syscall.ENOSPC
 }
 
-// moveFile moves a file's data, once others have been moved and the grace period is over.
+// moveFile moves a file's data, once the grace period is over.
 func (s *Service) moveFile(m *move) {
-	select {
-	case s.mayMove <- struct{}{}:
-		defer func() { <-s.mayMove }()
-	case <-s.ctx.Done():
-		return
-	}
 	if s.awaitEnd(s.graceOver) != nil {
 		return
 	}
-	for {
+	for tries := 0; ; {
+		select {
+		case s.mayMove <- struct{}{}:
+		case <-s.ctx.Done():
+			return
+		}
 		err := s.fillFile(s.ctx, m.id)
+		<-s.mayMove
 		if s.ctx.Err() != nil {
 			return
 		}
@@ -182,8 +184,16 @@ func (s *Service) moveFile(m *move) {
 			s.log.Warn("the data of a file cannot be moved", "inode", m.id, "device", m.device, "error", err)
 			err = moveError(s.ctx, err)
 		default:
-			s.noteWait(m, err)
-			if pause(s.ctx, moveAgain) != nil {
+			if err == nil {
+				err = errors.New("a data file there could not be written")
+			}
+			if s.noteWait(m, err) {
+				tries = 0
+			} else if tries++; tries == moveTries {
+				err = refusef(metarpc.Status(syscall.EIO), "%v", err)
+				break
+			}
+			if pause(s.ctx, moveAgain<<max(tries-1, 0)) != nil {
 				return
 			}
 			continue
@@ -196,17 +206,22 @@ func (s *Service) moveFile(m *move) {
 	}
 }
 
-// noteWait notes what a move waits for, which could not go on because of err, or for another reason.
-func (s *Service) noteWait(m *move, err error) {
+// noteWait notes what a move waits for: for somebody else who copies data of the file, or has it open in passthrough, which it reports, or
+// that it is tried again after err.
+func (s *Service) noteWait(m *move, err error) (heldUp bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	m.result.Waits = ""
-	if err != nil {
-		m.result.Waits = err.Error()
-		m.result.Waits = m.result.Waits[:min(len(m.result.Waits), metarpc.MaxText)]
-	} else if f := s.files[m.id]; f != nil && f.heldUp != nil {
-		m.result.Waits = strings.Join(f.pinners(), ", ") + ", where it is open in passthrough"
+	if errors.Is(err, errFilled) {
+		m.result.Waits = "what else is copied of the file"
+		return true
 	}
+	if f := s.files[m.id]; f != nil && f.heldUp != nil {
+		m.result.Waits = strings.Join(f.pinners(), ", ") + ", where it is open in passthrough"
+		return true
+	}
+	reason := "another try after: " + err.Error()
+	m.result.Waits = reason[:min(len(reason), metarpc.MaxText)]
+	return false
 }
 
 // noteMove notes how far the copying of a file is that somebody wants moved: at done of size bytes, of which n were copied just now.

@@ -144,3 +144,30 @@ func TestLayoutMoveFails(t *testing.T) {
 		}
 	})
 }
+
+// TestLayoutMoveAgain tries again what does not succeed, and gives it up in the end.
+func TestLayoutMoveAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		c := h.client()
+		defer renewing(c)()
+		f := c.create(layout.RootID, "f")
+		must[metarpc.LayoutResult](c, metarpc.OpLayoutGet, rw(f))
+		args := &metarpc.LayoutMoveArgs{ID: f, Device: layout.DeviceID{9}}
+		tries := 0
+		h.files.fillWith(5, func(context.Context, layout.Range) error { tries++; return errors.New("broken") })
+		if r := must[metarpc.LayoutMoveResult](c, metarpc.OpLayoutMove, args); r.Finished || !strings.Contains(r.Waits, "broken") {
+			t.Errorf("at first: %+v", r)
+		}
+		time.Sleep(moveAgain << (moveTries - 1))
+		if _, err := ask[metarpc.LayoutMoveResult](c, metarpc.OpLayoutMove, args); !refusedWith(err, syscall.EIO) || !strings.Contains(err.Error(), "broken") {
+			t.Errorf("in the end: %v", err)
+		}
+		if n := countRows(t.Context(), h.engine, schema.PrefixMove); n != 0 || tries < moveTries {
+			t.Errorf("%d moves are left after %d tries", n, tries)
+		}
+		h.files.fillWith(5, func(context.Context, layout.Range) error { return nil })
+		if r := must[metarpc.LayoutMoveResult](c, metarpc.OpLayoutMove, args); !r.Finished {
+			t.Errorf("asked once more: %+v", r)
+		}
+	})
+}

@@ -166,7 +166,7 @@ func (s *Service) resilverAll() {
 			s.log.Warn("copies of mirrored files are out of date, and are made anew")
 		}
 		for _, id := range ids {
-			if err := s.fillFile(s.ctx, id); err != nil && s.ctx.Err() == nil {
+			if err := s.fillFile(s.ctx, id); err != nil && !errors.Is(err, errFilled) && s.ctx.Err() == nil {
 				s.log.Warn("new copies cannot be made now", "inode", id, "error", err)
 			}
 		}
@@ -185,19 +185,17 @@ func (s *Service) moveAll() {
 		}
 		for _, id := range ids {
 			from = id
-			if err := s.fillFile(s.ctx, id); err != nil && s.ctx.Err() == nil {
+			if err := s.fillFile(s.ctx, id); err != nil && !errors.Is(err, errFilled) && s.ctx.Err() == nil {
 				s.log.Warn("data files cannot be moved now", "inode", id, "error", err)
 			}
 		}
 	}
 }
 
-// fillFile makes new copies of a file for those that are stale, as far as there are data servers for them.
+// fillFile makes new copies of a file for those that are stale, as far as there are data servers for them, and moves what is to move. The
+// error is errFilled if somebody is at it already.
 func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 	ctx, end, err := s.beginFill(ctx, id, false)
-	if errors.Is(err, errFilled) {
-		return nil
-	}
 	if err != nil {
 		return err
 	}
@@ -310,6 +308,12 @@ func (s *Service) pace(ctx context.Context, n int) error {
 		return ctx.Err()
 	}
 	return pause(ctx, wait)
+}
+
+// unpaced is pace for what others wait for.
+func (s *Service) unpaced(ctx context.Context, n int) error {
+	s.resilver.copied.Add(int64(n))
+	return ctx.Err()
 }
 
 // gated calls f while nobody can write to a range of the file or change its size: layouts for writing there are taken back,

@@ -399,7 +399,7 @@ func TestMoveInUse(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		harness.Await(t, "the beginning of a move", func() bool { return strings.Count(v.Log(), "is to be moved") == i+3 })
+		harness.Await(t, "the beginning of a move", func() bool { return len(harness.LayoutOf(t, b.Dir+"/f").Mirrors) == 2 })
 		time.Sleep(time.Duration(i+1) * 30 * time.Millisecond)
 		v.Kill()
 		cmd.Process.Kill()

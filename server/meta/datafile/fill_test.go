@@ -320,6 +320,32 @@ func TestDrain(t *testing.T) {
 	})
 }
 
+// What moves is copied from the beginning, though other copies of the file have got further.
+func TestDrainWhileFilled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 4)
+		row := w.file(5, layout.Policy{StripeUnit: 1 << 16, StripeCount: 1, Mirrors: 2}, 1<<20)
+		w.put(row, 0, bytes.Repeat([]byte("data"), 1<<18))
+		if _, err := w.m.MarkStale(t.Context(), 5, refs(row.Mirrors[1][0])); err != nil {
+			t.Fatal(err)
+		}
+		first, _, err := w.m.StartFill(t.Context(), 5, nil)
+		if err == nil {
+			_, err = w.m.Fill(t.Context(), 5, first, 0, 1<<19, unpaced)
+		}
+		if err == nil {
+			_, err = w.m.DrainDevice(t.Context(), row.Mirrors[0][0].Device, false)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		next, done, err := w.m.StartFill(t.Context(), 5, nil)
+		if err != nil || !next.Moving || done != 0 {
+			t.Errorf("moving %v, begins at %d, %v", next.Moving, done, err)
+		}
+	})
+}
+
 // onDevice lists the data files that a file has on a device.
 func (w *world) onDevice(id layout.FileID, dev layout.DeviceID) (files []schema.DataFile) {
 	for _, of := range w.layoutOf(id).Mirrors {

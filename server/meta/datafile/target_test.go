@@ -250,6 +250,21 @@ func TestMoveGivenUp(t *testing.T) {
 			t.Fatal(err)
 		}
 		unchanged("after a failed write")
+		// It is full, and then both it and what it was copied from are complained of.
+		w.moved(5, 3, nil)
+		moving = w.layoutOf(5)
+		for _, f := range []schema.DataFile{moving.Mirrors[0][0], moving.Mirrors[1][0]} {
+			if _, err := w.m.MarkStale(t.Context(), 5, refs(f)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := errors.Join(w.m.Exchange(t.Context(), 5), w.m.DropMoved(t.Context(), 5)); err != nil {
+			t.Fatal(err)
+		}
+		unchanged("after both failed")
+		if got := states(w.layoutOf(5)); got[0][0] != layout.CopyGood {
+			t.Errorf("states %v", got)
+		}
 		// The target goes.
 		w.moved(5, 1, nil)
 		w.exports[0].SetDown(true)
@@ -272,6 +287,43 @@ func TestMoveGivenUp(t *testing.T) {
 		w.remove(5)
 		if err := w.m.StopMove(t.Context(), 5); err != nil {
 			t.Fatal(err)
+		}
+		calm()
+		w.check()
+	})
+}
+
+// While one data file is in all columns a fence gives it one owner, and it is cut once.
+func TestMoveFenced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 4)
+		row := w.file(5, layout.Policy{StripeUnit: 1 << 16, StripeCount: 3}, 10<<20)
+		data := bytes.Repeat([]byte("data"), 1<<18)
+		w.put(row, 0, data)
+		to := w.device(0).id
+		if _, _, err := w.m.MoveTo(t.Context(), 5, to); err != nil {
+			t.Fatal(err)
+		}
+		w.moved(5, 4, nil) // and not the old ones dropped
+		moving := w.layoutOf(5)
+		if !moving.Moving || !schema.OneFile(moving.Mirrors[0]) {
+			t.Fatalf("%+v", moving)
+		}
+		if err := w.m.Fence(t.Context(), 5); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.m.Truncate(t.Context(), w.layoutOf(5), 100_000); err != nil {
+			t.Fatal(err)
+		}
+		if end, err := w.m.Sync(t.Context(), w.layoutOf(5)); err != nil || end != 100_000 {
+			t.Errorf("ends at %d: %v", end, err)
+		}
+		if err := w.m.DropMoved(t.Context(), 5); err != nil {
+			t.Fatal(err)
+		}
+		after := w.layoutOf(5)
+		if after.Width != 1 || w.owned(after)[0].UID == moving.Mirrors[0][0].UID || !bytes.Equal(w.content(after, 100_000), data[:100_000]) {
+			t.Errorf("%+v", after)
 		}
 		calm()
 		w.check()
