@@ -45,6 +45,8 @@ type fakeFiles struct {
 	stale    []metarpc.CopyRef
 	filled   func(ctx context.Context, r layout.Range) error // called by Fill; nil: there is nothing to fill
 	fillEnd  int64                                           // what Fill returns
+	moving   layout.FileID                                   // a file that is to be moved
+	looked   int                                             // how often Fillable was called
 	stalled  int                                             // calls that wait
 	reports  map[metarpc.SessionID][]metarpc.DeviceStats     // that count now
 	changed  *sync.Cond
@@ -275,6 +277,7 @@ func (f *fakeFiles) MarkStale(ctx context.Context, id layout.FileID, copies []me
 func (f *fakeFiles) Fillable(context.Context, layout.FileID) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.looked++
 	return f.filled != nil, nil
 }
 
@@ -289,8 +292,13 @@ func (f *fakeFiles) StartFill(ctx context.Context, id layout.FileID) (row schema
 	return row, 0, err
 }
 
-func (f *fakeFiles) Moving(context.Context, layout.FileID, int) ([]layout.FileID, error) {
-	return nil, nil
+func (f *fakeFiles) Moving(_ context.Context, from layout.FileID, _ int) (ids []layout.FileID, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.moving > from {
+		ids = append(ids, f.moving)
+	}
+	return ids, nil
 }
 func (f *fakeFiles) Exchange(context.Context, layout.FileID) error  { return nil }
 func (f *fakeFiles) DropMoved(context.Context, layout.FileID) error { return nil }

@@ -46,11 +46,11 @@ func (s *Service) pin(ctx context.Context, sess *session, a *metarpc.LayoutGetAr
 func (s *Service) setPin(sess *session, id layout.FileID, ref metarpc.CopyRef, mirrored bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f := s.files[id]
-	cl := f.claimOf(sess)
+	cl := sess.claims[id]
 	if cl == nil || !cl.open {
 		return false
 	}
+	f := cl.file
 	if len(ref.Handle) > 0 {
 		writing := func(cl *claim) bool { return cl.writer || cl.assigning > 0 || cl.returning || cl.unfenced || cl.unsure }
 		if f.freezing > 0 || f.sizing || s.grace || mirrored && slices.ContainsFunc(f.claims, writing) {
@@ -104,6 +104,20 @@ func (s *Service) awaitUnpinned(ctx context.Context, id layout.FileID, what stri
 		}
 	}
 	return thaw, nil
+}
+
+// ifUnpinned has f called while nothing of a file is pinned, and lets nothing be until f has returned. If something is, that
+// what does not happen now is told to people, and it is tried again when the last of it is not any more.
+func (s *Service) ifUnpinned(id layout.FileID, what string, f func() error) error {
+	refs, thaw := s.freezePins(id)
+	defer thaw()
+	if len(refs) == 0 {
+		return f()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.holdUp(s.files[id], what)
+	return nil
 }
 
 // holdUp notes, and says, what waits because of what is pinned of f; Service.mu is held.

@@ -123,7 +123,9 @@ func (s *Service) moveAll() {
 		}
 		for _, id := range ids {
 			from = id
-			if err := s.fillFile(s.ctx, id); err != nil && s.ctx.Err() == nil {
+			// Who reads or writes a data file without asking would not hear that there is another one.
+			err := s.ifUnpinned(id, "the move of its data away from a data server that is drained", func() error { return s.fillFile(s.ctx, id) })
+			if err != nil && s.ctx.Err() == nil {
 				s.log.Warn("data files cannot be moved now", "inode", id, "error", err)
 			}
 		}
