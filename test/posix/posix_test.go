@@ -106,6 +106,7 @@ type place struct{ name, dir string }
 func TestCalls(t *testing.T) {
 	keepThread(t)
 	weft := place{"weft", harness.NewVolume(t, harness.Options{}).Mount(mountOptions()...).Dir}
+	harness.Whole(t, weft.dir, *options)
 	local := localPlaces(t)
 	places := append([]place{weft}, local...)
 	all := checks()
