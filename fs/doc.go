@@ -77,7 +77,8 @@
 // The kernel can be given a data file on this host to read, and with PassWrites to write, in place of one of ours that it holds
 // whole (passthrough.go). Then no request comes to us but those that open and close the file and that ask for or set
 // attributes; size and times are those of the data file, which is looked at whenever they matter (inode.look) and made stable by fsync(2),
-// as what was written through us.
+// as what was written through us. That it was read is seen by its time of access; so it is not on a data server whose file system keeps
+// none (noatime).
 //
 // A backing is made at the first open, when the service has pinned the copy (Meta.Pin), and goes with the last open file that was
 // answered with it. Meanwhile every open must be answered with it, or the kernel makes it fail; and none may have been answered

@@ -48,7 +48,7 @@ type inode struct {
 	choosing bool // whether there is to be one
 	backing  *backing
 	passed   *passed
-	passing  atomic.Bool // passed is not nil; written under mu
+	passing  atomic.Bool // one of them is not nil; written under mu
 	direct   int
 
 	lockOwners lockOwners // nil until there is one

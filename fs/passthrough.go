@@ -35,7 +35,9 @@ type backing struct {
 	mirrored bool // there are other copies, so writes go by us
 	writes   bool // there are open files that the kernel writes by itself
 	since    time.Time
-	opens    int // open files that were answered with it
+	opens    int   // open files that were answered with it
+	fd       int   // the data file, to see whether it was read
+	atime    int64 // of the data file, when last looked at
 }
 
 // passed is a data file that the kernel writes, or has written, by itself. Guarded by inode.mu.
@@ -80,8 +82,12 @@ func (i *inode) choose(ctx context.Context, flags uint32) (way, error) {
 		i.mu.Lock()
 		i.choosing = false
 		i.notify()
-		if i.backing = b; b != nil && b.writes {
-			i.pass(fd)
+		if i.backing = b; b != nil {
+			i.passing.Store(true)
+			i.watch()
+			if b.writes {
+				i.pass(fd)
+			}
 		}
 	}
 	b := i.backing
@@ -133,6 +139,8 @@ func (i *inode) leave(w way) {
 	}
 	i.look()
 	i.backing = nil
+	i.passing.Store(i.passed != nil)
+	unix.Close(b.fd)
 	i.fs.notify(func(k kernel) { k.endBacking(b.id) })
 }
 
@@ -150,7 +158,7 @@ func (i *inode) closePassed(force bool) {
 	if p := i.passed; p != nil && (force || i.backing == nil && !i.dirty()) {
 		unix.Close(p.fd)
 		i.passed = nil
-		i.passing.Store(false)
+		i.passing.Store(i.backing != nil)
 	}
 }
 
@@ -173,8 +181,28 @@ func (i *inode) syncPassed() error {
 	return nil
 }
 
-// look takes in what the kernel has written by itself. mu is held.
+// watch has the next read of the backing change the time of access of the data file, if it is to change that of the file. Most file systems
+// change it only if it is older than the last change, or a day. mu is held.
+func (i *inode) watch() {
+	b := i.backing
+	var st unix.Stat_t
+	if i.times.due(i.fs.accesses.rule.Rule, time.Now().UnixNano()) {
+		unix.UtimesNanoAt(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", b.fd), []unix.Timespec{{}, {Nsec: unix.UTIME_OMIT}}, 0)
+	}
+	if unix.Fstat(b.fd, &st) == nil {
+		b.atime = st.Atim.Nano()
+	}
+}
+
+// look takes in that the kernel has read by itself, and what it has written. mu is held.
 func (i *inode) look() {
+	if b := i.backing; b != nil {
+		var st unix.Stat_t
+		if unix.Fstat(b.fd, &st) == nil && st.Atim.Nano() != b.atime {
+			i.fs.accesses.file(i)
+			i.watch()
+		}
+	}
 	p := i.passed
 	var st unix.Stat_t
 	if p == nil || p.lost || unix.Fstat(p.fd, &st) != nil {
@@ -263,8 +291,15 @@ func (p *passthrough) tryBack(ctx context.Context, i *inode, write bool) (*backi
 	if err != nil {
 		return nil, -1, err
 	}
-	keep = write
-	return &backing{id: id, device: df.Device, mirrored: several, writes: write, since: time.Now()}, fd, nil
+	watched := fd
+	if write {
+		if watched, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+			(*k).endBacking(id)
+			return nil, -1, err
+		}
+	}
+	keep = true
+	return &backing{id: id, device: df.Device, mirrored: several, writes: write, since: time.Now(), fd: watched}, fd, nil
 }
 
 // borrow has a copy of a file pinned and returns a descriptor of it, less than 0 if there is none to be had.

@@ -311,6 +311,14 @@ func TestPassthroughLook(t *testing.T) {
 	if a := p.stat(id); a.Mtime != 1000 {
 		t.Errorf("modified %d, want 1000", a.Mtime)
 	}
+	// That the kernel has read it is seen by the data file.
+	before := p.stat(id)
+	if _, err := p.file.ReadAt(make([]byte, 10), 0); err != nil {
+		t.Fatal(err)
+	}
+	if a := p.stat(id); a.Atime == before.Atime && a.Atimensec == before.Atimensec {
+		t.Errorf("accessed %d.%09d, before and after it was read", a.Atime, a.Atimensec)
+	}
 	// With the session goes what is known of it.
 	write(9500)
 	p.OnLost()

@@ -152,7 +152,9 @@ func TestCalls(t *testing.T) {
 	}
 	for _, d := range differences {
 		for _, where := range places {
-			if differs, asked := used[d]; where.name == d.where && asked && !differs {
+			// A kernel that serves files by itself differs less.
+			passed := where.name == "weft" && strings.Contains(*options, "passthrough=rw")
+			if differs, asked := used[d]; where.name == d.where && asked && !differs && !passed {
 				t.Errorf("%s: %s: listed as a difference, and does not differ", d.where, d.check)
 			}
 		}
