@@ -94,6 +94,8 @@ func FuzzParseCall(f *testing.F) {
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpReserve}, &ReserveArgs{ID: 1, Len: 9}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutStats}, &LayoutStatsArgs{Span: 9, Devices: []DeviceStats{{Reads: IOStats{Ops: 1, Bytes: 2, Time: 3}}}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpOpen}, &OpenArgs{ID: 1, Access: AccessWrite}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpOpen}, &OpenArgs{ID: 1, Reclaim: true, Pinned: CopyRef{Device: layout.DeviceID{1}, Handle: []byte{2}}}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutGet}, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRead, Len: 1, Near: []layout.DeviceID{{1}}, Pin: PinAny}},
 	} {
 		b, err := AppendCall(nil, c.h, c.args)
 		seed(f, b, err)
