@@ -130,7 +130,7 @@ func FuzzParseReply(f *testing.F) {
 		OpDevices:        &DevicesResult{Devices: []DeviceInfo{{Device: Device{Addrs: []string{"192.0.2.1:1"}}, URL: "nfs://h/e"}}},
 		OpListXattr:      &NamesResult{Names: []string{"user.a"}},
 		OpDescribeLayout: &Described{Mirrors: [][]DescribedServer{{{Address: "a", DataFile: "f"}}}},
-		OpStatus:         &StatusResult{Sessions: []SessionInfo{{Address: "a"}}},
+		OpStatus:         &StatusResult{Sessions: []SessionInfo{{Address: "a"}}, HeldUp: []HeldUp{{ID: 1, What: "w", Since: 2, Hosts: []string{"h"}}}},
 	} {
 		b, err := AppendReply(nil, ReplyHeader{Slot: 1, Sequence: 2}, result)
 		if err != nil {
