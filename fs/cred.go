@@ -33,21 +33,42 @@ var statusBuffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 // groupsOf reads the supplementary groups of the thread pid (proc(5), status). It fails if the thread cannot be seen from
 // here, because of its process namespace or of hidepid, or if it is not one of uid: then it acts for somebody else.
 func groupsOf(pid, uid uint32) (groups []uint32, visible bool) {
+	readStatus(pid, func(status []byte) { groups, visible = parseGroups(status, uid) })
+	return groups, visible
+}
+
+// readStatus calls f with the status of a thread, if it can be read.
+func readStatus(pid uint32, f func(status []byte)) {
 	if pid == 0 {
-		return nil, false
+		return
 	}
-	f, err := os.Open("/proc/" + strconv.FormatUint(uint64(pid), 10) + "/status")
+	file, err := os.Open("/proc/" + strconv.FormatUint(uint64(pid), 10) + "/status")
 	if err != nil {
-		return nil, false
+		return
 	}
-	defer f.Close()
+	defer file.Close()
 	b := statusBuffers.Get().(*bytes.Buffer)
 	defer statusBuffers.Put(b)
 	b.Reset()
-	if _, err := b.ReadFrom(io.LimitReader(f, maxStatus)); err != nil {
-		return nil, false
+	if _, err := b.ReadFrom(io.LimitReader(file, maxStatus)); err == nil {
+		f(b.Bytes())
 	}
-	return parseGroups(b.Bytes(), uid)
+}
+
+// processOf is the process of a thread, which is what the kernel calls a pid in a request; the thread itself if that cannot be seen.
+func processOf(pid uint32) uint32 {
+	process := pid
+	readStatus(pid, func(status []byte) {
+		for line := range bytes.Lines(status) {
+			if value, ok := bytes.CutPrefix(line, []byte("Tgid:")); ok {
+				if n, err := strconv.ParseUint(string(bytes.TrimSpace(value)), 10, 32); err == nil {
+					process = uint32(n)
+				}
+				return
+			}
+		}
+	})
+	return process
 }
 
 // maxStatus is more than a status with all groups that there can be.

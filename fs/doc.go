@@ -77,13 +77,18 @@
 // The kernel can be given a data file on this host to read, and with PassWrites to write, in place of one of ours that it holds
 // whole (passthrough.go). Then no request comes to us but those that open and close the file and that ask for or set
 // attributes; size and times are those of the data file, which is looked at whenever they matter (inode.look) and made stable by fsync(2),
-// as what was written through us.
+// as what was written through us. That it was read is seen by its time of access; so it is not on a data server whose file system keeps
+// none (noatime).
 //
 // A backing is made at the first open, when the service has pinned the copy (Meta.Pin), and goes with the last open file that was
 // answered with it. Meanwhile every open must be answered with it, or the kernel makes it fail; and none may have been answered
 // without it that is still there. Opens that each write has to be acknowledged for (O_APPEND, O_SYNC, files with set-ID bits or
 // capabilities) are answered with FOPEN_DIRECT_IO as well: then the kernel asks us, and uses the data file for mmap(2) alone. It would
 // write one of several copies there, so a file that has them cannot be opened for reading and writing then (ETXTBSY).
+//
+// A file that gets set-ID bits or capabilities while it is open for writing so keeps them when it is written: the kernel leaves it to the
+// WRITE to take them away. O_APPEND that is set later, by fcntl(2), is the kernel's, and knows of appends on other hosts only what
+// the data file says.
 //
 // What the kernel has open cannot be taken back, by a recall, at the end of the session, or when we are killed. It may go on reading what
 // was replaced since; what it writes then is lost, and fsync(2) and close(2) say so.

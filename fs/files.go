@@ -18,10 +18,13 @@ import (
 //
 // If the file may be read or written by the kernel itself (passthrough.go), the flags say so.
 func (r *raw) opened(ctx context.Context, out *fuse.OpenOut, i *inode, flags, pid uint32) error {
-	w, err := i.choose(ctx, flags, pid)
+	w, err := i.choose(ctx, flags)
 	if err != nil {
 		i.cancelOpen()
 		return err
+	}
+	if w.pass != nil {
+		w.pid = processOf(pid)
 	}
 	out.Fh = i.newHandle(flags&unix.O_ACCMODE == unix.O_RDONLY, w)
 	out.OpenFlags = w.flags

@@ -48,6 +48,7 @@ type inode struct {
 	choosing bool // whether there is to be one
 	backing  *backing
 	passed   *passed
+	passing  atomic.Bool // one of them is not nil; written under mu
 	direct   int
 
 	lockOwners lockOwners // nil until there is one

@@ -27,12 +27,37 @@ import (
 type fakeKernel struct {
 	attrs, pages func(node uint64)
 	names        func()
+
+	mu       sync.Mutex
+	last     int32
+	backings map[int32]bool // that have begun and not ended
 }
 
 func (k *fakeKernel) forgetAttrs(node uint64) { k.attrs(node) }
 func (k *fakeKernel) forgetPages(node uint64) { k.pages(node) }
 func (k *fakeKernel) forgetNames()            { k.names() }
 func (k *fakeKernel) forgetsNames() bool      { return true }
+
+// beginBacking says no unless backings has been made.
+func (k *fakeKernel) beginBacking(int) (int32, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.backings == nil {
+		return 0, syscall.EOPNOTSUPP
+	}
+	k.last++
+	k.backings[k.last] = true
+	return k.last, nil
+}
+
+func (k *fakeKernel) endBacking(id int32) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.backings[id] {
+		panic(fmt.Sprintf("backing %d ends a second time", id))
+	}
+	delete(k.backings, id)
+}
 
 // listen makes a fakeKernel the one that a rig tells.
 func (r *rig) listen() *fakeKernel {
@@ -711,7 +736,3 @@ func testMountCalls(t *testing.T) {
 		}
 	}
 }
-
-func (k *fakeKernel) beginBacking(int) (int32, error) { return 0, syscall.EOPNOTSUPP }
-
-func (k *fakeKernel) endBacking(int32) {}

@@ -35,7 +35,9 @@ type backing struct {
 	mirrored bool // there are other copies, so writes go by us
 	writes   bool // there are open files that the kernel writes by itself
 	since    time.Time
-	opens    int // open files that were answered with it
+	opens    int   // open files that were answered with it
+	fd       int   // the data file, to see whether it was read
+	atime    int64 // of the data file, when last looked at
 }
 
 // passed is a data file that the kernel writes, or has written, by itself. Guarded by inode.mu.
@@ -49,22 +51,20 @@ type passed struct {
 type way struct {
 	flags uint32
 	pass  *backing // nil: the kernel asks us for everything
-	pid   uint32   // who opened it
+	pid   uint32   // with pass: the process that opened it
 }
 
 // errShared says that a file cannot be opened for mapping and writing, since the kernel would write one copy of several.
 var errShared = fmt.Errorf("it is open in passthrough, and has several copies: %w", syscall.ETXTBSY)
 
 // direct is the way of all files that nobody lends us.
-func direct(pid uint32) way {
-	return way{flags: fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES, pid: pid}
-}
+func direct() way { return way{flags: fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES} }
 
-// choose decides how a file that is being opened is served; newHandle or cancelWay must follow.
+// choose decides how a file that is being opened is served; leave must follow.
 //
 // The kernel allows one backing for an inode, and as long as there is one wants it named in the answer to every open.
-func (i *inode) choose(ctx context.Context, flags, pid uint32) (way, error) {
-	w := direct(pid)
+func (i *inode) choose(ctx context.Context, flags uint32) (way, error) {
+	w := direct()
 	pass := &i.fs.pass
 	if pass.mode == PassNone {
 		return w, nil
@@ -82,10 +82,12 @@ func (i *inode) choose(ctx context.Context, flags, pid uint32) (way, error) {
 		i.mu.Lock()
 		i.choosing = false
 		i.notify()
-		if i.backing = b; b != nil && b.writes {
-			i.closePassed(true)
-			i.passed = &passed{fd: fd}
-			i.look()
+		if i.backing = b; b != nil {
+			i.passing.Store(true)
+			i.watch()
+			if b.writes {
+				i.pass(fd)
+			}
 		}
 	}
 	b := i.backing
@@ -97,6 +99,18 @@ func (i *inode) choose(ctx context.Context, flags, pid uint32) (way, error) {
 		return w, errShared
 	}
 	b.opens++
+	if flags&unix.O_ACCMODE == unix.O_RDWR && i.passed == nil {
+		// Through a mapping the kernel writes the data file by itself.
+		i.choosing = true
+		i.mu.Unlock()
+		_, _, fd, err := pass.borrow(ctx, i, true)
+		i.mu.Lock()
+		i.choosing = false
+		i.notify()
+		if err == nil && fd >= 0 {
+			i.pass(fd)
+		}
+	}
 	w.pass = b
 	w.flags |= fuse.FOPEN_PASSTHROUGH
 	if reads || alone && b.writes {
@@ -125,7 +139,17 @@ func (i *inode) leave(w way) {
 	}
 	i.look()
 	i.backing = nil
+	i.passing.Store(i.passed != nil)
+	unix.Close(b.fd)
 	i.fs.notify(func(k kernel) { k.endBacking(b.id) })
+}
+
+// pass takes a data file that the kernel may write by itself from now on. mu is held.
+func (i *inode) pass(fd int) {
+	i.closePassed(true)
+	i.passed = &passed{fd: fd}
+	i.passing.Store(true)
+	i.look()
 }
 
 // closePassed closes a data file that the kernel does not write any more, once all of it is stable or somebody else sees to that. mu
@@ -134,6 +158,7 @@ func (i *inode) closePassed(force bool) {
 	if p := i.passed; p != nil && (force || i.backing == nil && !i.dirty()) {
 		unix.Close(p.fd)
 		i.passed = nil
+		i.passing.Store(i.backing != nil)
 	}
 }
 
@@ -156,8 +181,28 @@ func (i *inode) syncPassed() error {
 	return nil
 }
 
-// look takes in what the kernel has written by itself. mu is held.
+// watch has the next read of the backing change the time of access of the data file, if it is to change that of the file. Most file systems
+// change it only if it is older than the last change, or a day. mu is held.
+func (i *inode) watch() {
+	b := i.backing
+	var st unix.Stat_t
+	if i.times.due(i.fs.accesses.rule.Rule, time.Now().UnixNano()) {
+		unix.UtimesNanoAt(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", b.fd), []unix.Timespec{{}, {Nsec: unix.UTIME_OMIT}}, 0)
+	}
+	if unix.Fstat(b.fd, &st) == nil {
+		b.atime = st.Atim.Nano()
+	}
+}
+
+// look takes in that the kernel has read by itself, and what it has written. mu is held.
 func (i *inode) look() {
+	if b := i.backing; b != nil {
+		var st unix.Stat_t
+		if unix.Fstat(b.fd, &st) == nil && st.Atim.Nano() != b.atime {
+			i.fs.accesses.file(i)
+			i.watch()
+		}
+	}
 	p := i.passed
 	var st unix.Stat_t
 	if p == nil || p.lost || unix.Fstat(p.fd, &st) != nil {
@@ -168,6 +213,10 @@ func (i *inode) look() {
 	if p.size, p.mtime = size, mtime; changed {
 		i.outdate()
 		i.wrote(size, mtime)
+	}
+	if i.end > size { // it has been cut since
+		i.end = size
+		i.epoch++
 	}
 }
 
@@ -183,7 +232,7 @@ func (h *handle) passedLost() bool {
 
 // lookAt is look for who has not locked the inode.
 func (i *inode) lookAt() {
-	if i.fs.pass.mode != PassWrites {
+	if !i.passing.Load() {
 		return
 	}
 	i.mu.Lock()
@@ -218,18 +267,9 @@ func (p *passthrough) back(ctx context.Context, i *inode, write bool) (*backing,
 }
 
 func (p *passthrough) tryBack(ctx context.Context, i *inode, write bool) (*backing, int, error) {
-	copies := p.copies
-	mode := layout.IOModeRead
-	if write {
-		mode, copies = layout.IOModeRW, metarpc.PinOnly
-	}
-	df, several, err := i.fs.meta.Pin(ctx, i.id, mode, copies)
-	if df == nil || err != nil {
-		return nil, -1, nil // whoever reads or writes finds out what is wrong
-	}
-	fd, err := p.lend(ctx, df, write)
-	if err != nil {
-		return nil, -1, nil // as for every request; it is said elsewhere
+	df, several, fd, err := p.borrow(ctx, i, write)
+	if fd < 0 || err != nil {
+		return nil, -1, nil // whoever reads or writes finds out what is wrong, or it is said elsewhere
 	}
 	keep := false
 	defer func() {
@@ -240,7 +280,7 @@ func (p *passthrough) tryBack(ctx context.Context, i *inode, write bool) (*backi
 	// The kernel knows no end but that of the data file.
 	size, err := i.freshSize(ctx)
 	var st unix.Stat_t
-	if err != nil || unix.Fstat(fd, &st) != nil || st.Size < size {
+	if err != nil || unix.Fstat(fd, &st) != nil || st.Size != size {
 		return nil, -1, nil
 	}
 	k := i.fs.kernel.Load()
@@ -251,8 +291,30 @@ func (p *passthrough) tryBack(ctx context.Context, i *inode, write bool) (*backi
 	if err != nil {
 		return nil, -1, err
 	}
-	keep = write
-	return &backing{id: id, device: df.Device, mirrored: several, writes: write, since: time.Now()}, fd, nil
+	watched := fd
+	if write {
+		if watched, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+			(*k).endBacking(id)
+			return nil, -1, err
+		}
+	}
+	keep = true
+	return &backing{id: id, device: df.Device, mirrored: several, writes: write, since: time.Now(), fd: watched}, fd, nil
+}
+
+// borrow has a copy of a file pinned and returns a descriptor of it, less than 0 if there is none to be had.
+func (p *passthrough) borrow(ctx context.Context, i *inode, write bool) (df *layout.DataFile, several bool, fd int, err error) {
+	copies := p.copies
+	mode := layout.IOModeRead
+	if write {
+		mode, copies = layout.IOModeRW, metarpc.PinOnly
+	}
+	df, several, err = i.fs.meta.Pin(ctx, i.id, mode, copies)
+	if df == nil || err != nil {
+		return nil, false, -1, err
+	}
+	fd, err = p.lend(ctx, df, write)
+	return df, several, fd, err
 }
 
 // Passed is a file that the kernel reads or writes by itself.

@@ -62,6 +62,8 @@ type session struct {
 	// hook is called before each call, with its name; an error ends the call.
 	hook func(ctx context.Context, call string) error
 	fs   *FS
+	// pinned is Pin; nil: there is nothing to pin, which takes data servers with files.
+	pinned func(ctx context.Context, id layout.FileID, mode layout.IOMode, copies metarpc.Pin) (*layout.DataFile, bool, error)
 
 	// Guarded by s.mu:
 	opens       map[layout.FileID]bool
@@ -928,9 +930,12 @@ func (m *session) TmpFile(ctx context.Context, cred metarpc.Cred, args *metarpc.
 	return m.answer(n), nil
 }
 
-// Pin has nothing to pin: that takes data servers with files.
-func (m *session) Pin(context.Context, layout.FileID, layout.IOMode, metarpc.Pin) (*layout.DataFile, bool, error) {
-	return nil, false, nil
+// Pin has what pinned says.
+func (m *session) Pin(ctx context.Context, id layout.FileID, mode layout.IOMode, copies metarpc.Pin) (*layout.DataFile, bool, error) {
+	if m.pinned == nil {
+		return nil, false, nil
+	}
+	return m.pinned(ctx, id, mode, copies)
 }
 
 func (m *session) Release(id layout.FileID) {

@@ -91,6 +91,7 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 		}
 	}
 	i.mu.Lock()
+	i.look() // what the kernel has written is older than what is set now
 	end, mtime := i.end, i.mtime
 	if size >= 0 {
 		i.end = min(i.end, size)
@@ -119,6 +120,7 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 			i.known.Store(false)
 			return attrs{}, err
 		}
+		i.look()
 		i.take(&a.Attr)
 		return attrs{Attr: a.Attr, fresh: true}, nil
 	})

@@ -31,6 +31,9 @@ func (s *Service) layoutError(ctx context.Context, c *call, a *metarpc.LayoutErr
 // giveUp makes copies of a file stale, but for the last good ones and those that are pinned, and tells everybody. Caches go. kept says that
 // there are such that are pinned.
 func (s *Service) giveUp(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) (kept bool, err error) {
+	if err := s.awaitGrace(ctx); err != nil { // what was pinned before a restart is known then
+		return false, err
+	}
 	pins, thaw := s.freezePins(id)
 	defer thaw()
 	given := slices.DeleteFunc(slices.Clone(copies), func(ref metarpc.CopyRef) bool {

@@ -103,7 +103,7 @@
 //	growing      makes data files longer, whose end is the only one that a kernel knows
 //
 // Who is about to change copies asks what is pinned and has nothing more pinned until he is done (freezePins); who pins reads the layout
-// again afterwards. What waits is told in the status (holdUp).
+// again afterwards. Until the grace period is over nobody is sure that nothing is. What waits is told in the status (holdUp).
 //
 // # New copies
 //

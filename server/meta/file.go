@@ -80,6 +80,7 @@ func (s *Service) changedFile(f *file) {
 	}
 	if f.heldUp != nil && len(f.pinned()) == 0 {
 		f.heldUp = nil
+		s.resilverSoon()
 	}
 	f.claims = slices.DeleteFunc(f.claims, func(cl *claim) bool {
 		idle := !cl.open && !cl.writer && cl.assigning == 0 && !cl.returning && cl.report == report{}

@@ -48,6 +48,7 @@ type fakeFiles struct {
 	fillEnd  int64                                           // what Fill returns
 	fillErr  error                                           // what StartFill returns
 	there    bool                                            // MoveTo finds nothing to do
+	moving   layout.FileID                                   // a file that is to be moved
 	stalled  int                                             // calls that wait
 	reports  map[metarpc.SessionID][]metarpc.DeviceStats     // that count now
 	changed  *sync.Cond
@@ -416,8 +417,13 @@ func (f *fakeFiles) StartFill(ctx context.Context, id layout.FileID, _ []metarpc
 	return row, 0, err
 }
 
-func (f *fakeFiles) Moving(context.Context, layout.FileID, int) ([]layout.FileID, error) {
-	return nil, nil
+func (f *fakeFiles) Moving(_ context.Context, from layout.FileID, _ int) (ids []layout.FileID, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.moving > from {
+		ids = append(ids, f.moving)
+	}
+	return ids, nil
 }
 func (f *fakeFiles) StartReplace(ctx context.Context, id layout.FileID, held []metarpc.CopyRef) (schema.Layout, error) {
 	row, _, err := f.StartFill(ctx, id, nil)

@@ -46,11 +46,11 @@ func (s *Service) pin(ctx context.Context, sess *session, a *metarpc.LayoutGetAr
 func (s *Service) setPin(sess *session, id layout.FileID, ref metarpc.CopyRef, several bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f := s.files[id]
-	cl := f.claimOf(sess)
+	cl := sess.claims[id]
 	if cl == nil || !cl.open {
 		return false
 	}
+	f := cl.file
 	if len(ref.Handle) > 0 {
 		writing := func(cl *claim) bool { return cl.writer || cl.assigning > 0 || cl.returning || cl.unfenced || cl.unsure }
 		if f.freezing > 0 || f.sizing || s.grace || several && slices.ContainsFunc(f.claims, writing) {

@@ -471,5 +471,10 @@ func (s *Service) awaitCopiesUnpinned(ctx context.Context, id layout.FileID) (th
 	if len(l.Mirrors) < 2 {
 		return func() {}, nil
 	}
+	select {
+	case <-s.graceOver: // what was pinned before a restart is known now
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	return s.awaitUnpinned(ctx, id, lostWriter)
 }

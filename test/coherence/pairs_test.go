@@ -76,6 +76,7 @@ func observe(t *testing.T, all []*harness.Mount, pairs int, seed uint64) {
 		t.Fatal(err)
 	}
 	harness.Weft(t, "layout", "set", changer.Root, "--stripe-unit", "64KiB", "--stripe-count", "3")
+	harness.Whole(t, changer.Root, *options)
 	rng := rand.New(rand.NewPCG(seed, 5))
 	s := &model.Script{Rng: rng, MaxSize: 400 << 10}
 	var done []string

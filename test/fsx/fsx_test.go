@@ -77,6 +77,7 @@ func (s striping) in(t *testing.T, dir string) string {
 	}
 	if *local == "" {
 		harness.Weft(t, "layout", "set", dir, "--stripe-unit", strconv.Itoa(s.unit), "--stripe-count", strconv.Itoa(s.count))
+		harness.Whole(t, dir, *options)
 	}
 	return dir
 }

@@ -389,6 +389,15 @@ func tail(b []byte) []byte {
 	return b
 }
 
+// Whole makes new files below a directory of a mount lie whole on this host if the options of the mount are to have the kernel
+// write by itself, which it does with no others.
+func Whole(t testing.TB, dir, options string) {
+	t.Helper()
+	if strings.Contains(options, "passthrough=rw") {
+		Weft(t, "layout", "set", dir, "--placement", "local")
+	}
+}
+
 // Need skips the test if a program is missing that scripts/test installs.
 func Need(t testing.TB, programs ...string) {
 	t.Helper()

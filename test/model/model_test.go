@@ -80,6 +80,7 @@ func compare(t *testing.T, mounts int, caches bool) {
 				}
 				harness.Weft(t, "layout", "set", a.Root, "--stripe-unit", fmt.Sprint(unit), "--stripe-count", fmt.Sprint(count),
 					"--mirrors", fmt.Sprint(*mirrors))
+				harness.Whole(t, a.Root, *options)
 				s := &Script{
 					Rng:     rand.New(rand.NewPCG(*seed, uint64(unit+count))),
 					MaxSize: min(8<<20, max(64<<10, int64(unit)*int64(count)*3)),

@@ -106,6 +106,7 @@ type place struct{ name, dir string }
 func TestCalls(t *testing.T) {
 	keepThread(t)
 	weft := place{"weft", harness.NewVolume(t, harness.Options{}).Mount(mountOptions()...).Dir}
+	harness.Whole(t, weft.dir, *options)
 	local := localPlaces(t)
 	places := append([]place{weft}, local...)
 	all := checks()
@@ -151,7 +152,9 @@ func TestCalls(t *testing.T) {
 	}
 	for _, d := range differences {
 		for _, where := range places {
-			if differs, asked := used[d]; where.name == d.where && asked && !differs {
+			// A kernel that serves files by itself differs less.
+			passed := where.name == "weft" && strings.Contains(*options, "passthrough=rw")
+			if differs, asked := used[d]; where.name == d.where && asked && !differs && !passed {
 				t.Errorf("%s: %s: listed as a difference, and does not differ", d.where, d.check)
 			}
 		}

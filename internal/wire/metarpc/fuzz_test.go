@@ -98,6 +98,8 @@ func FuzzParseCall(f *testing.F) {
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpCacheDone}, &CacheDoneArgs{ID: 1, Copy: CopyRef{Handle: []byte{2}}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpCacheDrop}, &CacheDropArgs{ID: 1, Device: layout.DeviceID{2}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpOpen}, &OpenArgs{ID: 1, Access: AccessWrite}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpOpen}, &OpenArgs{ID: 1, Reclaim: true, Pinned: CopyRef{Device: layout.DeviceID{1}, Handle: []byte{2}}}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutGet}, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRead, Len: 1, Near: []layout.DeviceID{{1}}, Pin: PinAny}},
 	} {
 		b, err := AppendCall(nil, c.h, c.args)
 		seed(f, b, err)
@@ -134,7 +136,7 @@ func FuzzParseReply(f *testing.F) {
 		OpCacheStart:     &CacheStartResult{Size: 1, Segments: []Segment{{Len: 1, IOMode: layout.IOModeRW, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}},
 		OpCacheDrop:      &CacheDropResult{Caches: 1, Bytes: 2},
 		OpDescribeLayout: &Described{Mirrors: [][]DescribedServer{{{Address: "a", DataFile: "f"}}}, Caches: []DescribedCache{{Bytes: 1}}},
-		OpStatus:         &StatusResult{Sessions: []SessionInfo{{Address: "a"}}},
+		OpStatus:         &StatusResult{Sessions: []SessionInfo{{Address: "a"}}, HeldUp: []HeldUp{{ID: 1, What: "w", Since: 2, Hosts: []string{"h"}}}},
 	} {
 		b, err := AppendReply(nil, ReplyHeader{Slot: 1, Sequence: 2}, result)
 		if err != nil {

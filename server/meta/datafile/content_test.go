@@ -125,3 +125,85 @@ func TestLateCut(t *testing.T) {
 		}
 	})
 }
+
+// TestWhole finds copies that have every byte at its offset, and makes them longer.
+func TestWhole(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 3)
+		near := []layout.DeviceID{w.device(0).id}
+		one := w.file(5, layout.Policy{StripeCount: 1}, unit)
+		home := []layout.DeviceID{one.Mirrors[0][0].Device}
+		two := w.file(6, layout.Policy{StripeCount: 1, Mirrors: 2}, unit)
+		striped := w.file(7, layout.Policy{StripeCount: 3}, 10*unit)
+		all := []layout.DeviceID{w.device(0).id, w.device(1).id, w.device(2).id}
+		cached := func(row schema.Layout, state layout.CopyState) schema.Layout {
+			row.Caches = []schema.Cache{{File: schema.DataFile{Device: layout.DeviceID{9}, Handle: []byte{9}, State: state}}}
+			return row
+		}
+		for _, c := range []struct {
+			name    string
+			row     schema.Layout
+			near    []layout.DeviceID
+			mirrors bool
+			found   bool
+			several bool
+		}{
+			{"one copy", one, home, false, true, false},
+			{"one copy, no server here", one, nil, true, false, false},
+			{"two copies", two, all, true, true, true},
+			{"two copies, of which none is wanted", two, all, false, false, true},
+			{"striped", striped, all, true, false, false},
+			{"no data file", schema.Layout{}, all, true, false, false},
+			{"a cache of stripes", cached(striped, layout.CopyGood), []layout.DeviceID{{9}}, false, true, true},
+			{"a cache that is being filled", cached(striped, layout.CopyFilling), []layout.DeviceID{{9}}, false, false, true},
+			{"a cache elsewhere", cached(one, layout.CopyGood), home, false, true, true},
+		} {
+			ref, several := w.m.Whole(c.row, c.near, c.mirrors)
+			if (len(ref.Handle) > 0) != c.found || several != c.several {
+				t.Errorf("%s: %+v, %v", c.name, ref, several)
+			}
+			only := c.found && len(c.row.Mirrors) == 1 && c.row.Width == 1
+			if may := w.m.MayBeWhole(c.row, schema.Inode{}, c.near); len(c.row.Mirrors) > 0 && may != only {
+				t.Errorf("%s: it may be whole: %v", c.name, may)
+			}
+		}
+		for _, c := range []struct {
+			policy layout.Policy
+			near   []layout.DeviceID
+			want   bool
+		}{
+			{layout.Policy{StripeUnit: unit, StripeCount: 1, Mirrors: 1}, near, true},
+			{layout.Policy{StripeUnit: unit, StripeCount: 1, Mirrors: 1}, nil, false},
+			{layout.Policy{StripeUnit: unit, StripeCount: 2, Mirrors: 1}, near, false},
+			{layout.Policy{StripeUnit: unit, StripeCount: 2, Mirrors: 1, Placement: layout.PlacementLocal}, near, true},
+			{layout.Policy{StripeUnit: unit, StripeCount: 1, Mirrors: 2}, near, false},
+		} {
+			if may := w.m.MayBeWhole(schema.Layout{}, schema.Inode{Policy: schema.PolicyOf(c.policy)}, c.near); may != c.want {
+				t.Errorf("new files with %+v may be whole: %v", c.policy, may)
+			}
+		}
+
+		// Growing does not cut, and leaves data files alone that are not named.
+		w.setSizes(one, 100)
+		for _, c := range []struct{ to, want uint64 }{{50, 100}, {100, 100}, {5000, 5000}} {
+			if err := w.m.Grow(t.Context(), one, one.Copies(layout.CopyGood), int64(c.to)); err != nil {
+				t.Fatal(err)
+			}
+			if s := w.sizes(one); s[0] != c.want {
+				t.Errorf("grown to %d it has %d bytes, want %d", c.to, s[0], c.want)
+			}
+		}
+		if err := w.m.Grow(t.Context(), two, two.Copies(layout.CopyGood), 300); err != nil {
+			t.Fatal(err)
+		}
+		if s := w.sizes(two); s[0] != 300 {
+			t.Errorf("a file with two copies has %v", s)
+		}
+		if err := w.m.Grow(t.Context(), striped, nil, 1<<30); err != nil {
+			t.Fatal(err)
+		}
+		if s := w.sizes(striped); max(s[0], s[1], s[2]) > 0 {
+			t.Errorf("a data file that was not named was made longer: %v", s)
+		}
+	})
+}

@@ -197,6 +197,14 @@ func TestDataFiles(t *testing.T) {
 				t.Errorf("cut to %d: size %d, want %d, %v", c.to, size, c.want, err)
 			}
 		}
+		for _, c := range []struct{ to, want int64 }{{0, 0}, {200, 200}, {100, 200}} {
+			if err := st.Grow(ctx, handles[5], c.to); err != nil {
+				t.Fatal(err)
+			}
+			if size, err := st.Commit(ctx, handles[5]); err != nil || size != c.want {
+				t.Errorf("grown to %d: size %d, want %d, %v", c.to, size, c.want, err)
+			}
+		}
 
 		list := func(subdir int) (numbers []uint64) {
 			t.Helper()
