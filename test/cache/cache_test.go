@@ -613,47 +613,6 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// The service dies at any moment of prefetching, writing and evicting. What mounts read is right, and the catalog, too.
-func TestKilledService(t *testing.T) {
-	const count, size = 6, 2 << 20
-	w := newWorld(t, 0, harness.Options{Lease: 3 * time.Second}, func(dir string) {
-		for i := range count {
-			write(t, fmt.Sprintf("%s/%d", dir, i), content(uint64(i), size))
-		}
-	})
-	rounds := 3
-	if *long {
-		rounds = 30
-	}
-	r := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
-	for round := range rounds {
-		var work sync.WaitGroup
-		work.Go(func() { // ends with weft
-			weft(t, "prefetch", w.b.Dir)
-			weft(t, "evict", w.b.Dir+"/0", w.b.Dir+"/1")
-		})
-		work.Go(func() { // ends when all is written
-			for i := range count {
-				if err := os.WriteFile(fmt.Sprintf("%s/%d", w.a.Dir, i), content(uint64(1000*round+i), size), 0o644); err != nil {
-					t.Error(err)
-				}
-				check(t, fmt.Sprintf("%s/%d", w.b.Dir, i), content(uint64(1000*round+i), size))
-			}
-		})
-		time.Sleep(time.Duration(r.IntN(300)) * time.Millisecond)
-		w.v.Kill()
-		if round%2 == 0 {
-			w.v.Fsck()
-		}
-		w.v.Start()
-		work.Wait()
-	}
-	for i := range count {
-		check(t, fmt.Sprintf("%s/%d", w.b.Dir, i), content(uint64(1000*(rounds-1)+i), size))
-	}
-	w.end()
-}
-
 // Ioctls as the README has them.
 const (
 	ioctlWillNeed = 0x5770
