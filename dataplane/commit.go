@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"syscall"
 	"time"
 
 	"github.com/weftfs/weft/layout"
@@ -179,10 +180,11 @@ func (f *File) commitOnce(ctx context.Context, d *dataFile) error {
 		}
 		// The server may have thrown the data away with the error, and need not say so twice (nfs3: RFC 1813 section
 		// 3.3.21): only what is sent again can be believed.
-		d.committed(upto, nil)
+		op.Err = err
+		d.committed(upto, op)
 		return opError(op, err)
 	}
-	if d.committed(upto, &op.Verifier) > 0 {
+	if d.committed(upto, op) > 0 {
 		f.plane.noteLoss(c.dev, op.Verifier)
 	}
 	return nil
@@ -212,12 +214,12 @@ func (d *dataFile) holds(goal uint64) bool {
 }
 
 // committed goes through what was acknowledged at or before upto, when the COMMIT was sent: data with the verifier of its
-// reply is stable and released; other data, all of it if verf is nil, is lost. It returns how many extents are lost.
-func (d *dataFile) committed(upto uint64, verf *layout.Verifier) (lost int) {
+// reply is stable and released; other data, all of it if it has failed, is lost. It returns how many extents are lost.
+func (d *dataFile) committed(upto uint64, commit *layout.Op) (lost int) {
 	for next := int64(0); next < math.MaxInt64; {
 		d.mu.Lock()
-		if verf != nil {
-			d.verifier = *verf
+		if commit.Err == nil {
+			d.verifier = commit.Verifier
 		}
 		end, n := int64(math.MaxInt64), 0
 		d.retained.overlapping(next, math.MaxInt64, func(e *extent[retained]) bool {
@@ -233,7 +235,9 @@ func (d *dataFile) committed(upto uint64, verf *layout.Verifier) (lost int) {
 			switch {
 			case r.sent > upto:
 				return false
-			case verf == nil || r.lost || r.verifier != *verf:
+			case r.buf == nil && commit.Err != nil && !isWriteBack(commit.Err):
+				return false
+			case commit.Err != nil || r.lost || !r.coveredBy(commit):
 				r.lost = true
 				lost++
 				return false
@@ -241,11 +245,24 @@ func (d *dataFile) committed(upto uint64, verf *layout.Verifier) (lost int) {
 			releaseRetained(r)
 			return true
 		})
-		d.file.unstable.Add(int64(d.retained.count - before))
+		d.file.count(d.retained.count - before)
 		d.mu.Unlock()
 		next = end
 	}
 	return lost
+}
+
+// isWriteBack reports whether the answer to a COMMIT says that something could not be written to the disk. Others refuse the COMMIT.
+func isWriteBack(err error) bool {
+	var e interface{ Errno() syscall.Errno }
+	if !errors.As(err, &e) {
+		return errors.Is(err, syscall.EIO)
+	}
+	switch e.Errno() {
+	case syscall.EIO, syscall.ENOSPC, syscall.EDQUOT:
+		return true
+	}
+	return false
 }
 
 // resendLost sends again what the data file has lost. It stops at the first failure, when all that was begun has ended.
@@ -313,7 +330,7 @@ func (f *File) resend(d *dataFile, s span, stable layout.Stability) error {
 	d.mu.Lock()
 	d.retained.overlapping(s.off, s.end, func(e *extent[retained]) bool {
 		if e.val.lost {
-			e.val.buf.Ref()
+			refRetained(&e.val)
 			lost = append(lost, *e)
 		}
 		return true
@@ -326,7 +343,7 @@ func (f *File) resend(d *dataFile, s span, stable layout.Stability) error {
 				errs = append(errs, err)
 			}
 		}
-		lost[i].val.buf.Release()
+		releaseRetained(&lost[i].val)
 	}
 	return errors.Join(errs...)
 }
@@ -335,6 +352,9 @@ func (f *File) resendExtent(d *dataFile, e *extent[retained], stable layout.Stab
 	// The range stays locked until the server has answered, or the copy is given up.
 	ctx := d.ctx
 	use := d.use.Load()
+	if e.val.buf == nil {
+		return opError(&layout.Op{Kind: layout.OpCommit, File: use, Off: e.off}, ErrNotKept)
+	}
 	c, err := f.plane.connectWait(ctx, use.Device)
 	if err != nil {
 		return err
@@ -383,5 +403,5 @@ func (d *dataFile) resent(off, end int64, verf layout.Verifier, epoch uint64, st
 		r.verifier, r.epoch, r.sent, r.lost = verf, epoch, d.clock, false
 		return false
 	})
-	d.file.unstable.Add(int64(d.retained.count - before))
+	d.file.count(d.retained.count - before)
 }

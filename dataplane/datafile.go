@@ -32,10 +32,11 @@ type dataFile struct {
 	verifier layout.Verifier // of the last reply
 }
 
-// retained is unstable data in memory.
+// retained is unstable data in memory, or in that of this host's kernel (kept, see layout.Op).
 type retained struct {
-	buf      *iobuf.Buf // a reference; extents cut from one have one each
-	base     int64      // offset in the file of buf's first byte
+	buf      *iobuf.Buf // a reference; extents cut from one have one each. nil: it is kept
+	kept     uint64
+	base     int64 // offset in the file of buf's first byte
 	verifier layout.Verifier
 	epoch    uint64 // of the target before the data was sent
 	acked    uint64 // clock of the first acknowledgement
@@ -45,9 +46,25 @@ type retained struct {
 
 func (r *retained) bytes(off, end int64) []byte { return r.buf.Bytes()[off-r.base : end-r.base] }
 
-func releaseRetained(r *retained) { r.buf.Release() }
+func releaseRetained(r *retained) {
+	if r.buf != nil {
+		r.buf.Release()
+	}
+}
 
-func refRetained(r *retained) { r.buf.Ref() }
+func refRetained(r *retained) {
+	if r.buf != nil {
+		r.buf.Ref()
+	}
+}
+
+// coveredBy reports whether the data is stable if a COMMIT was answered so.
+func (r *retained) coveredBy(commit *layout.Op) bool {
+	if r.buf == nil {
+		return r.kept == commit.Kept
+	}
+	return r.verifier == commit.Verifier
+}
 
 // replace cuts [off, end) out of what is retained, because newer data was acknowledged or the file was truncated. mu is
 // held.
@@ -55,7 +72,7 @@ func (d *dataFile) replace(off, end int64) {
 	before := d.retained.count
 	if before > 0 {
 		d.retained.cut(off, end, releaseRetained, refRetained)
-		d.file.unstable.Add(int64(d.retained.count - before))
+		d.file.count(d.retained.count - before)
 	}
 }
 
@@ -67,7 +84,7 @@ func (d *dataFile) supersede(pc *piece) {
 	d.replace(pc.op.Off, pc.end())
 }
 
-// retain takes over the piece's buffer until its data is stable.
+// retain takes over the piece's buffer, if it has one, until its data is stable.
 func (d *dataFile) retain(pc *piece) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -78,9 +95,9 @@ func (d *dataFile) retain(pc *piece) {
 	d.replace(pc.op.Off, pc.end())
 	d.clock++
 	d.retained.insert(pc.op.Off, pc.end(), retained{
-		buf: pc.buf, base: pc.base, verifier: pc.op.Verifier, epoch: pc.epoch, acked: d.clock, sent: d.clock,
+		buf: pc.buf, kept: pc.op.Kept, base: pc.base, verifier: pc.op.Verifier, epoch: pc.epoch, acked: d.clock, sent: d.clock,
 	})
-	d.file.unstable.Add(1)
+	d.file.count(1)
 	pc.buf = nil
 }
 
@@ -98,6 +115,9 @@ func (d *dataFile) examine(off, end int64, epoch uint64) (overlaps, doubt bool) 
 }
 
 func (d *dataFile) inDoubt(r *retained, epoch uint64) bool {
+	if r.buf == nil {
+		return r.lost
+	}
 	return r.lost || r.verifier != d.verifier || r.epoch != epoch
 }
 
@@ -106,7 +126,7 @@ func (d *dataFile) overlay(data []byte, off int64, epoch uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.retained.overlapping(off, off+int64(len(data)), func(e *extent[retained]) bool {
-		if d.inDoubt(&e.val, epoch) {
+		if d.inDoubt(&e.val, epoch) && e.val.buf != nil {
 			from, to := max(e.off, off), min(e.end, off+int64(len(data)))
 			copy(data[from-off:to-off], e.val.bytes(from, to))
 		}

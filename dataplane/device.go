@@ -51,6 +51,7 @@ type conn struct {
 	epoch func() uint64
 	near  func() bool
 	quick func(*layout.Op) bool // nil: there is nothing that the target could do so
+	keeps func() bool
 }
 
 // start queues a request at the target; whoever calls it flushes later.
@@ -147,12 +148,15 @@ func (p *Plane) makeConn(d *device) error {
 		d.usage.fail(err)
 		return fmt.Errorf("device %s: %w", d.id, err)
 	}
-	c := &conn{Target: target, dev: d, epoch: func() uint64 { return 0 }, near: func() bool { return false }}
+	c := &conn{Target: target, dev: d, epoch: func() uint64 { return 0 }, near: func() bool { return false }, keeps: func() bool { return false }}
 	if e, ok := target.(Epocher); ok {
 		c.epoch = e.Epoch
 	}
 	if n, ok := target.(Nearer); ok {
 		c.near = n.Near
+	}
+	if k, ok := target.(Keeper); ok {
+		c.keeps = k.Keeps
 	}
 	if q, ok := target.(Quicker); ok {
 		c.quick = q.Quick

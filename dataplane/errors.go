@@ -16,6 +16,8 @@ var (
 	// ErrVerifier tells that a server lost unstable data again and again while it was being committed. The data is still
 	// retained.
 	ErrVerifier = errors.New("write verifier keeps changing")
+	// ErrNotKept tells that what this host's kernel had could not be written to the disk, and that there is no other copy of it here.
+	ErrNotKept = errors.New("the disk has not taken what was written")
 	// ErrNotStable tells that a server kept less than it was asked for and then lost it, or answered what it must not.
 	ErrNotStable = errors.New("data is not stable as asked for")
 	// ErrReply tells that a target ended a request with counts that cannot be.

@@ -33,6 +33,12 @@ func keyOf(df *layout.DataFile) fileKey { return fileKey{df.Device, string(df.Ha
 // NewFile makes the state of a file nobody has written to.
 func (p *Plane) NewFile() *File { return &File{plane: p} }
 
+// count notes that n more extents are retained.
+func (f *File) count(n int) {
+	f.unstable.Add(int64(n))
+	f.plane.extents.Add(int64(n))
+}
+
 // dataFile returns the state of a data file, making it when it is new.
 func (f *File) dataFile(df *layout.DataFile) *dataFile {
 	f.mu.Lock()

@@ -136,6 +136,7 @@ func (f *File) ordered(ctx context.Context, name string, seg *layout.Segment, of
 // calls have ended.
 func (f *File) eachDataFile(seg *layout.Segment, off, end int64, held *orphans, do func(Sparser, *dataFile, layout.Column) error) error {
 	var files []*dataFile
+	columns := map[*dataFile][]int{} // several, while the file is moved into one data file
 	for i := range seg.Width() {
 		if from, to := seg.Column(i).Next(off, end); from == to {
 			continue
@@ -143,7 +144,10 @@ func (f *File) eachDataFile(seg *layout.Segment, off, end int64, held *orphans, 
 		good := false
 		for m := range seg.Mirrors {
 			if d := f.writable(seg, m, i); d != nil {
-				files = append(files, d)
+				if columns[d] == nil {
+					files = append(files, d)
+				}
+				columns[d] = append(columns[d], i)
 				good = good || seg.Mirrors[m].Servers[i].State == layout.CopyGood
 			}
 		}
@@ -159,8 +163,10 @@ func (f *File) eachDataFile(seg *layout.Segment, off, end int64, held *orphans, 
 		defer func() { <-room }()
 		df := d.use.Load()
 		s, err := f.sparser(d.ctx, df)
-		if err == nil {
-			err = do(s, d, seg.Column(int(d.column.Load())))
+		for _, i := range columns[d] {
+			if err == nil {
+				err = do(s, d, seg.Column(i))
+			}
 		}
 		if err != nil && !isUnsupported(err) {
 			return &Error{Op: layout.OpWrite, Device: df.Device, File: df, Off: off, Err: err}

@@ -199,6 +199,26 @@ func TestPunchRetained(t *testing.T) {
 	}
 }
 
+// While a file is moved into one data file that is in all columns of a mirror: the holes of all of them come to be there.
+func TestPunchGathered(t *testing.T) {
+	e := newEnv(t, options{servers: 4})
+	f, seg := e.plane.NewFile(), e.segment(block, 2, 2)
+	seg.Mirrors[1].Servers[1] = seg.Mirrors[1].Servers[0]
+	want := bytes.Repeat([]byte{7}, 8*block)
+	e.write(f, seg, 0, want)
+	if err := f.Punch(e.ctx(), seg, block+10, 4*block, ignore); err != nil {
+		t.Fatal(err)
+	}
+	clear(want[block+10:][:4*block])
+	e.check(f, seg, 0, want)
+	e.commit(f)
+	for m := range seg.Mirrors {
+		if i := differ(e.mirror(seg, m, len(want), true), want); i >= 0 {
+			t.Errorf("byte %d of mirror %d is not what was left", i, m)
+		}
+	}
+}
+
 // A punch that nobody waits for any more keeps its range until the server has answered.
 func TestPunchAbandoned(t *testing.T) {
 	e := newEnv(t, options{})

@@ -47,6 +47,12 @@ type Nearer interface {
 	Near() bool
 }
 
+// Keeper is what a Target also offers if its writes may be in the hands of this host's kernel when they are answered.
+type Keeper interface {
+	// Keeps reports whether UNSTABLE writes will probably be Kept, see layout.Op. Then no copy of them is needed.
+	Keeps() bool
+}
+
 // Quicker is what a Target also offers if it can do requests while the caller waits.
 type Quicker interface {
 	// Quick does op, as Start and Flush would, if that takes no longer than to pass it on, and reports whether it has. Then Done is
@@ -70,6 +76,8 @@ type Config struct {
 }
 
 const (
+	// maxKept bounds the extents that are retained while writes are not copied, as those take next to no memory.
+	maxKept              = 1 << 16
 	defaultRetainBytes   = 256 << 20
 	defaultMirrorTimeout = 10 * time.Second
 )
@@ -94,6 +102,7 @@ type Plane struct {
 	pool     *iobuf.Pool
 	pressure chan struct{}
 	turn     atomic.Uint32 // round robin among equal mirrors
+	extents  atomic.Int64  // retained, of all files
 	hedges   hedgeBudget
 	watch    *watch
 	devices  atomic.Pointer[map[layout.DeviceID]*device]

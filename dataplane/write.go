@@ -158,6 +158,20 @@ func (q *writeRequest) pieceSize(server int) int {
 	return max(size, 1)
 }
 
+// keeps reports whether all copies will probably be with this host's kernel when they are written.
+func (q *writeRequest) keeps(server int) bool {
+	if q.file.plane.extents.Load() >= maxKept {
+		return false
+	}
+	for m := range q.seg.Mirrors {
+		df := &q.seg.Mirrors[m].Servers[server]
+		if df.State != layout.CopyStale && !q.file.plane.device(df.Device).conn.Load().keeps() {
+			return false
+		}
+	}
+	return true
+}
+
 // send starts one write at every mirror. Unstable data goes out from what is retained, so that the caller's
 // memory is free when the last server has answered and what is sent again later is what was sent before.
 func (q *writeRequest) send(server int, off int64, data []byte) {
@@ -166,6 +180,7 @@ func (q *writeRequest) send(server int, off int64, data []byte) {
 	base := off
 	switch {
 	case stable != layout.Unstable:
+	case q.keeps(server):
 	case q.buf != nil:
 		buf, base = q.buf, q.off
 		buf.Ref()
@@ -193,7 +208,7 @@ func (q *writeRequest) send(server int, off int64, data []byte) {
 			buf.Ref()
 			pc.buf, pc.base = buf, base
 		}
-		pc.op.Kind, pc.op.File, pc.op.Off, pc.op.Data, pc.op.Stable = layout.OpWrite, df, off, data, stable
+		pc.op.Kind, pc.op.File, pc.op.Off, pc.op.Data, pc.op.Stable, pc.op.Kept = layout.OpWrite, df, off, data, stable, 0
 		q.add(pc)
 	}
 	if buf != nil {
@@ -317,7 +332,7 @@ func (q *writeRequest) finish() {
 		switch {
 		case pc.stableAsAsked():
 			pc.data.supersede(pc)
-		case pc.buf != nil:
+		case pc.buf != nil || pc.op.Kept != 0:
 			pc.data.retain(pc)
 		default:
 			weak = true
@@ -360,7 +375,7 @@ func (q *writeRequest) stabilise() {
 	var errs []error
 	verifiers := map[*dataFile]layout.Verifier{}
 	for _, pc := range q.pieces {
-		if pc.buf != nil || pc.state.Load() == pieceOrphaned || pc.stableAsAsked() {
+		if pc.buf != nil || pc.op.Kept != 0 || pc.state.Load() == pieceOrphaned || pc.stableAsAsked() {
 			continue
 		}
 		verf, ok := verifiers[pc.data]

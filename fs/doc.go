@@ -126,6 +126,13 @@
 // Answers of the service may be overtaken by what happens here meanwhile. FS.clock counts such events, inode.changed
 // remembers the file's last one, and an answer to a question asked before it teaches nothing (merge).
 //
+// # Caches
+//
+// A file that is copied to a cache (caches.go) is open here meanwhile, and read like any other. What is written to the data file of
+// the cache has a dataplane.File of its own. The service takes the cache away before anybody may write the file, and the end of
+// the copying is its decision: so nothing here has to be kept out. A mount copies a file once at a time, and returns when none
+// of its writes is on its way any more, as a late one could come after those of somebody who writes the cache, too.
+//
 // # Holes
 //
 // fallocate(2) and lseek(2) for data and holes go to the data servers (see dataplane.File.Punch, Allocate and Seek). What
@@ -205,7 +212,7 @@
 // # Lock order
 //
 // keptPages.mu and window.mu, then inode.mu, then readAhead.mu, shard.mu, flusher.mu, accesses.mu, places.mu, and the locks inside Meta's methods that do not block
-// (CachedLayout, CachedAttr, Forget, Release) and inside dataplane.File.Dirty. handleTable.mu, transfer.mu and request.mu are
+// (CachedLayout, CachedAttr, Forget, Release) and inside dataplane.File.Dirty. handleTable.mu, transfer.mu, caching.mu and request.mu are
 // taken alone. No mutex is held
 // while anything blocks or while the data plane is given a request, since that may call Done at once.
 package fs

@@ -53,6 +53,11 @@ type Meta interface {
 	// LayoutError says which copies of a file may differ from the others. What becomes of them has been told to OnCopiesStale
 	// when it returns nil.
 	LayoutError(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef, reason string) error
+	// CacheStart begins a cache of a file that is open, CacheDone ends it; CacheDrop takes the one on a device away.
+	CacheStart(ctx context.Context, cred metarpc.Cred, args *metarpc.CacheStartArgs) (*metarpc.CacheStartResult, error)
+	CacheDone(ctx context.Context, id layout.FileID, cache metarpc.CopyRef) error
+	CacheDrop(ctx context.Context, cred metarpc.Cred, id layout.FileID, dev layout.DeviceID) (metarpc.CacheDropResult, error)
+	DescribeLayout(ctx context.Context, id layout.FileID) (*metarpc.Described, error)
 	// Reserve makes the file n bytes longer and returns where they are, and when that was: the time of the append.
 	Reserve(ctx context.Context, id layout.FileID, n int64) (off, mtime int64, err error)
 
@@ -99,7 +104,9 @@ type Config struct {
 	Passthrough Passthrough
 	Copies      metarpc.Pin
 	Lend        func(ctx context.Context, df *layout.DataFile, write bool) (fd int, err error)
-	Log         *slog.Logger // nil means slog.Default()
+	// Near returns the data servers on this host, for files that are to be cached there; nil = there are none.
+	Near func() []layout.DeviceID
+	Log  *slog.Logger // nil means slog.Default()
 }
 
 // Validate checks the configuration and fills what is not set.
@@ -129,6 +136,9 @@ type FS struct {
 	data *dataplane.Plane
 	root layout.FileID
 	log  *slog.Logger
+
+	nearby  func() []layout.DeviceID
+	caching caching
 
 	kernel atomic.Pointer[kernel] // nil while there is no mount
 	pages  *keptPages             // nil if the kernel is not to keep any
@@ -175,7 +185,7 @@ func New(cfg Config) (*FS, error) {
 		return nil, err
 	}
 	fs := &FS{
-		meta: cfg.Meta, data: cfg.Data, root: cfg.Root, log: cfg.Log,
+		meta: cfg.Meta, data: cfg.Data, root: cfg.Root, log: cfg.Log, nearby: cfg.Near,
 		places:       newPlaces(),
 		stableClose:  cfg.StableClose,
 		pass:         passthrough{mode: cfg.Passthrough, copies: cfg.Copies, lend: cfg.Lend},
@@ -197,6 +207,7 @@ func New(cfg Config) (*FS, error) {
 		fs.shards[i].inodes = map[layout.FileID]*inode{}
 	}
 	fs.handles.open = map[uint64]*handle{}
+	fs.caching.init()
 	fs.flusher.kick = make(chan struct{}, 1)
 	fs.accesses = newAccesses(fs, cfg.Atime)
 	fs.spawn(fs.flushLoop)

@@ -12,7 +12,7 @@ import (
 )
 
 // raw answers the kernel's requests through go-fuse. Its handlers run in goroutines of the transport and may block.
-// What is not here go-fuse answers with ENOSYS: the kernel then does without (copy_file_range, ioctl, access checks, which
+// What is not here go-fuse answers with ENOSYS: the kernel then does without (copy_file_range, access checks, which
 // are its own because of default_permissions).
 type raw struct {
 	fuse.RawFileSystem

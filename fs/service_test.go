@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"log/slog"
@@ -976,6 +977,23 @@ func (m *session) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport
 		attrs = append(attrs, m.s.attr(n))
 	}
 	return attrs, nil
+}
+
+// There are no caches here.
+func (m *session) CacheStart(context.Context, metarpc.Cred, *metarpc.CacheStartArgs) (*metarpc.CacheStartResult, error) {
+	return nil, errors.ErrUnsupported
+}
+
+func (m *session) CacheDone(context.Context, layout.FileID, metarpc.CopyRef) error {
+	return errors.ErrUnsupported
+}
+
+func (m *session) CacheDrop(context.Context, metarpc.Cred, layout.FileID, layout.DeviceID) (metarpc.CacheDropResult, error) {
+	return metarpc.CacheDropResult{}, errors.ErrUnsupported
+}
+
+func (m *session) DescribeLayout(context.Context, layout.FileID) (*metarpc.Described, error) {
+	return nil, errors.ErrUnsupported
 }
 
 func (m *session) LayoutError(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef, _ string) error {

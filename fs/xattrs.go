@@ -50,6 +50,13 @@ func (r *raw) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string, d
 		return 0, r.status(err)
 	}
 	id := r.fs.id(in.NodeId)
+	if name == xattrAdvise {
+		state, err := r.fs.advice(ctx, id)
+		if err != nil {
+			return 0, r.status(err)
+		}
+		return fit(dest, []byte(state))
+	}
 	value, err := r.fs.meta.GetXattr(ctx, cred(in), id, name)
 	if err != nil {
 		return 0, r.status(byID(id, err))
@@ -79,6 +86,9 @@ func (r *raw) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name string,
 		return r.status(err)
 	}
 	id := r.fs.id(in.NodeId)
+	if name == xattrAdvise {
+		return r.status(r.fs.setAdvice(ctx, cred(&in.InHeader), id, string(value)))
+	}
 	err := r.fs.meta.SetXattr(ctx, cred(&in.InHeader), id, name, value, in.Flags)
 	if name == capability {
 		if i := r.fs.holdKnown(id); i != nil {

@@ -69,7 +69,11 @@ type Op struct {
 	EOF       bool      // READ: the data file ends at Off+N; not always told if N is len(Data)
 	Committed Stability // WRITE: given
 	Verifier  Verifier  // WRITE, COMMIT
-	Err       error
+	// Kept, if not 0, says of an UNSTABLE WRITE that the kernel of this host has the data now, whatever becomes of the server, and of a COMMIT
+	// that everything with the same number is stable: what has another one may have been lost when it was written back. 0 in a COMMIT
+	// says nothing.
+	Kept uint64
+	Err  error
 
 	// Target is scratch space of the target that has the Op (a queue link, a deadline); zero it before reuse.
 	Target any

@@ -11,7 +11,7 @@
 // # Requests
 //
 // READ, WRITE and COMMIT go by descriptors while there is a session; everything else by RPC. A request for a file that has none
-// waits for them to be lent, for a second at most. What the server refuses goes by RPC for half a minute, as the server then
+// waits for them to be lent, for a second at most. They are kept as long as they are used now and then, of a bounded number of files. What the server refuses goes by RPC for half a minute, as the server then
 // tells why. So does each single request that fails here, whatever the reason: the application gets what the server answers.
 //
 // What waits for nobody is done by the caller: reads of what is in memory, and unstable writes to a file system that is in
@@ -23,10 +23,11 @@
 //
 // An UNSTABLE write by a descriptor is in the page cache of the server's file, as one by RPC is, and has the same verifier: that of
 // the server when it lent the descriptor. So the ways mix: a COMMIT by RPC covers what was written here, and fdatasync(2) here
-// is a COMMIT. When a descriptor is closed early (it is revoked, or the session ends), nothing needs to be sent again.
+// is a COMMIT. When a descriptor is closed early (it is revoked, or the session ends), nothing needs to be sent again. Nor is a copy needed of
+// what was written here: it stays in the page cache when the server goes (layout.Op.Kept, Target.token).
 //
 // The kernel tells each descriptor of a write-back that failed after it was opened, once. A descriptor with writes that were not
-// synced is therefore not closed for want of room; if it is revoked, the server is told to look for failures. When fdatasync
+// synced is therefore not closed for want of room; if it is revoked, it is synced before, and the server is told to look for failures, too. When fdatasync
 // fails here, all verifiers of that file are others from then on (Target.spoil), by RPC too, so that those who retain the data send it
 // again, whoever else may have been told of the failure. Syncs by one descriptor run one after the other, and once one has failed
 // the descriptor is of no use.

@@ -2,6 +2,7 @@ package localio
 
 import (
 	"crypto/rand"
+	"encoding/binary"
 	"errors"
 
 	"golang.org/x/sys/unix"
@@ -82,12 +83,12 @@ func (f *file) do(op *layout.Op, now bool) error {
 		if err != nil {
 			return err
 		}
-		op.N, op.Committed, op.Verifier = n, op.Stable, f.verifier
+		op.N, op.Committed, op.Verifier, op.Kept = n, op.Stable, f.verifier, f.kept
 	case layout.OpCommit:
 		if err := f.sync(false); err != nil {
 			return err
 		}
-		op.Verifier = f.verifier
+		op.Verifier, op.Kept = f.verifier, f.kept
 	}
 	op.Err = nil
 	return nil
@@ -104,28 +105,29 @@ func (t *Target) queued(k *task) bool {
 		return false
 	}
 	t.ringOnce.Do(func() {
-		var err error
-		if t.ring, err = newRing(t.reaped); err != nil {
+		r, err := newRing(t.reaped, t.last)
+		if t.ring.Store(r); err != nil {
 			t.cfg.Log.Info("reads and writes that wait for a disk have a thread each", "device", t.cfg.Name, "because", err)
 		}
 	})
-	return t.ring != nil && t.ring.start(k, fd, op.Kind == layout.OpWrite, op.Data, op.Off)
+	r := t.ring.Load()
+	return r != nil && r.start(k, fd, op.Kind == layout.OpWrite, op.Data, op.Off)
 }
 
 // reaped ends a task that the ring has done, res being what read(2) or write(2) would return, or a negative errno.
-func (t *Target) reaped(k *task, res int32) func() {
+func (t *Target) reaped(k *task, res int32) over {
 	op, f := k.op, k.file
 	if int(res) != len(op.Data) || !f.permitted() {
 		go func() { // ends with the request, of which there may be some left, or nothing, or which goes by RPC
 			defer t.tasks.Done()
 			t.perform(k, false)
 		}()
-		return func() {}
+		return over{}
 	}
 	op.N, op.EOF, op.Err = len(op.Data), false, nil
 	kind := &f.session.kind
 	if direct := kind.Reaches(len(op.Data), op.Off); op.Kind == layout.OpWrite {
-		op.Committed, op.Verifier = layout.Unstable, f.verifier
+		op.Committed, op.Verifier, op.Kept = layout.Unstable, f.verifier, f.kept
 		if !direct {
 			kind.HaveWritten(f, op.Off, op.N)
 		}
@@ -133,11 +135,14 @@ func (t *Target) reaped(k *task, res int32) func() {
 		kind.HaveRead(f, op.Off, op.N)
 	}
 	t.settle(k)
-	return func() {
-		op.Done(op)
-		f.release()
-		t.tasks.Done()
-	}
+	return over{op, f}
+}
+
+// last is the end of what reaped has returned.
+func (t *Target) last(o over) {
+	o.op.Done(o.op)
+	o.f.release()
+	t.tasks.Done()
 }
 
 // syncError says that what was written may not have become stable, and that the kernel will not say so again.
@@ -176,6 +181,23 @@ func (t *Target) spoil(fh nfs3.FileHandle) {
 	t.spoilt.Store(true)
 }
 
+// token is what requests for a data file are Kept as: always the same, but for what spoil has changed. A write is in the page cache when it
+// is answered, where it stays when the server goes, and whoever syncs the file then has it written.
+func (t *Target) token(fh nfs3.FileHandle) uint64 {
+	salt, ok := t.salts.Load(fh)
+	if !ok {
+		return t.kept
+	}
+	v := salt.(layout.Verifier)
+	return t.kept ^ binary.LittleEndian.Uint64(v[:])&^1
+}
+
+// Keeps reports whether writes go by descriptors.
+func (t *Target) Keeps() bool {
+	s := t.current.Load()
+	return s != nil && s.readOnly == "" && !t.cfg.ReadOnly
+}
+
 // salt changes a verifier that belongs to a data file.
 func (t *Target) salt(fh nfs3.FileHandle, v *layout.Verifier) {
 	salt, ok := t.salts.Load(fh)
@@ -187,7 +209,7 @@ func (t *Target) salt(fh nfs3.FileHandle, v *layout.Verifier) {
 	}
 }
 
-// saltLater changes the verifier that a request by RPC brings.
+// saltLater changes the verifier that a request by RPC brings, and says what a COMMIT covers.
 func (t *Target) saltLater(op *layout.Op) {
 	if op.Kind == layout.OpRead || op.File == nil || len(op.File.Handles) == 0 {
 		return
@@ -200,6 +222,9 @@ func (t *Target) saltLater(op *layout.Op) {
 	op.Done = func(op *layout.Op) {
 		op.Done = done
 		t.salt(fh, &op.Verifier)
+		if op.Kind == layout.OpCommit {
+			op.Kept = t.token(fh)
+		}
 		done(op)
 	}
 }

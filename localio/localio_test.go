@@ -477,6 +477,29 @@ func TestManyFiles(t *testing.T) {
 	}
 }
 
+// Descriptors that nobody uses are closed after a while, but not what was written and not synced.
+func TestIdle(t *testing.T) {
+	e := newEnv(t, "", nil)
+	l := e.target(func(c *Config) { c.Idle = 10 * time.Millisecond })
+	df := e.newFile(0o640)
+	if w := do(l, layout.Op{Kind: layout.OpWrite, File: df, Data: []byte("abc")}); w.Err != nil {
+		t.Fatal(w.Err)
+	}
+	for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if n := l.Status(t.Context()).Descriptors; n != 1 {
+			t.Fatalf("%d descriptors while there is something to be synced", n)
+		}
+	}
+	if c := do(l, layout.Op{Kind: layout.OpCommit, File: df}); c.Err != nil {
+		t.Fatal(c.Err)
+	}
+	waitFor(t, "no descriptors", func() bool { return l.Status(t.Context()).Descriptors == 0 })
+	buf := make([]byte, 3)
+	if r := do(l, layout.Op{Kind: layout.OpRead, File: df, Data: buf}); r.Err != nil || string(buf) != "abc" {
+		t.Errorf("read %q, %v", buf, r.Err)
+	}
+}
+
 var wantSwitches = flag.Int64("switches", 2000, "how often TestSwitches changes the way at least")
 
 // Each request by another way than the one before, on a plane with load from several sides: what is read is what was written.
@@ -626,7 +649,7 @@ func TestNoRing(t *testing.T) {
 		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
 			t.Fatal(err)
 		}
-		r, err := newRing(nil)
+		r, err := newRing(nil, nil)
 		if e := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); e != nil {
 			t.Fatal(e)
 		}

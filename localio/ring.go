@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/layout"
 )
 
 // ring is an io_uring (io_uring_setup(2)) for reads and writes that wait for a disk: each would otherwise hold a thread, and each
@@ -24,11 +26,22 @@ type ring struct {
 	sqes           []sqe
 	cqes           []cqe
 
+	ended func(k *task, res int32) over
+	last  func(over)
+
 	mu     sync.Mutex
 	begun  uint32   // entries that the kernel was not told of
+	reaper int      // the number of the goroutine that reaps
+	away   bool     // it is not at it, but calls last
 	free   []uint32 // slots
 	slots  []*task
 	closed bool
+}
+
+// over is a request that has ended, but for its Done and the use of its file.
+type over struct {
+	op *layout.Op
+	f  *file
 }
 
 // queue is the head and the tail of a ring.
@@ -78,13 +91,16 @@ const (
 )
 
 // newRing makes one. Containers often may not.
-func newRing(ended func(k *task, res int32) func()) (r *ring, err error) {
+//
+// What the kernel has done is passed to ended, and what that returns to last, if it has an op. ended must not wait; last may wait for what
+// is passed to ended later, if relieve is called.
+func newRing(ended func(k *task, res int32) over, last func(over)) (r *ring, err error) {
 	var p params
 	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, ringEntries, uintptr(unsafe.Pointer(&p)), 0)
 	if errno != 0 {
 		return nil, fmt.Errorf("io_uring_setup: %w", errno)
 	}
-	made := &ring{fd: int(fd), gone: make(chan struct{}), slots: make([]*task, ringEntries)}
+	made := &ring{fd: int(fd), gone: make(chan struct{}), slots: make([]*task, ringEntries), ended: ended, last: last}
 	unix.CloseOnExec(made.fd)
 	defer func() {
 		if err != nil {
@@ -120,7 +136,7 @@ func newRing(ended func(k *task, res int32) func()) (r *ring, err error) {
 	for i := range uint32(ringEntries) {
 		made.free = append(made.free, i)
 	}
-	go made.reap(ended) // ends with close
+	go made.reap(0) // ends with close
 	return made, nil
 }
 
@@ -166,23 +182,24 @@ func (r *ring) flush() {
 	}
 }
 
-// reap ends what the kernel has done.
-func (r *ring) reap(ended func(k *task, res int32) func()) {
-	defer close(r.gone)
+// reap ends what the kernel has done, as long as it is the reaper of this number.
+func (r *ring) reap(number int) {
 	var count [8]byte
 	type end struct {
 		k   *task
 		res int32
 	}
 	var batch []end
+	var overs []over
 	for {
 		if _, err := r.signal.Read(count[:]); err != nil {
-			return // closed
+			close(r.gone)
+			return
 		}
 		for {
 			batch = batch[:0]
 			r.mu.Lock()
-			head := *r.cq.head // ours alone
+			head := *r.cq.head // the reaper's alone
 			for tail := atomic.LoadUint32(r.cq.tail); head != tail; head++ {
 				c := r.cqes[head&r.cq.mask]
 				batch = append(batch, end{r.slots[c.user], c.res})
@@ -194,18 +211,54 @@ func (r *ring) reap(ended func(k *task, res int32) func()) {
 			if len(batch) == 0 {
 				break
 			}
-			dones := make([]func(), len(batch))
+			overs = overs[:0]
 			for i := range batch {
-				dones[i] = ended(batch[i].k, batch[i].res)
+				if o := r.ended(batch[i].k, batch[i].res); o.op != nil {
+					overs = append(overs, o)
+				}
 				batch[i].k = nil
 			}
-			go func() { // a Done may wait, in Detach, for what only this loop can end
-				for _, done := range dones {
-					done()
-				}
-			}()
+			r.mu.Lock()
+			r.away = true
+			r.mu.Unlock()
+			for i := range overs {
+				r.last(overs[i])
+				overs[i] = over{}
+			}
+			r.mu.Lock()
+			relieved := r.reaper != number
+			if !relieved {
+				r.away = false
+			}
+			r.mu.Unlock()
+			if relieved {
+				return
+			}
 		}
 	}
+}
+
+// relieve has somebody else reap, should the reaper wait for whoever calls it.
+func (r *ring) relieve() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.away {
+		return
+	}
+	r.away = false
+	r.reaper++
+	number := r.reaper
+	go func() { // ends with close
+		r.rouse()
+		r.reap(number)
+	}()
+}
+
+// rouse signals that something may have ended: the one before may have taken the signal.
+func (r *ring) rouse() {
+	var one [8]byte
+	one[0] = 1
+	r.signal.Write(one[:])
 }
 
 // close ends the ring, in which nothing is under way any more.

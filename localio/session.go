@@ -77,7 +77,8 @@ type file struct {
 	fd, direct int
 	streams    fileio.Streams
 	verifier   layout.Verifier
-	early      bool // revoked before it was lent
+	kept       uint64 // see Target.token
+	early      bool   // revoked before it was lent
 	place      *list.Element
 
 	use    atomic.Int64 // requests that use it, and retired
@@ -279,13 +280,16 @@ func (s *session) serve(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { s.nc.Close() })
 	defer stop()
 	var watching sync.WaitGroup
-	watching.Go(func() { // ends with the RPC connection, which ends below
+	over := make(chan struct{})
+	watching.Go(func() { s.closeIdle(over) }) // ends below
+	watching.Go(func() {                      // ends with the RPC connection, which ends below
 		s.rpc.wait()
 		s.nc.Close()
 	})
 	err := s.read()
 	s.nc.Close()
 	s.rpc.nc.Close()
+	close(over)
 	watching.Wait()
 	return err
 }
@@ -381,6 +385,7 @@ func (s *session) opened(m *wire.Opened, fds []int) {
 		}
 		f.verifier = layout.Verifier(m.Verifier)
 		t.salt(f.key.fh, &f.verifier)
+		f.kept = t.token(f.key.fh)
 		f.place = s.recent.PushFront(f)
 		taken = true
 	case waited:
@@ -434,6 +439,32 @@ func (s *session) spare(keep *file) *file {
 	return nil
 }
 
+// closeIdle closes, from time to time, what was not used since the last time, until stop is closed.
+func (s *session) closeIdle(stop <-chan struct{}) {
+	tick := time.NewTicker(s.t.cfg.Idle)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-stop:
+			return
+		}
+		var unused []*file
+		s.t.mu.Lock()
+		for e := s.recent.Front(); e != nil; {
+			f := e.Value.(*file)
+			e = e.Next()
+			if !f.recent.Swap(false) && f.use.Load() == 0 && !f.dirty.Load() && f.retire() {
+				unused = append(unused, f)
+			}
+		}
+		s.t.mu.Unlock()
+		for _, f := range unused {
+			f.close()
+		}
+	}
+}
+
 // retire makes nobody use f any more, and reports whether nobody does: then the caller closes it. Target.mu is held.
 func (f *file) retire() bool {
 	s := f.session
@@ -445,8 +476,26 @@ func (f *file) retire() bool {
 	return f.use.Add(retired) == retired
 }
 
-// close closes the descriptors of a retired file and tells the broker. Target.mu is not held.
+// close closes the descriptors of a retired file and tells the broker, or has that done if something is to be synced before: nobody may
+// be told of a failure afterwards. Target.mu is not held.
 func (f *file) close() {
+	if !f.dirty.Load() {
+		f.closeNow()
+		return
+	}
+	t := f.session.t
+	t.tasks.Go(func() { // ends with the sync
+		f.syncing.Lock()
+		known := f.broken != nil
+		f.syncing.Unlock()
+		if !known && f.sync(false) != nil {
+			t.spoil(f.key.fh)
+		}
+		f.closeNow()
+	})
+}
+
+func (f *file) closeNow() {
 	f.once.Do(func() {
 		s, t := f.session, f.session.t
 		unix.Close(f.fd)

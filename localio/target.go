@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -40,17 +41,23 @@ type Config struct {
 	ReadOnly bool             // writes go by RPC
 	Dir      string           // where brokers have their sockets; empty: wire.Dir
 	Files    int              // most files kept open; 0: DefaultFiles
+	Idle     time.Duration    // for how long one is that is not used, or up to twice that; 0: DefaultIdle
 	Export   *Export          // if it is none of weft's; nil: then all goes by RPC
 	Log      *slog.Logger     // nil: slog.Default()
 }
 
-// DefaultFiles is for how many data files descriptors are kept.
-const DefaultFiles = 1024
+// DefaultFiles is for how many data files descriptors are kept, and DefaultIdle for how long they are that nobody uses, at least.
+const (
+	DefaultFiles = 1024
+	DefaultIdle  = time.Minute
+)
 
 const (
 	// openTime is how long a request waits for descriptors, and refuseTime for how long a refusal counts.
 	openTime   = time.Second
 	refuseTime = 30 * time.Second
+	// relieveTime is how often who waits for a request looks whether the one who could end it waits, too.
+	relieveTime = 5 * time.Millisecond
 	// small is the largest request, in bytes, that is done by the caller: another goroutine would cost more. smallOnDisk is that
 	// where it may turn out that not all of it is in memory.
 	small       = 4 << 20
@@ -82,7 +89,7 @@ type Target struct {
 	current atomic.Pointer[session] // the same as session
 
 	ringOnce sync.Once
-	ring     *ring // nil: there is none, perhaps not yet
+	ring     atomic.Pointer[ring] // nil: there is none, perhaps not yet
 
 	mu      sync.Mutex
 	session *session // nil: there is none
@@ -94,6 +101,7 @@ type Target struct {
 	tasksOf map[*layout.Op]*task
 	spares  []*task
 
+	kept   uint64      // see token
 	salts  sync.Map    // from nfs3.FileHandle to layout.Verifier, see spoil
 	spoilt atomic.Bool // there are some
 }
@@ -118,13 +126,16 @@ func New(cfg Config, remote Remote) *Target {
 	if cfg.Files == 0 {
 		cfg.Files = DefaultFiles
 	}
+	if cfg.Idle == 0 {
+		cfg.Idle = DefaultIdle
+	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	t := &Target{
 		Remote: remote, cfg: cfg, cancel: cancel, first: make(chan struct{}), tasksOf: map[*layout.Op]*task{},
-		since: time.Now(), why: errors.New("the data server has not been asked yet"),
+		since: time.Now(), why: errors.New("the data server has not been asked yet"), kept: rand.Uint64() | 1,
 	}
 	t.tasks.Go(func() { t.keep(ctx) }) // ends with ctx
 	return t
@@ -312,7 +323,8 @@ func (t *Target) suits(op *layout.Op) bool {
 
 func (t *Target) byRPC(op *layout.Op) {
 	t.remote.Add(1)
-	if t.spoilt.Load() {
+	op.Kept = 0
+	if op.Kind == layout.OpCommit || t.spoilt.Load() {
 		t.saltLater(op)
 	}
 	t.Remote.Start(op)
@@ -359,7 +371,7 @@ func (t *Target) Flush() {
 		t.tasks.Add(1)
 		t.mu.Unlock()
 		if begun && k.file != nil && f.session.quick(k.op) {
-			t.ring.flush() // a Done may wait for what is in there
+			t.ring.Load().flush() // a Done may wait for what is in there
 			begun = false
 		}
 		if k.file != nil && f.session.quick(k.op) && t.atOnce(k) {
@@ -381,7 +393,7 @@ func (t *Target) Flush() {
 		}()
 	}
 	if begun {
-		t.ring.flush()
+		t.ring.Load().flush()
 	}
 	if t.called.Load() && t.called.Swap(false) {
 		t.Remote.Flush()
@@ -566,7 +578,7 @@ func (t *Target) Detach(op *layout.Op) {
 		}
 		over := k.over
 		t.mu.Unlock()
-		<-over
+		t.awaitOver(over)
 	case op.Kind == layout.OpWrite:
 		op.Data = append([]byte(nil), op.Data...)
 		t.mu.Unlock()
@@ -579,6 +591,22 @@ func (t *Target) Detach(op *layout.Op) {
 	}
 }
 
+// awaitOver waits until nobody is at a request any more. Those who call Dones may be waiting for who calls it.
+func (t *Target) awaitOver(over <-chan struct{}) {
+	tick := time.NewTicker(relieveTime)
+	defer tick.Stop()
+	for {
+		if r := t.ring.Load(); r != nil {
+			r.relieve()
+		}
+		select {
+		case <-over:
+			return
+		case <-tick.C:
+		}
+	}
+}
+
 // Close ends the session, waits for what is under way, and closes Remote, which ends the rest.
 func (t *Target) Close() error {
 	t.mu.Lock()
@@ -587,8 +615,8 @@ func (t *Target) Close() error {
 	t.cancel()
 	t.Flush()
 	t.tasks.Wait()
-	if t.ring != nil {
-		t.ring.close()
+	if r := t.ring.Load(); r != nil {
+		r.close()
 	}
 	return t.Remote.Close()
 }

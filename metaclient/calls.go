@@ -246,6 +246,35 @@ func (c *Client) LayoutError(ctx context.Context, id layout.FileID, copies []met
 	return c.do(prior(ctx), metarpc.OpLayoutError, metarpc.Cred{}, args, nil, nil)
 }
 
+// LayoutMove wants the data of a file to lie on a device, and tells how far that is.
+func (c *Client) LayoutMove(ctx context.Context, cred metarpc.Cred, id layout.FileID, dev layout.DeviceID) (*metarpc.LayoutMoveResult, error) {
+	r := new(metarpc.LayoutMoveResult)
+	if err := c.do(ctx, metarpc.OpLayoutMove, cred, &metarpc.LayoutMoveArgs{ID: id, Device: dev}, r, nil); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// CacheStart asks for a data file to copy a file to that the session has open.
+func (c *Client) CacheStart(ctx context.Context, cred metarpc.Cred, args *metarpc.CacheStartArgs) (*metarpc.CacheStartResult, error) {
+	r := new(metarpc.CacheStartResult)
+	if err := c.do(ctx, metarpc.OpCacheStart, cred, args, r, nil); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// CacheDone says that a cache has all bytes of the file.
+func (c *Client) CacheDone(ctx context.Context, id layout.FileID, cache metarpc.CopyRef) error {
+	return c.do(ctx, metarpc.OpCacheDone, metarpc.Cred{}, &metarpc.CacheDoneArgs{ID: id, Copy: cache}, nil, nil)
+}
+
+// CacheDrop takes a file's cache on a device away, or all of them if the device is zero.
+func (c *Client) CacheDrop(ctx context.Context, cred metarpc.Cred, id layout.FileID, dev layout.DeviceID) (r metarpc.CacheDropResult, err error) {
+	err = c.do(ctx, metarpc.OpCacheDrop, cred, &metarpc.CacheDropArgs{ID: id, Device: dev}, &r, nil)
+	return r, err
+}
+
 // LayoutCommit reports sizes and times; there is an attribute record for each report, with ID 0 for a file that is
 // gone. A long list is sent in parts, of which the first that fails ends the rest.
 func (c *Client) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport, provisional bool) ([]metarpc.Attr, error) {

@@ -167,6 +167,8 @@ func deviceOf(info metarpc.DeviceInfo) deviceStatus {
 		DataFiles: info.DataFiles,
 		Draining:  info.Draining,
 		Load:      float64(info.Load) / 1000,
+
+		Caches: info.Caches, CacheBytes: info.CacheBytes,
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,17 +19,59 @@ import (
 )
 
 // A serving process listens on a UNIX socket named for its FUSE connection. A connection carries one request and one
-// answer, both JSON. The socket, not the mount, is what other commands use, so they work when the mount hangs.
+// answer, both JSON; before the answer to a long request there may be others that only say how far it has got. A caller who sends no
+// more wants the request to end, and may still read the answer. The socket, not the mount, is what other commands use, so they work when the mount hangs.
 
 // controlRequest asks a serving process for something.
 type controlRequest struct {
-	Op   string        `json:"op"` // "status", "sync", "layout"
-	File layout.FileID `json:"file,omitempty"`
+	Op     string        `json:"op"` // "status", "sync", "layout", "layout move", "devices", "prefetch", "evict"
+	File   layout.FileID `json:"file,omitempty"`
+	Device string        `json:"device,omitempty"` // where to move the file's data
+
+	Name    string            `json:"name,omitempty"`    // of data servers: devices
+	Devices []layout.DeviceID `json:"devices,omitempty"` // prefetch, evict
+	Limit   int64             `json:"limit,omitempty"`   // prefetch, as Run; see fs.CacheRequest
+	Run     uint64            `json:"run,omitempty"`
 }
 
 type controlReply struct {
-	Error  string          `json:"error,omitempty"`
-	Result json.RawMessage `json:"result,omitempty"`
+	Progress int64           `json:"progress,omitempty"` // bytes more that are done; the answer is still to come
+	Error    string          `json:"error,omitempty"`
+	Errno    unix.Errno      `json:"errno,omitempty"` // of the error, if it has one
+	Result   json.RawMessage `json:"result,omitempty"`
+}
+
+// controlError is an error that a serving process has told.
+type controlError struct {
+	text  string
+	errno unix.Errno
+}
+
+func (e *controlError) Error() string { return e.text }
+
+// Unwrap makes the errno one that errors.Is finds.
+func (e *controlError) Unwrap() error { return e.errno }
+
+// progressTime is how often it is told how far a request has got.
+const progressTime = time.Second / 5
+
+// progress collects what is to be told.
+type progress struct{ bytes atomic.Int64 }
+
+// tell sends what there is, now and then, until over is closed.
+func (p *progress) tell(to *json.Encoder, over <-chan struct{}) {
+	ticker := time.NewTicker(progressTime)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			if n := p.bytes.Swap(0); n > 0 {
+				to.Encode(controlReply{Progress: n})
+			}
+		case <-over:
+			return
+		}
+	}
 }
 
 // controlDirs is where the sockets of mounts made by uid may be, the place for new ones first: root's in /run/weft,
@@ -87,7 +130,7 @@ func listenControl(minor uint32) (net.Listener, error) {
 }
 
 // serveControl answers requests until l is closed. Each connection has a goroutine that ends with it.
-func serveControl(ctx context.Context, l net.Listener, handle func(context.Context, controlRequest) (any, error)) {
+func serveControl(ctx context.Context, l net.Listener, handle func(context.Context, controlRequest, *progress) (any, error)) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
@@ -109,14 +152,23 @@ func serveControl(ctx context.Context, l net.Listener, handle func(context.Conte
 				cancel()
 			}()
 			var reply controlReply
-			result, err := handle(ctx, req)
+			var far progress
+			out := json.NewEncoder(c)
+			over, told := make(chan struct{}), make(chan struct{})
+			go func() { // ends with the request
+				defer close(told)
+				far.tell(out, over)
+			}()
+			result, err := handle(ctx, req, &far)
+			close(over)
+			<-told
 			if err == nil {
 				reply.Result, err = json.Marshal(result)
 			}
 			if err != nil {
-				reply.Error = err.Error()
+				reply.Error, reply.Errno = err.Error(), errnoIn(err)
 			}
-			json.NewEncoder(c).Encode(reply)
+			out.Encode(reply)
 		}()
 	}
 }
@@ -161,27 +213,55 @@ func serverOf(ctx context.Context, m mountEntry) int {
 	return pid
 }
 
+// errnoIn is the errno of an error, 0 if it has none.
+func errnoIn(err error) unix.Errno {
+	var has interface{ Errno() unix.Errno }
+	errno := unix.Errno(0)
+	if !errors.As(err, &has) {
+		errors.As(err, &errno)
+		return errno
+	}
+	return has.Errno()
+}
+
 // control sends req to the process that serves m and decodes its result into result.
 func control(ctx context.Context, m mountEntry, req controlRequest, result any) error {
+	return controlWith(ctx, m, req, result, 0, func(int64) {})
+}
+
+// controlPatiently is control of a request that says how far it has got, and that has something to put in order should ctx end.
+func controlPatiently(ctx context.Context, m mountEntry, req controlRequest, result any, far func(n int64)) error {
+	return controlWith(ctx, m, req, result, cancelTime, far)
+}
+
+func controlWith(ctx context.Context, m mountEntry, req controlRequest, result any, patience time.Duration, far func(n int64)) error {
 	c, _, err := dialControl(ctx, m)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	stop := context.AfterFunc(ctx, func() { c.Close() })
+	stop := context.AfterFunc(ctx, func() {
+		c.(*net.UnixConn).CloseWrite()
+		c.SetReadDeadline(time.Now().Add(patience))
+	})
 	defer stop()
-	if err := json.NewEncoder(c).Encode(req); err != nil {
+	if err := json.NewEncoder(c).Encode(req); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("%s: %w", m.Mountpoint, err)
 	}
-	var reply controlReply
-	if err := json.NewDecoder(c).Decode(&reply); err != nil {
-		if ctx.Err() != nil {
+	in := json.NewDecoder(c)
+	for {
+		var reply controlReply
+		err := in.Decode(&reply)
+		switch {
+		case err != nil && ctx.Err() != nil:
 			return fmt.Errorf("%s: %w", m.Mountpoint, context.Cause(ctx))
+		case err != nil:
+			return fmt.Errorf("%s: %w: %v", m.Mountpoint, errNoServer, err)
+		case reply.Error != "":
+			return fmt.Errorf("%s: %w", m.Mountpoint, &controlError{reply.Error, reply.Errno})
+		case reply.Result != nil:
+			return json.Unmarshal(reply.Result, result)
 		}
-		return fmt.Errorf("%s: %w: %v", m.Mountpoint, errNoServer, err)
+		far(reply.Progress)
 	}
-	if reply.Error != "" {
-		return fmt.Errorf("%s: %s", m.Mountpoint, reply.Error)
-	}
-	return json.Unmarshal(reply.Result, result)
 }

@@ -34,7 +34,7 @@ func TestControl(t *testing.T) {
 	cancelled := make(chan struct{})
 	served := make(chan struct{})
 	go func() { // ends with the socket
-		serveControl(context.Background(), l, func(ctx context.Context, req controlRequest) (any, error) {
+		serveControl(context.Background(), l, func(ctx context.Context, req controlRequest, far *progress) (any, error) {
 			switch req.Op {
 			case "layout":
 				return req.File + 1, nil
@@ -42,6 +42,10 @@ func TestControl(t *testing.T) {
 				<-ctx.Done()
 				close(cancelled)
 				return nil, ctx.Err()
+			case "long":
+				far.bytes.Add(5)
+				<-ctx.Done()
+				return nil, fmt.Errorf("in order again: %w", unix.EBUSY)
 			}
 			return nil, fmt.Errorf("no %s here", req.Op)
 		})
@@ -64,6 +68,17 @@ func TestControl(t *testing.T) {
 	cancel()
 	if err := <-asked; !errors.Is(err, context.Canceled) && !errors.Is(err, errNoServer) {
 		t.Errorf("given up: %v", err)
+	}
+	// One who is patient hears how far it is, and what became of it.
+	ctx, cancel = context.WithCancel(t.Context())
+	err = controlPatiently(ctx, m, controlRequest{Op: "long"}, nil, func(n int64) {
+		if n != 5 {
+			t.Errorf("%d bytes more", n)
+		}
+		cancel()
+	})
+	if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "in order again") {
+		t.Errorf("at the end: %v", err)
 	}
 	// What belongs to another user is not asked.
 	other := m

@@ -153,7 +153,7 @@ func (d *daemon) start(ctx context.Context) error {
 			p := plane.Load()
 			return p != nil && p.Outstanding() > 0
 		},
-		Near:    func() []layout.DeviceID { return d.locally((*localio.Target).Near) },
+		Near:    d.near,
 		Lending: func() []layout.DeviceID { return d.locally((*localio.Target).Lends) },
 		Usage: func() []metarpc.DeviceStats {
 			if p := plane.Load(); p != nil {
@@ -182,7 +182,7 @@ func (d *daemon) start(ctx context.Context) error {
 		Meta: d.meta, Data: d.data, Root: root,
 		Passthrough: pass, Copies: copies, Lend: d.lend,
 		Atime: fs.AtimeOf(d.cfg.options.flags), CachePages: d.cfg.options.cache == cacheLease, StableClose: d.cfg.options.stable,
-		ReadAhead: d.cfg.options.ahead,
+		ReadAhead: d.cfg.options.ahead, Near: d.near,
 	})
 	if err != nil {
 		return err
@@ -281,6 +281,9 @@ func (d *daemon) findLocal(ctx context.Context) {
 	}
 }
 
+// near returns the data servers on this host.
+func (d *daemon) near() []layout.DeviceID { return d.locally((*localio.Target).Near) }
+
 // locally returns the data servers on this host of which is says so.
 func (d *daemon) locally(is func(*localio.Target) bool) (ids []layout.DeviceID) {
 	d.locals.Range(func(id, t any) bool {
@@ -351,7 +354,7 @@ func (d *daemon) close() error {
 }
 
 // control answers a request on the control socket.
-func (d *daemon) control(ctx context.Context, req controlRequest) (any, error) {
+func (d *daemon) control(ctx context.Context, req controlRequest, far *progress) (any, error) {
 	switch req.Op {
 	case "status":
 		return d.status(ctx), nil
@@ -363,6 +366,17 @@ func (d *daemon) control(ctx context.Context, req controlRequest) (any, error) {
 			return nil, err
 		}
 		return describe(*l), nil
+	case "layout move":
+		return d.move(ctx, req.File, req.Device)
+	case "devices":
+		return d.cacheDevices(ctx, req.Name)
+	case "prefetch":
+		return d.fsys.Cache(ctx, self(), req.File, fs.CacheRequest{
+			Devices: req.Devices, Limit: req.Limit, Run: req.Run, Progress: func(n int64) { far.bytes.Add(n) },
+		})
+	case "evict":
+		caches, bytes, err := d.fsys.Uncache(ctx, self(), req.File, req.Devices)
+		return metarpc.CacheDropResult{Caches: caches, Bytes: bytes}, err
 	}
 	return nil, fmt.Errorf("this serving process (weft %s) does not know the request %q", version.String(), req.Op)
 }

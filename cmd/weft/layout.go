@@ -25,6 +25,16 @@ type fileLayout struct {
 	StripeUnit  int64          `json:"stripe_unit"`
 	StripeCount int            `json:"stripe_count"`
 	Mirrors     []layoutMirror `json:"mirrors"`
+	Caches      []layoutCache  `json:"caches"`
+}
+
+// layoutCache is a copy of the whole file for readers.
+type layoutCache struct {
+	Device   string `json:"device"`
+	Address  string `json:"address"`
+	DataFile string `json:"data_file"`
+	State    string `json:"state"` // cached, filling or dropped
+	Bytes    int64  `json:"bytes"`
 }
 
 type layoutMirror struct {
@@ -40,7 +50,7 @@ type layoutServer struct {
 
 // describe turns the service's answer into what is printed.
 func describe(d metarpc.Described) fileLayout {
-	l := fileLayout{Size: d.Size, StripeUnit: d.StripeUnit, Mirrors: []layoutMirror{}}
+	l := fileLayout{Size: d.Size, StripeUnit: d.StripeUnit, Mirrors: []layoutMirror{}, Caches: []layoutCache{}}
 	for _, servers := range d.Mirrors {
 		m := layoutMirror{Servers: []layoutServer{}}
 		for i, s := range servers {
@@ -52,6 +62,10 @@ func describe(d metarpc.Described) fileLayout {
 		}
 		l.StripeCount = len(m.Servers)
 		l.Mirrors = append(l.Mirrors, m)
+	}
+	states := map[layout.CopyState]string{layout.CopyGood: "cached", layout.CopyFilling: "filling", layout.CopyStale: "dropped"}
+	for _, c := range d.Caches {
+		l.Caches = append(l.Caches, layoutCache{c.Server.Device.String(), c.Server.Address, c.Server.DataFile, states[c.State], c.Bytes})
 	}
 	return l
 }
@@ -105,6 +119,9 @@ func runLayout(ctx context.Context, c *command, args []string) error {
 			}
 			fmt.Printf("  mirror %d server %d: device %.8s  %s  %s\n", i, s.Index, s.Device, s.Address, s.DataFile)
 		}
+	}
+	for _, c := range l.Caches {
+		fmt.Printf("  %s: device %.8s  %s  %s\n", c.State, c.Device, c.Address, c.DataFile)
 	}
 	return nil
 }

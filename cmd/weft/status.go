@@ -76,6 +76,9 @@ type deviceStatus struct {
 	Free      int64  `json:"free_bytes"`
 	DataFiles int64  `json:"data_files"`
 	Draining  bool   `json:"draining"`
+	// Caches are those of the data files that weft prefetch has made, or is making.
+	Caches     int64 `json:"caches"`
+	CacheBytes int64 `json:"cache_bytes"`
 	// Load is how many requests clients have under way there on average, as the service knows it.
 	Load float64 `json:"load"`
 	// Local is whether this mount reads and writes data files there without RPC, and Reason why not, or why it only reads.
@@ -190,6 +193,9 @@ func printDevices(out io.Writer, devices []deviceStatus, indent string) {
 		}
 		if d.Load >= 0.1 {
 			state += fmt.Sprintf(", load %.1f", d.Load)
+		}
+		if d.Caches > 0 {
+			state += fmt.Sprintf(", %d files cached with %s", d.Caches, humanize.IBytes(uint64(d.CacheBytes)))
 		}
 		fmt.Fprintf(w, "%sdevice %s\t%s\t%s free of %s\t%d data files\t%s\n", indent, d.ID[:8], d.Address,
 			humanize.IBytes(uint64(d.Free)), humanize.IBytes(uint64(d.Total)), d.DataFiles, state)

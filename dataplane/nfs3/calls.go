@@ -59,13 +59,17 @@ func (t *Target) call(ctx context.Context, ctl *control, detail string) error {
 			break
 		}
 		r.ctl = nil
+		delayed := r.delay > 0
 		if r.state != stateSent && r.state != stateReceiving {
 			t.drop(r)
 			t.dispatch()
 		}
 		err = ctx.Err()
-		if t.trouble.slots > 0 {
+		switch {
+		case t.trouble.slots > 0:
 			err = fmt.Errorf("%w (%w)", err, t.trouble.err)
+		case delayed:
+			err = fmt.Errorf("%w (%w)", err, ErrDelayed)
 		}
 		t.mu.Unlock()
 		t.Flush()

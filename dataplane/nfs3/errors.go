@@ -12,6 +12,9 @@ import (
 // ErrClosed ends everything that a Target had outstanding when it was closed, or that was started afterwards.
 var ErrClosed = errors.New("nfs3: target is closed")
 
+// ErrDelayed is part of the error of a call whose context ended while the server said JUKEBOX to it.
+var ErrDelayed = errors.New("nfs3: the server says JUKEBOX")
+
 // Error is a status other than OK that the server gave.
 type Error struct {
 	Op     string // "READ", "LOOKUP" and so on

@@ -301,6 +301,35 @@ func TestJukebox(t *testing.T) {
 	}
 }
 
+// Who does not wait any longer for a server that says JUKEBOX learns that it was this that he waited for.
+func TestJukeboxForEver(t *testing.T) {
+	srv := newServer(t)
+	said := make(chan struct{}, 100)
+	srv.script = func(c *callInfo) *action {
+		if c.proc != wire.ProcGetattr {
+			return nil
+		}
+		said <- struct{}{}
+		return &action{status: wire.ErrJukebox}
+	}
+	tg := newTarget(t, Config{}, srv.addr)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() { // ends with the second answer that is asked for
+		<-said
+		<-said
+		cancel()
+	}()
+	if _, err := tg.GetAttr(ctx, layout.Credential{}, []byte("f")); !errors.Is(err, context.Canceled) || !errors.Is(err, ErrDelayed) {
+		t.Errorf("GETATTR: %v", err)
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	cancel()
+	if _, err := tg.GetAttr(ctx, layout.Credential{}, []byte("f")); errors.Is(err, ErrDelayed) {
+		t.Errorf("GETATTR that was not sent: %v", err)
+	}
+}
+
 // TestConnectionLost hangs up at various calls; everything must be done in the end, with the same xid.
 func TestConnectionLost(t *testing.T) {
 	srv := newServer(t)

@@ -31,7 +31,8 @@
 // lease on the descriptor that is always open is the quick way. If others read the file, a read-only descriptor takes its place
 // for a moment and a read lease tells whether there are writers. That counts also those who lost their session, got descriptors from a
 // server that ran here before, or have given them on; so nothing needs to be remembered about clients. While there is a writer SETATTR
-// answers JUKEBOX, and the log says who.
+// answers JUKEBOX, and the log says who. REMOVE does not ask: what has no name any more may be written by whoever has it open. So the
+// metadata service can always get rid of a data file that it cannot fence, by replacing it.
 //
 // Descriptors can be written by other means than ours, so what they say about stability is theirs: a COMMIT syncs whatever is in the page
 // cache, and a file to which something unstable was written by a descriptor stays open until it was synced, to learn of a failure.

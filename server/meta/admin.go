@@ -34,7 +34,11 @@ func (s *Service) describeLayout(ctx context.Context, c *call, a *metarpc.IDArgs
 }
 
 func (s *Service) devices(ctx context.Context, _ *call, _ *metarpc.Empty) (*metarpc.DevicesResult, error) {
-	return &metarpc.DevicesResult{Devices: s.cfg.Files.Devices(ctx)}, nil
+	r := &metarpc.DevicesResult{Devices: s.cfg.Files.Devices(ctx)}
+	for i := range r.Devices {
+		r.Devices[i].Caches, r.Devices[i].CacheBytes, _ = s.caches.usage(r.Devices[i].Device.ID)
+	}
+	return r, nil
 }
 
 func (s *Service) addDevice(ctx context.Context, c *call, a *metarpc.AddDeviceArgs) (*metarpc.AddDeviceResult, error) {

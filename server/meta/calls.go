@@ -50,6 +50,10 @@ var handlers = [...]handler{
 	metarpc.OpDrainDevice:     handle((*Service).drainDevice),
 	metarpc.OpRemoveDevice:    handle((*Service).removeDevice),
 	metarpc.OpLayoutStats:     handle((*Service).layoutStats),
+	metarpc.OpLayoutMove:      handle((*Service).layoutMove),
+	metarpc.OpCacheStart:      handle((*Service).cacheStart),
+	metarpc.OpCacheDone:       handle((*Service).cacheDone),
+	metarpc.OpCacheDrop:       handle((*Service).cacheDrop),
 }
 
 // execute has a call's handler execute it.

@@ -24,40 +24,51 @@ type Files interface {
 	// Describe is a row for people; the zero row is that of a file without data files.
 	Describe(row schema.Layout, ino schema.Inode) metarpc.Described
 	// Discard adds what makes the row's data files garbage to the batch that deletes the row.
-	Discard(b *catalog.Batch, row schema.Layout)
+	Discard(b *catalog.Batch, id layout.FileID, row schema.Layout)
 	// Kick tells that there is new garbage.
 	Kick()
 	// Truncate cuts every data file that is longer. While a data server is away it waits, until ctx ends. An error with a
 	// method LateCopies names copies of data that was cut elsewhere; nothing else is missing then.
 	Truncate(ctx context.Context, row schema.Layout, size int64) error
-	// Grow makes the data files that are whole files, see Whole, as long as size, if they are shorter. It waits as Truncate does.
-	Grow(ctx context.Context, row schema.Layout, size int64) error
+	// Grow makes such data files as long as size, if they are shorter. It waits as Truncate does.
+	Grow(ctx context.Context, row schema.Layout, refs []metarpc.CopyRef, size int64) error
 	// Whole returns a good copy on one of near that has every byte of the file at its offset, now and when the file has grown; one
-	// without a handle if there is none. mirrored says that it is not the only one.
-	Whole(row schema.Layout, near []layout.DeviceID) (ref metarpc.CopyRef, mirrored bool)
+	// without a handle if there is none. Of mirrored files there is one only with mirrors, but for caches. several says that it is not the
+	// only one.
+	Whole(row schema.Layout, near []layout.DeviceID, mirrors bool) (ref metarpc.CopyRef, several bool)
 	// MayBeWhole reports whether such a file may have such a copy, and no other, once it has data files for writing.
 	MayBeWhole(row schema.Layout, ino schema.Inode, near []layout.DeviceID) bool
 	// Sync makes every data file stable and returns the end of the longest. It waits as Truncate does.
 	Sync(ctx context.Context, row schema.Layout) (end int64, err error)
 	// Fence gives every data file of a file new owners, so that nobody can write it with a layout that was granted before.
 	// When it returns the data servers have confirmed that, and the layout row has the new owners. It waits as Truncate
-	// does. Of a column with several copies it makes all but one stale.
+	// does. Of a column with several copies it makes all but one stale. An error with a method HeldCopies names copies that data servers
+	// cannot fence because somebody on their hosts has them open; all others are fenced.
 	Fence(ctx context.Context, id layout.FileID) error
+	// StartReplace begins to make new data files for such, which are filled as StartFill's are, and returns the layout. Nobody has a
+	// layout for writing the file, or gets one before the fence is done.
+	StartReplace(ctx context.Context, id layout.FileID, held []metarpc.CopyRef) (schema.Layout, error)
 	// MarkStale records durably that copies may lack data, but never the last good one of a column. It returns all copies of
 	// the file that are stale then.
 	MarkStale(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) ([]metarpc.CopyRef, error)
 
-	// Fillable reports whether StartFill would find something to fill now.
-	Fillable(ctx context.Context, id layout.FileID) (bool, error)
+	// Fillable reports whether StartFill would find something to fill now. Copies that are pinned do not move; as long as they are,
+	// nothing takes their places.
+	Fillable(ctx context.Context, id layout.FileID, pinned []metarpc.CopyRef) (bool, error)
 	// StartFill begins, or goes on, to make new copies for those that are stale, and returns the layout and up to where copies that
 	// are being filled are full. Nobody has a layout for writing the file meanwhile.
-	StartFill(ctx context.Context, id layout.FileID) (row schema.Layout, done int64, err error)
+	StartFill(ctx context.Context, id layout.FileID, pinned []metarpc.CopyRef) (row schema.Layout, done int64, err error)
 	// Fill copies a range of the file to the copies that are being filled, and returns where the good ones end. Nobody has a layout
 	// for writing the range meanwhile. pace is called with the number of bytes before they are copied. After an error copies
 	// that are being filled may be written to later, until StartFill is called again.
 	Fill(ctx context.Context, id layout.FileID, row schema.Layout, off, n int64, pace func(context.Context, int) error) (end int64, err error)
 	// Moving lists files that have data files on devices that are drained, at most limit of them, after the file from.
 	Moving(ctx context.Context, from layout.FileID, limit int) ([]layout.FileID, error)
+	// MoveTo records that the data of a file is to lie on a device, with which StartFill begins then; there says that it does, data that
+	// there is any. The errors ENODEV, ENOSPC and EBUSY (errors.Is) are the caller's; StartFill may return the first two, too. StopMove
+	// gives it up. DropMoved ends it when it is done.
+	MoveTo(ctx context.Context, id layout.FileID, dev layout.DeviceID) (data, there bool, err error)
+	StopMove(ctx context.Context, id layout.FileID) error
 	// DrainDevice sets whether a device is drained.
 	DrainDevice(ctx context.Context, id layout.DeviceID, cancel bool) (metarpc.DeviceInfo, error)
 	// RemoveDevice forgets a device that is drained and that no layout has a data file on, else the error is EBUSY. With lost
@@ -69,6 +80,22 @@ type Files interface {
 	DropMoved(ctx context.Context, id layout.FileID) error
 	// EndFill makes the copies that were being filled in row good, and reports whether all copies of the file are.
 	EndFill(ctx context.Context, id layout.FileID, row schema.Layout) (complete bool, err error)
+
+	// CacheRoom says why a device cannot take a cache of n bytes now; pending are the bytes of caches there that are being filled. The error
+	// is ENOSPC (errors.Is) if that is why.
+	CacheRoom(dev layout.DeviceID, n, pending int64) error
+	// StartCache gives a file a cache of n bytes on a device, to be filled by a session; nobody has a layout for writing the file
+	// meanwhile. Asked again it returns the same one. ok is false if the file has no data. An error that is EBUSY says that another
+	// session fills one there.
+	StartCache(ctx context.Context, id layout.FileID, dev layout.DeviceID, n int64, session metarpc.SessionID) (cache schema.Cache, ok bool, err error)
+	// CacheSegments is the layout by which a cache is filled.
+	CacheSegments(cache schema.Cache) []metarpc.Segment
+	// EndCache makes the cache that session has filled good, durably. It reports false if the file has it no longer.
+	EndCache(ctx context.Context, id layout.FileID, ref metarpc.CopyRef, session metarpc.SessionID) (good bool, err error)
+	// StaleCaches ends such caches, durably: those that were being filled are garbage then, the others stale. It returns those caches as
+	// they were, and the others. DiscardCaches makes garbage of stale ones, once nobody reads them.
+	StaleCaches(ctx context.Context, id layout.FileID, such func(*schema.Cache) bool) (ended, kept []schema.Cache, err error)
+	DiscardCaches(ctx context.Context, id layout.FileID, refs []metarpc.CopyRef) error
 
 	// Report takes in what a client has done at devices in a time of this length, which counts for where new data files go.
 	// Forget forgets what a session has reported, as it has ended.

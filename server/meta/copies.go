@@ -3,8 +3,10 @@ package meta
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -26,8 +28,8 @@ func (s *Service) layoutError(ctx context.Context, c *call, a *metarpc.LayoutErr
 	return &metarpc.Empty{}, err
 }
 
-// giveUp makes copies of a file stale, but for the last good ones and those that are pinned, and tells everybody. kept says that
-// there are such.
+// giveUp makes copies of a file stale, but for the last good ones and those that are pinned, and tells everybody. Caches go. kept says that
+// there are such that are pinned.
 func (s *Service) giveUp(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) (kept bool, err error) {
 	if err := s.awaitGrace(ctx); err != nil { // what was pinned before a restart is known then
 		return false, err
@@ -35,12 +37,20 @@ func (s *Service) giveUp(ctx context.Context, id layout.FileID, copies []metarpc
 	pins, thaw := s.freezePins(id)
 	defer thaw()
 	given := slices.DeleteFunc(slices.Clone(copies), func(ref metarpc.CopyRef) bool {
-		return slices.ContainsFunc(pins, func(pin metarpc.CopyRef) bool { return samePlace(pin, ref) })
+		return slices.ContainsFunc(pins, func(pin metarpc.CopyRef) bool { return sameCopy(pin, ref) })
 	})
 	if kept = len(given) < len(copies); kept {
 		s.mu.Lock()
 		s.holdUp(s.files[id], "a copy that cannot be written")
 		s.mu.Unlock()
+	}
+	if s.caches.has(id) {
+		_, _, err := s.dropCaches(ctx, id, func(c *schema.Cache) bool {
+			return slices.ContainsFunc(given, func(ref metarpc.CopyRef) bool { return sameCopy(ref, c.Ref()) })
+		})
+		if err != nil {
+			return kept, err
+		}
 	}
 	stale, err := s.cfg.Files.MarkStale(ctx, id, given)
 	if err != nil {
@@ -101,6 +111,121 @@ func (s *Service) tellOfCopies(ctx context.Context, id layout.FileID) error {
 		return err
 	}
 	return s.tellStale(ctx, id, l.Copies(layout.CopyStale))
+}
+
+// heldCopies finds in an error the copies that it names, see Files.
+func heldCopies(err error) []metarpc.CopyRef {
+	var held interface{ HeldCopies() []metarpc.CopyRef }
+	if errors.As(err, &held) {
+		return held.HeldCopies()
+	}
+	return nil
+}
+
+// replaceHeld fences a file whose data files somebody holds open, as cause says: they are replaced by copies of them, and whoever
+// holds them goes on writing what nobody reads any more. What he writes while they are copied is of unknown outcome, as all that he has
+// written since he lost his session. Others may go on writing the file only afterwards.
+func (s *Service) replaceHeld(ctx context.Context, f *file, held []metarpc.CopyRef, cause error) error {
+	ctx, end, err := s.beginFill(ctx, f.id, true)
+	if err != nil {
+		return err
+	}
+	defer end()
+	// A kernel that reads or writes the old ones by itself cannot be told to use others; what such have is known after the grace period.
+	if err := s.awaitEnd(s.graceOver); err != nil {
+		return err
+	}
+	thaw, err := s.awaitUnpinned(ctx, f.id, "the replacing of data files that a lost client holds open")
+	if err != nil {
+		return err
+	}
+	defer thaw()
+	if err := s.recallLayouts(ctx, f, nil, layout.Range{Len: layout.ToEOF}); err != nil {
+		return err
+	}
+	moves, err := s.awaitCutting(ctx, f)
+	if err != nil {
+		return err
+	}
+	if err := s.endMove(ctx, f.id); err != nil {
+		return err
+	}
+	began := time.Now()
+	row, err := s.cfg.Files.StartReplace(ctx, f.id, held)
+	if err != nil {
+		return err
+	}
+	for done, size := int64(0), int64(layout.ToEOF); done < size; done += gateBytes {
+		if size, err = s.cfg.Files.Fill(ctx, f.id, row, done, gateBytes, s.unpaced); err != nil {
+			return err
+		}
+	}
+	// A truncation that had made its recalls when the session ended may have begun meanwhile. It cuts both, but the copying may
+	// have been in between.
+	now, err := s.awaitCutting(ctx, f)
+	if err == nil && now != moves {
+		err = fmt.Errorf("inode %d was truncated while its data files were copied", f.id)
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := s.cfg.Files.EndFill(ctx, f.id, row); err != nil {
+		return err
+	}
+	// The new ones can be fenced: nobody else knows them.
+	if err := s.cfg.Files.Fence(ctx, f.id); err != nil {
+		return err
+	}
+	if err := s.tellOfCopies(ctx, f.id); err != nil {
+		return err
+	}
+	if err := s.settleMove(ctx, f.id); err != nil {
+		return err
+	}
+	s.log.Warn("data files that could not be fenced were replaced", "inode", f.id, "because", cause,
+		"after", time.Since(began).Round(time.Millisecond))
+	return nil
+}
+
+// awaitCutting waits until a file is not being cut, unless that is to begin only when all who wrote the file are fenced. It returns
+// file.moves.
+func (s *Service) awaitCutting(ctx context.Context, f *file) (moves uint64, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for f.cut != nil && f.cut.phase != cutRecalling {
+		if err := s.wait(ctx, f); err != nil {
+			return 0, err
+		}
+	}
+	return f.moves, nil
+}
+
+// settleMove puts data files that have moved into the places of the old ones, which nobody uses any more when it returns. Nobody
+// has a layout for writing the file.
+func (s *Service) settleMove(ctx context.Context, id layout.FileID) error {
+	if err := s.cfg.Files.Exchange(ctx, id); err != nil {
+		return err
+	}
+	// While nobody writes, what some may still read is what the others read.
+	if err := s.tellOfCopies(ctx, id); err != nil {
+		return err
+	}
+	return s.cfg.Files.DropMoved(ctx, id)
+}
+
+// endMove gives up moving data files of a file, but for those that took the places of others already. Nobody has a layout for
+// writing it.
+func (s *Service) endMove(ctx context.Context, id layout.FileID) error {
+	var l schema.Layout
+	raw, err := s.get(ctx, schema.LayoutKey(id), &l)
+	if err != nil || raw == nil || !l.Moving {
+		return err
+	}
+	moved := schema.Layout{Mirrors: l.Mirrors[len(l.Mirrors)-1:]}
+	if _, err := s.giveUp(ctx, id, append(moved.Copies(layout.CopyGood), moved.Copies(layout.CopyFilling)...)); err != nil {
+		return err
+	}
+	return s.settleMove(ctx, id)
 }
 
 // lateCopies finds in an error the copies that it names, see Files.

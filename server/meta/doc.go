@@ -99,7 +99,7 @@
 //
 //	one copy     that it is the file's data file suffices; it is not moved
 //	several      only while nobody may write; who writes later writes this copy, too, and waits if it fails, as for the last good one
-//	a fence      that would choose between copies waits until none is pinned
+//	a fence      that would choose between copies, or replace one that cannot be fenced, waits until none is pinned
 //	growing      makes data files longer, whose end is the only one that a kernel knows
 //
 // Who is about to change copies asks what is pinned and has nothing more pinned until he is done (freezePins); who pins reads the layout
@@ -127,9 +127,42 @@
 // are stale, and they become garbage with the extra mirror (DropMoved). A crash in between leaves the extra mirror, and the
 // next worker goes on there. While a file is moved it gets no new columns.
 //
+// Somebody may want a file's data on a device that he names (LayoutMove, moves.go). That is a row, put and deleted by [Files], and a record
+// in memory by which it is told how far it is. The file is then moved like one on a drained device, but by a goroutine of its own, a
+// few at a time; a later instance begins these after its grace period. If the device cannot take the data any more the row is deleted, and
+// whoever asks next hears why. One copies data of a file at a time (beginFill): a fence stops him, the others come back later.
+//
 // After a crash the worker goes on where the fill row says. What the one before had under way could come late, and over what
 // clients have written since: so data files that were being filled get new owners first, under a gate of the whole file. After
 // an error, when a write of the worker itself may come late, they are stale, and others take their places.
+//
+// # Caches
+//
+// A cache is a copy of a whole file for readers: one data file (schema.Layout.Caches), in layouts for reading one more mirror. It is
+// none of the mirrors: that it fails, or goes, costs the file nothing. No client has a layout for writing without the cache as long as it may be read:
+//
+//	start    under a gate of the whole file a data file gets into the layout row, filling; the client copies what it reads
+//	done     it is good, durably, if it is still there; readers are told to ask for layouts again
+//	stale    it is to go: durably out of what readers get
+//	tell     all who have the file open are called back (CopiesStale)
+//	discard  the data file is garbage
+//
+// The last three steps (dropCaches) come before a layout for writing is granted, before a new size is committed, and before a file
+// is fenced. Who grants a layout reads the layout row anyway, and sees there whether there is anything to drop, also what a
+// crash has left between these steps: a stale cache in a row has readers that are not told yet. One that is filling has no readers and goes
+// at once. What a client still writes to it is in a data file that nobody gets.
+//
+// Until then nobody has written, so whatever a client has copied, and may write once more after an error, is what the file has.
+// A cache that is filling goes with the session that fills it.
+//
+// A copy that a client's kernel reads without asking (claim.pins) cannot be taken from it. A cache with a pin stays when layouts for writing are
+// granted, and is in them; it is cut with the file; a writer who cannot write it asks again and again until the pin is gone, as for
+// the last good copy. What a lost writer has written to it nobody knows: a fence waits for the pin. Who pins a copy does so
+// while no caches are being dropped (file.dropping), and looks then whether the copy is still good.
+//
+// Which caches a device has is in rows of their own, in one batch with the layout's, and in memory (cacheTable), with the order
+// in which they were used, which a restart makes that in which they were made. A client that asks for a cache says how many
+// bytes there may be; others are dropped for it, by one call at a time for each device.
 //
 // # The end of a session
 //
@@ -144,6 +177,16 @@
 //
 // Its row is deleted last, so a crash does not lose the work. Until a file is fenced no layout for writing it is granted,
 // no place in it is reserved, and it is not cut. If a data server is away that can take long; it is said in the log.
+//
+// Data files that cannot be fenced, because somebody on the data server's host holds them open, are replaced within fence (replaceHeld):
+//
+//	recall   the layouts of others who write the file; none are granted meanwhile
+//	copy     to new data files; what the old ones still get is of unknown outcome, or comes too late
+//	fence    which takes the new ones for the truth
+//	tell     all who have the file open that the old ones are stale, before anybody may write the new ones
+//
+// and then they change places as after a move. Whoever copies data of the file for another reason is stopped first (beginFill), and what he
+// was moving is given up.
 //
 // # Truncation
 //
@@ -173,6 +216,7 @@
 // No mutex is held over a catalog call, a call to a data server, or a write to a connection.
 //
 //	Service.mu   sessions, and all file, claim and lease records. Held for moments.
+//	cacheTable.mu which caches there are. Taken alone.
 //	lockTable.mu locks of files. Taken with Service.mu held or without.
 //	removedInodes.mu removed inodes. Taken alone.
 //	session.mu   a session's slots, connection and callbacks. Taken with Service.mu held or without.

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -45,8 +46,10 @@ type fakeFiles struct {
 	stale    []metarpc.CopyRef
 	filled   func(ctx context.Context, r layout.Range) error // called by Fill; nil: there is nothing to fill
 	fillEnd  int64                                           // what Fill returns
+	fillErr  error                                           // what StartFill returns
+	there    bool                                            // MoveTo finds nothing to do
 	moving   layout.FileID                                   // a file that is to be moved
-	looked   int                                             // how often Fillable was called
+	started  int                                             // how often StartFill was called
 	stalled  int                                             // calls that wait
 	reports  map[metarpc.SessionID][]metarpc.DeviceStats     // that count now
 	changed  *sync.Cond
@@ -136,6 +139,11 @@ func (f *fakeFiles) Segments(row schema.Layout, mode layout.IOMode) []metarpc.Se
 		}
 		seg.Mirrors = append(seg.Mirrors, mirror)
 	}
+	for _, c := range row.Caches {
+		if c.File.State == layout.CopyGood {
+			seg.Mirrors = append(seg.Mirrors, slices.Repeat([]metarpc.DataFile{{Device: c.File.Device, Handle: c.File.Handle}}, len(row.Mirrors[0])))
+		}
+	}
 	return []metarpc.Segment{seg}
 }
 
@@ -143,12 +151,125 @@ func (f *fakeFiles) Describe(row schema.Layout, ino schema.Inode) metarpc.Descri
 	return metarpc.Described{Size: ino.Size, StripeUnit: ino.Policy.StripeUnit, Mirrors: make([][]metarpc.DescribedServer, len(row.Mirrors))}
 }
 
-func (f *fakeFiles) Discard(b *catalog.Batch, row schema.Layout) {
+func (f *fakeFiles) Discard(b *catalog.Batch, id layout.FileID, row schema.Layout) {
 	for _, m := range row.Mirrors {
 		for _, d := range m {
 			b.Put(schema.GarbageKey(d.Device, d.Number), nil)
 		}
 	}
+	for _, c := range row.Caches {
+		b.Put(schema.GarbageKey(c.File.Device, c.File.Number), nil)
+		b.Delete(schema.CacheKey(c.File.Device, id))
+	}
+}
+
+func (f *fakeFiles) CacheRoom(dev layout.DeviceID, n, pending int64) error { return nil }
+
+func (f *fakeFiles) CacheSegments(cache schema.Cache) []metarpc.Segment {
+	return []metarpc.Segment{{
+		Len: layout.ToEOF, IOMode: layout.IOModeRW, StripeUnit: testUnit,
+		Mirrors: [][]metarpc.DataFile{{{Device: cache.File.Device, Handle: cache.File.Handle}}},
+	}}
+}
+
+// recache changes the caches of a file.
+func (f *fakeFiles) recache(ctx context.Context, id layout.FileID, change func(*schema.Layout)) error {
+	for {
+		old, err := f.engine.Get(ctx, schema.LayoutKey(id))
+		if errors.Is(err, catalog.ErrNotFound) {
+			return nil
+		}
+		var row schema.Layout
+		if err == nil {
+			err = schema.Decode(old, &row)
+		}
+		if err != nil {
+			return err
+		}
+		var b catalog.Batch
+		before := slices.Clone(row.Caches)
+		change(&row)
+		for _, c := range before {
+			if !slices.ContainsFunc(row.Caches, func(now schema.Cache) bool { return now.File.Device == c.File.Device }) {
+				b.Delete(schema.CacheKey(c.File.Device, id))
+			}
+		}
+		for _, c := range row.Caches {
+			use := c.Use()
+			b.Put(schema.CacheKey(c.File.Device, id), schema.Encode(&use))
+		}
+		b.GuardEqual(schema.LayoutKey(id), old)
+		b.Put(schema.LayoutKey(id), schema.Encode(&row))
+		err = f.engine.Commit(ctx, &b)
+		if guard := (*catalog.GuardError)(nil); !errors.As(err, &guard) {
+			return err
+		}
+	}
+}
+
+func (f *fakeFiles) StartCache(ctx context.Context, id layout.FileID, dev layout.DeviceID, n int64, session metarpc.SessionID) (cache schema.Cache, ok bool, err error) {
+	f.mu.Lock()
+	f.next++
+	number := f.next
+	f.mu.Unlock()
+	var refused error
+	err = f.recache(ctx, id, func(row *schema.Layout) {
+		ok = true
+		for _, c := range row.Caches {
+			if c.File.Device == dev {
+				if cache = c; c.Session != session {
+					refused = syscall.EBUSY
+				}
+				return
+			}
+		}
+		cache = schema.Cache{Bytes: n, Session: session, File: schema.DataFile{
+			Device: dev, Number: number, Handle: []byte{byte(number)}, State: layout.CopyFilling,
+		}}
+		row.Caches = append(row.Caches, cache)
+	})
+	return cache, ok, errors.Join(err, refused)
+}
+
+func (f *fakeFiles) EndCache(ctx context.Context, id layout.FileID, ref metarpc.CopyRef, session metarpc.SessionID) (good bool, err error) {
+	err = f.recache(ctx, id, func(row *schema.Layout) {
+		for i := range row.Caches {
+			c := &row.Caches[i]
+			if sameCopy(c.Ref(), ref) && c.Session == session && c.File.State == layout.CopyFilling {
+				c.File.State, c.Session, c.Made = layout.CopyGood, metarpc.SessionID{}, time.Now().UnixNano()
+			}
+			good = good || sameCopy(c.Ref(), ref) && c.File.State == layout.CopyGood
+		}
+	})
+	return good, err
+}
+
+func (f *fakeFiles) StaleCaches(ctx context.Context, id layout.FileID, such func(*schema.Cache) bool) (ended, kept []schema.Cache, err error) {
+	err = f.recache(ctx, id, func(row *schema.Layout) {
+		var left []schema.Cache
+		ended, kept = nil, nil
+		for _, c := range row.Caches {
+			if !such(&c) {
+				kept, left = append(kept, c), append(left, c)
+				continue
+			}
+			ended = append(ended, c)
+			if c.File.State != layout.CopyFilling {
+				c.File.State = layout.CopyStale
+				left = append(left, c)
+			}
+		}
+		row.Caches = left
+	})
+	return ended, kept, err
+}
+
+func (f *fakeFiles) DiscardCaches(ctx context.Context, id layout.FileID, refs []metarpc.CopyRef) error {
+	return f.recache(ctx, id, func(row *schema.Layout) {
+		row.Caches = slices.DeleteFunc(row.Caches, func(c schema.Cache) bool {
+			return c.File.State == layout.CopyStale && slices.ContainsFunc(refs, func(ref metarpc.CopyRef) bool { return sameCopy(ref, c.Ref()) })
+		})
+	})
 }
 
 func (f *fakeFiles) Kick() {}
@@ -219,15 +340,15 @@ func (f *fakeFiles) Truncate(ctx context.Context, row schema.Layout, size int64)
 	return nil
 }
 
-func (f *fakeFiles) Grow(ctx context.Context, row schema.Layout, size int64) error {
+func (f *fakeFiles) Grow(ctx context.Context, row schema.Layout, refs []metarpc.CopyRef, size int64) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.grown = max(f.grown, size)
 	return nil
 }
 
-func (f *fakeFiles) Whole(row schema.Layout, near []layout.DeviceID) (ref metarpc.CopyRef, mirrored bool) {
-	return (*datafile.Manager)(nil).Whole(row, near)
+func (f *fakeFiles) Whole(row schema.Layout, near []layout.DeviceID, mirrors bool) (ref metarpc.CopyRef, several bool) {
+	return (*datafile.Manager)(nil).Whole(row, near, mirrors)
 }
 
 func (f *fakeFiles) MayBeWhole(row schema.Layout, ino schema.Inode, near []layout.DeviceID) bool {
@@ -274,14 +395,20 @@ func (f *fakeFiles) MarkStale(ctx context.Context, id layout.FileID, copies []me
 	return f.stale, f.down
 }
 
-func (f *fakeFiles) Fillable(context.Context, layout.FileID) (bool, error) {
+func (f *fakeFiles) Fillable(_ context.Context, _ layout.FileID, pinned []metarpc.CopyRef) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.looked++
-	return f.filled != nil, nil
+	return f.filled != nil && len(pinned) == 0, nil
 }
 
-func (f *fakeFiles) StartFill(ctx context.Context, id layout.FileID) (row schema.Layout, done int64, err error) {
+func (f *fakeFiles) StartFill(ctx context.Context, id layout.FileID, _ []metarpc.CopyRef) (row schema.Layout, done int64, err error) {
+	f.mu.Lock()
+	f.started++
+	err = f.fillErr
+	f.mu.Unlock()
+	if err != nil {
+		return row, 0, err
+	}
 	raw, err := f.engine.Get(ctx, schema.LayoutKey(id))
 	if err == nil {
 		err = schema.Decode(raw, &row)
@@ -299,6 +426,25 @@ func (f *fakeFiles) Moving(_ context.Context, from layout.FileID, _ int) (ids []
 		ids = append(ids, f.moving)
 	}
 	return ids, nil
+}
+func (f *fakeFiles) StartReplace(ctx context.Context, id layout.FileID, held []metarpc.CopyRef) (schema.Layout, error) {
+	row, _, err := f.StartFill(ctx, id, nil)
+	return row, err
+}
+func (f *fakeFiles) MoveTo(ctx context.Context, id layout.FileID, dev layout.DeviceID) (data, there bool, err error) {
+	f.mu.Lock()
+	there = f.there
+	f.mu.Unlock()
+	var b catalog.Batch
+	if !there {
+		b.Put(schema.MoveKey(id), schema.Encode(&schema.Move{Device: dev}))
+	}
+	return true, there, f.engine.Commit(ctx, &b)
+}
+func (f *fakeFiles) StopMove(ctx context.Context, id layout.FileID) error {
+	var b catalog.Batch
+	b.Delete(schema.MoveKey(id))
+	return f.engine.Commit(ctx, &b)
 }
 func (f *fakeFiles) Exchange(context.Context, layout.FileID) error  { return nil }
 func (f *fakeFiles) DropMoved(context.Context, layout.FileID) error { return nil }
@@ -327,6 +473,7 @@ func (f *fakeFiles) EndFill(ctx context.Context, id layout.FileID, row schema.La
 	f.filled = nil
 	var b catalog.Batch
 	b.Delete(schema.FillKey(id))
+	b.Delete(schema.MoveKey(id))
 	return true, f.engine.Commit(ctx, &b)
 }
 

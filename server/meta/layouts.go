@@ -43,6 +43,9 @@ func (s *Service) layoutGet(ctx context.Context, c *call, a *metarpc.LayoutGetAr
 	if raw == nil {
 		return r, nil
 	}
+	if len(l.Caches) > 0 {
+		s.caches.touch(a.ID, 0)
+	}
 	wanted := layout.Range{Off: a.Off, Len: a.Len}
 	for _, seg := range s.cfg.Files.Segments(l, layout.IOModeRead) {
 		if wanted.Overlaps(layout.Range{Off: seg.Off, Len: seg.Len}) {
@@ -105,6 +108,9 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 		gates := f.gates
 		s.mu.Unlock()
 		l, err = s.cfg.Files.Assign(ctx, a.ID, row, a.Off, min(a.Len, limit-a.Off), c.sess.id, a.Near)
+		if err == nil && len(l.Caches) > 0 {
+			_, l.Caches, err = s.dropCaches(ctx, a.ID, anyCache) // but those that are pinned, which are written, too
+		}
 		if err != nil {
 			err = s.assignError(ctx, c, a.ID, err)
 		}

@@ -445,12 +445,15 @@ func (s *Service) discard(ctx context.Context, t *tx, id layout.FileID) error {
 	} else {
 		t.GuardEqual(key, raw)
 		t.Delete(key)
-		s.cfg.Files.Discard(&t.Batch, row)
+		s.cfg.Files.Discard(&t.Batch, id, row)
 		if row.Incomplete() {
 			t.Delete(schema.FillKey(id))
 		}
 		t.onOutcome(func(committed bool) {
 			if committed {
+				for i := range row.Caches {
+					s.caches.remove(id, row.Caches[i].File.Device)
+				}
 				s.cfg.Files.Kick()
 			}
 		})

@@ -17,8 +17,8 @@ type heldUp struct {
 	since time.Time
 }
 
-// samePlace reports whether two references name one data file.
-func samePlace(a, b metarpc.CopyRef) bool {
+// sameCopy reports whether two references name one data file.
+func sameCopy(a, b metarpc.CopyRef) bool {
 	return a.Device == b.Device && bytes.Equal(a.Handle, b.Handle)
 }
 
@@ -27,15 +27,15 @@ func samePlace(a, b metarpc.CopyRef) bool {
 func (s *Service) pin(ctx context.Context, sess *session, a *metarpc.LayoutGetArgs, l schema.Layout) (metarpc.CopyRef, error) {
 	var none metarpc.CopyRef
 	id, near := a.ID, a.Near
-	ref, mirrored := s.cfg.Files.Whole(l, near)
-	if len(ref.Handle) == 0 || mirrored && a.Pin != metarpc.PinAny || !s.setPin(sess, id, ref, mirrored) {
+	ref, several := s.cfg.Files.Whole(l, near, a.Pin == metarpc.PinAny)
+	if len(ref.Handle) == 0 || several && a.IOMode == layout.IOModeRW || !s.setPin(sess, id, ref, several) {
 		return none, nil
 	}
 	// Who relies on that nothing is pinned has done what it was for, or has seen the pin.
 	var now schema.Layout
 	_, err := s.get(ctx, schema.LayoutKey(id), &now)
-	again, alone := s.cfg.Files.Whole(now, near)
-	if err == nil && samePlace(again, ref) && alone == mirrored {
+	again, still := s.cfg.Files.Whole(now, near, a.Pin == metarpc.PinAny)
+	if err == nil && sameCopy(again, ref) && still == several {
 		return ref, nil
 	}
 	s.setPin(sess, id, none, false)
@@ -43,7 +43,7 @@ func (s *Service) pin(ctx context.Context, sess *session, a *metarpc.LayoutGetAr
 }
 
 // setPin notes what a session has pinned of a file that it has open, if nothing speaks against it.
-func (s *Service) setPin(sess *session, id layout.FileID, ref metarpc.CopyRef, mirrored bool) bool {
+func (s *Service) setPin(sess *session, id layout.FileID, ref metarpc.CopyRef, several bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	cl := sess.claims[id]
@@ -53,7 +53,7 @@ func (s *Service) setPin(sess *session, id layout.FileID, ref metarpc.CopyRef, m
 	f := cl.file
 	if len(ref.Handle) > 0 {
 		writing := func(cl *claim) bool { return cl.writer || cl.assigning > 0 || cl.returning || cl.unfenced || cl.unsure }
-		if f.freezing > 0 || f.sizing || s.grace || mirrored && slices.ContainsFunc(f.claims, writing) {
+		if f.freezing > 0 || f.sizing || s.grace || several && slices.ContainsFunc(f.claims, writing) {
 			return false
 		}
 	}
@@ -104,20 +104,6 @@ func (s *Service) awaitUnpinned(ctx context.Context, id layout.FileID, what stri
 		}
 	}
 	return thaw, nil
-}
-
-// ifUnpinned has f called while nothing of a file is pinned, and lets nothing be until f has returned. If something is, that
-// what does not happen now is told to people, and it is tried again when the last of it is not any more.
-func (s *Service) ifUnpinned(id layout.FileID, what string, f func() error) error {
-	refs, thaw := s.freezePins(id)
-	defer thaw()
-	if len(refs) == 0 {
-		return f()
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.holdUp(s.files[id], what)
-	return nil
 }
 
 // holdUp notes, and says, what waits because of what is pinned of f; Service.mu is held.

@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"context"
 	"slices"
 	"syscall"
 	"testing"
@@ -311,17 +312,18 @@ func TestMoveWaitsForPins(t *testing.T) {
 		defer renewing(reader)()
 		id := whole(t, h, reader, "f", copyOn(near))
 		reader.pin(id, layout.IOModeRead, metarpc.PinOnly)
-		looked := func() int {
+		started := func() int {
 			h.files.mu.Lock()
 			defer h.files.mu.Unlock()
-			return h.files.looked
+			return h.files.started
 		}
 		h.files.mu.Lock()
 		h.files.moving = id
+		h.files.filled = func(context.Context, layout.Range) error { return nil }
 		h.files.mu.Unlock()
 		time.Sleep(5 * resilverLook)
 		synctest.Wait()
-		if looked() != 0 {
+		if started() != 0 {
 			t.Error("moved while it is pinned")
 		}
 		if what, hosts := reader.heldUp(id); what == "" || len(hosts) != 1 {
@@ -330,8 +332,8 @@ func TestMoveWaitsForPins(t *testing.T) {
 		start := time.Now()
 		reader.closeFile(id)
 		synctest.Wait()
-		if looked() != 1 || time.Since(start) != 0 {
-			t.Errorf("tried %d times %v after it was closed", looked(), time.Since(start))
+		if started() != 1 || time.Since(start) != 0 {
+			t.Errorf("tried %d times %v after it was closed", started(), time.Since(start))
 		}
 	})
 }

@@ -74,6 +74,7 @@ func (s *Service) cleanUp(sess *session) {
 			s.dropLocks(sess, id)
 		}
 	})
+	s.persist(s.ctx, fmt.Sprintf("%s: caches that it has not filled", what), func() error { return s.dropFillings(sess.id) })
 	late := time.AfterFunc(fenceNotice, func() {
 		s.log.Warn("data servers have not yet confirmed that the session can no longer write; until then nobody else can write its files",
 			"session", sess, "host", sess.client.Host)
@@ -113,11 +114,19 @@ func (s *Service) fence(sess *session, id layout.FileID) error {
 	}
 	cl.unfence = cancel
 	s.mu.Unlock()
-	// Copies may differ in what was being written, and the kernel of a reader would go on with the wrong one.
-	thaw, err := s.awaitCopiesUnpinned(ctx, id)
+	// It may have written to a cache what is nowhere else, or the other way round; and copies may differ in what was being written, and the
+	// kernel of a reader would go on with the wrong one.
+	err := s.awaitNoCaches(ctx, id, lostWriter)
+	var thaw func()
+	if err == nil {
+		thaw, err = s.awaitCopiesUnpinned(ctx, id)
+	}
 	if err == nil {
 		err = s.cfg.Files.Fence(ctx, id)
 		thaw()
+	}
+	if held := heldCopies(err); held != nil {
+		err = s.replaceHeld(ctx, cl.file, held, err)
 	}
 	if err != nil {
 		if _, _, gone := s.inode(s.ctx, id); errors.Is(gone, errStale) {
@@ -370,6 +379,17 @@ func (s *Service) load(ctx context.Context) error {
 		}
 		s.file(schema.IDOf(kv.Key)).orphan = true
 	}
+	for kv, err := range s.rows(ctx, schema.PrefixMove, 1+8) {
+		if err != nil {
+			return err
+		}
+		var row schema.Move
+		if err := decode(kv.Key, kv.Value, &row); err != nil {
+			return err
+		}
+		id := schema.IDOf(kv.Key)
+		s.moves[id] = newMove(id, row.Device)
+	}
 	for kv, err := range s.rows(ctx, schema.PrefixTruncate, 1+8) {
 		if err != nil {
 			return err
@@ -381,7 +401,7 @@ func (s *Service) load(ctx context.Context) error {
 		f := s.file(schema.IDOf(kv.Key))
 		f.sizing, f.cut = true, &cut{size: row.Size, phase: cutCutting}
 	}
-	return nil
+	return s.loadCaches(ctx)
 }
 
 // rows scans all rows of a prefix and refuses keys that do not have the length they must have.
@@ -403,6 +423,7 @@ func (s *Service) rows(ctx context.Context, prefix byte, length int) func(func(c
 func (s *Service) resume() {
 	var ended []*session
 	cuts, orphans := 0, 0
+	s.resumeCaches()
 	s.mu.Lock()
 	for id, sess := range s.sessions {
 		if sess.ended {
@@ -421,10 +442,14 @@ func (s *Service) resume() {
 			orphans++
 		}
 	}
+	for _, m := range s.moves {
+		s.tasks.Go(func() { s.moveFile(m) }) // ends when the data is there, or cannot be moved, or with s.ctx
+	}
+	moves := len(s.moves)
 	s.grace = true
 	s.mu.Unlock()
 	s.log.Info("metadata service starts", "volume", fmt.Sprintf("%x", s.volume.ID), "sessions", known,
-		"ended sessions", len(ended), "truncations", cuts, "files without names", orphans, "grace", known > 0)
+		"ended sessions", len(ended), "truncations", cuts, "files without names", orphans, "moves", moves, "grace", known > 0)
 	if known == 0 {
 		s.endGrace()
 	}
@@ -433,6 +458,9 @@ func (s *Service) resume() {
 		s.tasks.Go(func() { s.cleanUp(sess) })          // ends when nothing of the session is left, or with s.ctx
 	}
 }
+
+// lostWriter is what waits for pins when a session is over that may have written the file.
+const lostWriter = "the end of a client that was writing it"
 
 // awaitCopiesUnpinned is awaitUnpinned for a file with several copies.
 func (s *Service) awaitCopiesUnpinned(ctx context.Context, id layout.FileID) (thaw func(), err error) {
@@ -448,5 +476,5 @@ func (s *Service) awaitCopiesUnpinned(ctx context.Context, id layout.FileID) (th
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	return s.awaitUnpinned(ctx, id, "the end of a client that was writing it")
+	return s.awaitUnpinned(ctx, id, lostWriter)
 }

@@ -3,6 +3,7 @@ package meta
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,12 +28,65 @@ const (
 type resilver struct {
 	kick   chan struct{} // has a token when there is something to do
 	copied atomic.Int64  // bytes since the start
-	next   time.Time     // when the next bytes may be copied; guarded by Service.mu
+	files  atomic.Int64  // that have got copies since the start
+
+	// Guarded by Service.mu:
+	next    time.Time                 // when the next bytes may be copied
+	fillers map[layout.FileID]*filler // who copies data of a file
 
 	// Of the worker alone:
-	since  time.Time // when there began to be files with copies to be made; zero if there are none
-	files  int       // that have got theirs since then
-	before int64     // copied, then
+	since       time.Time // when there began to be files with copies to be made; zero if there are none
+	before      int64     // copied, then
+	filesBefore int64     // files, then
+}
+
+// filler is somebody who copies data of a file; there is one for a file at a time.
+type filler struct {
+	urgent bool // others wait for the file
+	stop   context.CancelFunc
+	ended  chan struct{}
+}
+
+// errFilled tells that data of a file is being copied.
+var errFilled = errors.New("its data is being copied")
+
+// beginFill makes the caller the one who copies data of a file until he calls end. If there is one already the error is errFilled;
+// who is urgent ends what the other does, or, if that is urgent as well, waits for it.
+func (s *Service) beginFill(ctx context.Context, id layout.FileID, urgent bool) (filling context.Context, end func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		other := s.resilver.fillers[id]
+		if other == nil {
+			break
+		}
+		if !urgent {
+			return nil, nil, errFilled
+		}
+		if !other.urgent {
+			other.stop()
+		}
+		s.mu.Unlock()
+		select {
+		case <-other.ended:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		s.mu.Lock()
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	filling, stop := context.WithCancel(ctx)
+	fl := &filler{urgent: urgent, stop: stop, ended: make(chan struct{})}
+	s.resilver.fillers[id] = fl
+	return filling, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		stop()
+		delete(s.resilver.fillers, id)
+		close(fl.ended)
+	}, nil
 }
 
 // resilverSoon wakes the worker.
@@ -78,14 +132,16 @@ func (s *Service) resilverAll() {
 	defer func() {
 		if s.ctx.Err() == nil && !r.since.IsZero() && s.staleFiles(s.ctx) == 0 {
 			s.log.Info("all copies of mirrored files are good again", "after", time.Since(r.since).Round(time.Millisecond),
-				"files", r.files, "bytes", r.copied.Load()-r.before)
+				"files", r.files.Load()-r.filesBefore, "bytes", r.copied.Load()-r.before)
 			r.since = time.Time{}
 		}
 	}()
+	s.dropDrained()
 	s.moveAll()
 	from, to := schema.Of(schema.PrefixFill)
 	for s.ctx.Err() == nil {
 		var ids []layout.FileID
+		listed := 0
 		for kv, err := range s.engine.Scan(s.ctx, from, to, catalog.ScanOptions{Limit: 256, KeysOnly: true}) {
 			if err != nil {
 				if s.ctx.Err() == nil {
@@ -93,18 +149,24 @@ func (s *Service) resilverAll() {
 				}
 				return
 			}
-			ids = append(ids, schema.IDOf(kv.Key))
+			listed++
+			if id := schema.IDOf(kv.Key); !s.beingMoved(id) { // or whoever moves it sees to all of its copies
+				ids = append(ids, id)
+			}
 			from = catalog.After(kv.Key)
 		}
-		if len(ids) == 0 {
+		if listed == 0 {
 			return
 		}
+		if len(ids) == 0 {
+			continue
+		}
 		if r.since.IsZero() {
-			r.since, r.files, r.before = time.Now(), 0, r.copied.Load()
+			r.since, r.filesBefore, r.before = time.Now(), r.files.Load(), r.copied.Load()
 			s.log.Warn("copies of mirrored files are out of date, and are made anew")
 		}
 		for _, id := range ids {
-			if err := s.fillFile(s.ctx, id); err != nil && s.ctx.Err() == nil {
+			if err := s.fillFile(s.ctx, id); err != nil && !errors.Is(err, errFilled) && s.ctx.Err() == nil {
 				s.log.Warn("new copies cannot be made now", "inode", id, "error", err)
 			}
 		}
@@ -123,19 +185,29 @@ func (s *Service) moveAll() {
 		}
 		for _, id := range ids {
 			from = id
-			// Who reads or writes a data file without asking would not hear that there is another one.
-			err := s.ifUnpinned(id, "the move of its data away from a data server that is drained", func() error { return s.fillFile(s.ctx, id) })
-			if err != nil && s.ctx.Err() == nil {
+			if err := s.fillFile(s.ctx, id); err != nil && !errors.Is(err, errFilled) && s.ctx.Err() == nil {
 				s.log.Warn("data files cannot be moved now", "inode", id, "error", err)
 			}
 		}
 	}
 }
 
-// fillFile makes new copies of a file for those that are stale, as far as there are data servers for them.
+// fillFile makes new copies of a file for those that are stale, as far as there are data servers for them, and moves what is to move. The
+// error is errFilled if somebody is at it already.
 func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
+	ctx, end, err := s.beginFill(ctx, id, false)
+	if err != nil {
+		return err
+	}
+	defer end()
 	// Writers would be troubled for nothing.
-	if can, err := s.cfg.Files.Fillable(ctx, id); !can {
+	pinned, thaw := s.freezePins(id)
+	thaw = sync.OnceFunc(thaw)
+	defer thaw()
+	if can, err := s.cfg.Files.Fillable(ctx, id, pinned); !can {
+		if len(pinned) > 0 && err == nil {
+			err = s.heldUpMove(ctx, id)
+		}
 		return err
 	}
 	// Whoever still takes a copy for good must not find another file in its place.
@@ -144,18 +216,24 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 	}
 	var row schema.Layout
 	var done int64
-	err := s.gated(ctx, id, layout.Range{Len: layout.ToEOF}, func(ctx context.Context) (err error) {
-		row, done, err = s.cfg.Files.StartFill(ctx, id)
+	err = s.gated(ctx, id, layout.Range{Len: layout.ToEOF}, func(ctx context.Context) (err error) {
+		row, done, err = s.cfg.Files.StartFill(ctx, id, pinned)
 		return err
 	})
+	thaw() // while data is moved nothing of the file is pinned
 	filling := row.Copies(layout.CopyFilling)
 	if err != nil || len(filling) == 0 && !row.Moving {
 		return err
 	}
+	size := int64(0)
+	if ino, _, err := s.inode(ctx, id); err == nil {
+		size = ino.Size
+	}
 	for end := int64(layout.ToEOF); len(filling) > 0 && done < end; {
 		n := s.gateSize()
+		s.noteMove(id, done, max(size, done))
 		err := s.gated(ctx, id, layout.Range{Off: done, Len: n}, func(ctx context.Context) (err error) {
-			end, err = s.cfg.Files.Fill(ctx, id, row, done, n, s.pace)
+			end, err = s.cfg.Files.Fill(ctx, id, row, done, n, s.copiedOf(id))
 			return err
 		})
 		if err != nil {
@@ -167,6 +245,7 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 			return err
 		}
 		done += n
+		size = max(size, end)
 	}
 	complete, err := s.cfg.Files.EndFill(ctx, id, row)
 	if err != nil {
@@ -174,25 +253,32 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 	}
 	if row.Moving {
 		err := s.gated(ctx, id, layout.Range{Len: layout.ToEOF}, func(ctx context.Context) error {
-			if err := s.cfg.Files.Exchange(ctx, id); err != nil {
-				return err
-			}
-			// While nobody writes, what some may still read is what the others read.
-			if err := s.tellOfCopies(ctx, id); err != nil {
-				return err
-			}
-			return s.cfg.Files.DropMoved(ctx, id)
+			return s.settleMove(ctx, id)
 		})
 		if err != nil {
 			return err
 		}
 	}
-	s.resilver.files++
+	s.resilver.files.Add(1)
 	s.log.Debug("new copies of a file are full", "inode", id, "copies", len(filling), "all", complete)
 	// Readers may use them. They need not: so nobody is waited for.
 	s.tasks.Go(func() { // ends with the answers, or the leases, or s.ctx
 		s.tell(s.ctx, &metarpc.CopiesStaleArgs{ID: id})
 	})
+	return nil
+}
+
+// heldUpMove says so if data of a file is not moved because of what is pinned.
+func (s *Service) heldUpMove(ctx context.Context, id layout.FileID) error {
+	can, err := s.cfg.Files.Fillable(ctx, id, nil)
+	if !can {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.files[id]; f != nil && len(f.pinned()) > 0 {
+		s.holdUp(f, "the moving of its data")
+	}
 	return nil
 }
 
@@ -222,6 +308,12 @@ func (s *Service) pace(ctx context.Context, n int) error {
 		return ctx.Err()
 	}
 	return pause(ctx, wait)
+}
+
+// unpaced is pace for what others wait for.
+func (s *Service) unpaced(ctx context.Context, n int) error {
+	s.resilver.copied.Add(int64(n))
+	return ctx.Err()
 }
 
 // gated calls f while nobody can write to a range of the file or change its size: layouts for writing there are taken back,

@@ -34,13 +34,16 @@ type Service struct {
 	draining atomic.Bool    // no new call is executed
 
 	locks    lockTable
+	caches   cacheTable
 	resilver resilver
+	mayMove  chan struct{} // has room for movesAtOnce, for those who move files
 	removed  removedInodes
 
 	mu        sync.Mutex
 	sessions  map[metarpc.SessionID]*session // those that have not ended
 	fading    map[*session]struct{}          // those that have, but whose clients may not know it yet
 	files     map[layout.FileID]*file
+	moves     map[layout.FileID]*move // those that have begun, and those whose failure nobody has heard of yet
 	leases    map[layout.FileID]*leased
 	contended map[layout.FileID]contention
 	grace     bool
@@ -74,14 +77,18 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		sessions:  map[metarpc.SessionID]*session{},
 		fading:    map[*session]struct{}{},
 		files:     map[layout.FileID]*file{},
+		moves:     map[layout.FileID]*move{},
+		mayMove:   make(chan struct{}, movesAtOnce),
 		leases:    map[layout.FileID]*leased{},
 		contended: map[layout.FileID]contention{},
+		caches:    newCacheTable(),
 		graceOver: make(chan struct{}),
 		conns:     map[*conn]struct{}{},
 		listeners: map[net.Listener]struct{}{},
 	}
 	s.locks.init()
 	s.resilver.kick = make(chan struct{}, 1)
+	s.resilver.fillers = map[layout.FileID]*filler{}
 	rand.Read(s.instance[:])
 	s.moving <- struct{}{}
 	s.graceEnd = s.started.Add(cfg.Lease)

@@ -235,6 +235,12 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 	if err := p.recall(ctx, items, readers...); err != nil {
 		return nil, false, err
 	}
+	// Caches that stay are pinned, and are cut like the rest.
+	if s.caches.has(f.id) {
+		if _, _, err := s.dropCaches(ctx, f.id, anyCache); err != nil {
+			return nil, false, err
+		}
+	}
 	if err := s.growPinned(ctx, f, a.Size); err != nil {
 		return nil, false, err
 	}
@@ -292,16 +298,16 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 // the file's sizing, so that nothing is pinned meanwhile.
 func (s *Service) growPinned(ctx context.Context, f *file, size int64) error {
 	s.mu.Lock()
-	pinned := len(f.pinned()) > 0
+	pinned := f.pinned()
 	s.mu.Unlock()
-	if !pinned {
+	if len(pinned) == 0 {
 		return nil
 	}
 	var l schema.Layout
 	if raw, err := s.get(ctx, schema.LayoutKey(f.id), &l); err != nil || raw == nil {
 		return err
 	}
-	return s.cfg.Files.Grow(ctx, l, size)
+	return s.cfg.Files.Grow(ctx, l, pinned, size)
 }
 
 // recall is recallLayouts that also waits until those are fenced who have lost their sessions.
@@ -384,7 +390,7 @@ func (s *Service) cutData(f *file) {
 				return err
 			}
 			if kept, e := s.giveUp(ctx, f.id, late); e != nil || kept {
-				return cmp.Or(e, err)
+				return cmp.Or(e, err) // those that are pinned cannot be given up
 			}
 			// Once more: a copy may have become the last good one meanwhile.
 			if raw, err = s.engine.GetMany(ctx, keys); err != nil {

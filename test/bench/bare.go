@@ -15,8 +15,11 @@ import (
 )
 
 // bareCommand makes this program serve the baseline: serve-bare MOUNTPOINT MAX_WRITE VALIDITY FILES
-// DELAY [DIRECTORY].
-const bareCommand = "serve-bare"
+// DELAY [DIRECTORY [passthrough]].
+const (
+	bareCommand = "serve-bare"
+	passArg     = "passthrough"
+)
 
 // bareFS is a FUSE file system that answers from memory and does nothing else: the ceiling of what any file system over
 // go-fuse can reach. Its files are not freed before the end.
@@ -25,6 +28,7 @@ type bareFS struct {
 	validity time.Duration
 	delay    time.Duration // of a READ, while its handler sleeps
 	dir      string        // of files that hold the data; empty: it is in memory
+	server   *fuse.Server  // with them, if the kernel is to read and write them; otherwise nil
 
 	mu    sync.RWMutex
 	nodes []*bareNode // index is the node id
@@ -37,13 +41,14 @@ type bareNode struct {
 	chunks   [][]byte
 	size     uint64
 	file     *os.File // nil: the data is in chunks
+	backing  int32    // the kernel's number of file; 0: it has none
 }
 
 const bareChunk = 1 << 20
 
 func serveBare(args []string) error {
-	if len(args) != 5 && len(args) != 6 {
-		return fmt.Errorf("%s takes MOUNTPOINT MAX_WRITE VALIDITY FILES DELAY [DIRECTORY]", bareCommand)
+	if len(args) < 5 || len(args) > 7 || len(args) == 7 && args[6] != passArg {
+		return fmt.Errorf("%s takes MOUNTPOINT MAX_WRITE VALIDITY FILES DELAY [DIRECTORY [%s]]", bareCommand, passArg)
 	}
 	maxWrite, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -62,7 +67,7 @@ func serveBare(args []string) error {
 		return err
 	}
 	f := &bareFS{RawFileSystem: fuse.NewDefaultRawFileSystem(), validity: validity, delay: delay}
-	if len(args) == 6 {
+	if len(args) > 5 {
 		f.dir = args[5]
 	}
 	f.nodes = []*bareNode{nil, {mode: fuse.S_IFDIR | 0o755, children: map[string]uint64{}}}
@@ -76,6 +81,9 @@ func serveBare(args []string) error {
 	})
 	if err != nil {
 		return err
+	}
+	if len(args) == 7 {
+		f.server = server
 	}
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM)
@@ -115,6 +123,11 @@ func (f *bareFS) attr(id uint64, n *bareNode, a *fuse.Attr) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	*a = fuse.Attr{Ino: id, Mode: n.mode, Nlink: 1, Size: n.size, Blksize: 4096}
+	if n.backing != 0 {
+		if st, err := n.file.Stat(); err == nil {
+			a.Size = uint64(st.Size())
+		}
+	}
 }
 
 func (f *bareFS) entry(id uint64, out *fuse.EntryOut) {
@@ -161,12 +174,29 @@ func (f *bareFS) Mkdir(_ <-chan struct{}, in *fuse.MkdirIn, name string, out *fu
 
 func (f *bareFS) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
 	f.entry(f.add(f.node(in.NodeId), name, fuse.S_IFREG|in.Mode&0o777), &out.EntryOut)
-	out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES
-	return fuse.OK
+	return f.opened(out.NodeId, &out.OpenOut)
 }
 
-func (f *bareFS) Open(_ <-chan struct{}, _ *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+func (f *bareFS) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	return f.opened(in.NodeId, out)
+}
+
+func (f *bareFS) opened(id uint64, out *fuse.OpenOut) fuse.Status {
 	out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES
+	n := f.node(id)
+	if f.server == nil || n.file == nil {
+		return fuse.OK
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.backing == 0 {
+		number, errno := f.server.RegisterBackingFd(&fuse.BackingMap{Fd: int32(n.file.Fd())})
+		if errno != 0 {
+			return fuse.Status(errno)
+		}
+		n.backing = number
+	}
+	out.OpenFlags, out.BackingID = fuse.FOPEN_PASSTHROUGH, n.backing
 	return fuse.OK
 }
 

@@ -247,8 +247,8 @@ func mountPID(dir string) (pid int) {
 }
 
 // bare mounts the baseline with some files in its root, and READs that take a while. The data is in files of the directory where,
-// unless that is empty.
-func (l *lab) bare(validity time.Duration, files int, delay time.Duration, where string) (dir string, p *process, err error) {
+// unless that is empty; then, with passArg, the kernel reads and writes them.
+func (l *lab) bare(validity time.Duration, files int, delay time.Duration, where string, more ...string) (dir string, p *process, err error) {
 	if dir, err = os.MkdirTemp(l.disk, "bare"); err != nil {
 		return "", nil, err
 	}
@@ -258,7 +258,7 @@ func (l *lab) bare(validity time.Duration, files int, delay time.Duration, where
 	}
 	args := []string{bareCommand, dir, fmt.Sprint(maxWrite), validity.String(), fmt.Sprint(files), delay.String()}
 	if where != "" {
-		args = append(args, where)
+		args = append(append(args, where), more...)
 	}
 	p, err = start(self, args...)
 	if err != nil {

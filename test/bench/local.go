@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -188,5 +189,53 @@ func localStriped(w workload) func(*lab) (figures, error) {
 		}
 		f.baseline, err = w.fio(dir, "--ioengine=psync")
 		return f, errors.Join(err, p.stop())
+	}
+}
+
+const (
+	passName = "bare go-fuse, passthrough"
+	rawName  = "the file itself"
+)
+
+// tmpfs and disk are where a row has its data.
+func tmpfs(l *lab) string { return l.mem }
+func disk(l *lab) string  { return l.disk }
+
+// localPassed measures a file that the kernel serves by itself against one of the simplest FUSE server that lets it, and a plain file.
+func localPassed(w workload, where func(*lab) string) func(*lab) (figures, error) {
+	return func(l *lab) (f figures, err error) {
+		v, err := l.volume(where(l))
+		if err != nil {
+			return f, err
+		}
+		err = v.use(func(dir string) (err error) {
+			dir = filepath.Join(dir, "local")
+			if err := os.Mkdir(dir, 0o700); err != nil {
+				return err
+			}
+			if _, err := l.weft("layout", "set", dir, "--placement", "local"); err != nil {
+				return err
+			}
+			f.weft, err = w.fio(dir, "--ioengine=psync")
+			return err
+		}, "localio=rw", "passthrough=rw")
+		if err != nil {
+			return f, err
+		}
+		backing, err := os.MkdirTemp(where(l), "backing")
+		if err != nil {
+			return f, err
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(backing)) }()
+		dir, p, err := l.bare(time.Minute, 0, 0, backing, passArg)
+		if err != nil {
+			return f, err
+		}
+		f.baseline, err = w.fio(dir, "--ioengine=psync")
+		if err = errors.Join(err, p.stop()); err != nil {
+			return f, err
+		}
+		f.disk, err = w.fio(backing, "--ioengine=psync")
+		return f, err
 	}
 }

@@ -17,9 +17,9 @@ type bench struct {
 	unit     string
 	baseline string
 	goal     goal
-	durable  bool // print the disk's floor
-	second   bool // there is a third figure, the local disk's file system
-	guest    bool // measured in the virtual machine of test/lab: only when named
+	durable  bool   // print the disk's floor
+	third    string // what there is a third figure of; empty: nothing
+	guest    bool   // measured in the virtual machine of test/lab: only when named
 	measure  func(*lab) (figures, error)
 }
 
@@ -126,8 +126,8 @@ func run() (err error) {
 		if r.Goal != nil {
 			also = append(also, fmt.Sprintf("goal %s %g: %s", r.GoalOp, *r.Goal, map[bool]string{true: "met", false: "missed"}[*r.Met]))
 		}
-		if b.second {
-			also = append(also, fmt.Sprintf("local disk %s", number(r.Disk, b.unit)))
+		if b.third != "" {
+			also = append(also, fmt.Sprintf("%s %s", b.third, number(r.Disk, b.unit)))
 		}
 		if b.durable {
 			also = append(also, fmt.Sprintf("fdatasync floor %.0f/s", r.Floor))

@@ -105,7 +105,7 @@ func NewVolume(t testing.TB, opts Options) *Volume {
 	v.log = openLog(t, v.base, "weftd")
 	if opts.Apart {
 		for i := range opts.DataServers {
-			v.Servers = append(v.Servers, newDataServer(v, i))
+			v.Servers = append(v.Servers, newDataServer(v, fmt.Sprintf("server%d", i), opts.Room, opts.Remote))
 		}
 	} else {
 		v.foreign = strings.Fields(os.Getenv(ServersEnv))
@@ -421,6 +421,11 @@ type Layout struct {
 			Address  string
 			DataFile string `json:"data_file"`
 		}
+	}
+	Caches []struct {
+		Device   string
+		DataFile string `json:"data_file"`
+		State    string
 	}
 }
 

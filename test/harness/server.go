@@ -14,10 +14,11 @@ import (
 
 // DataServer is a data server that is a process of its own. Its methods are called one at a time.
 type DataServer struct {
-	v    *Volume
-	Dir  string // of weftd
-	addr string
-	run  *child
+	v      *Volume
+	Dir    string // of weftd
+	addr   string
+	remote bool // lends no descriptors
+	run    *child
 }
 
 // URL is what it is called in the list of data servers.
@@ -26,15 +27,24 @@ func (d *DataServer) URL() string { return "nfs://" + d.addr + "/" }
 // Path is where it keeps a data file that a layout names.
 func (d *DataServer) Path(dataFile string) string { return filepath.Join(d.Dir, "export", dataFile) }
 
-// newDataServer starts one, which ends with the test.
-func newDataServer(v *Volume, i int) *DataServer {
+// AddLocal adds a data server to the volume that lends descriptors, whatever the others do, with so many bytes of memory, or if that is
+// 0 on the disk.
+func (v *Volume) AddLocal(room int64) *DataServer {
 	v.t.Helper()
-	d := &DataServer{v: v, Dir: filepath.Join(v.base, fmt.Sprintf("server%d", i)), addr: FreeAddr(v.t)}
-	if v.opts.Room > 0 {
+	d := newDataServer(v, "local", room, false)
+	Weft(v.t, "admin", "device", "add", d.URL(), "--server", v.Addr)
+	return d
+}
+
+// newDataServer starts one, which ends with the test.
+func newDataServer(v *Volume, name string, room int64, remote bool) *DataServer {
+	v.t.Helper()
+	d := &DataServer{v: v, Dir: filepath.Join(v.base, name), addr: FreeAddr(v.t), remote: remote}
+	if room > 0 {
 		if err := os.Mkdir(d.Dir, 0o755); err != nil {
 			v.t.Fatal(err)
 		}
-		if err := unix.Mount("weft-test", d.Dir, "tmpfs", 0, fmt.Sprintf("size=%d,mode=755", v.opts.Room)); err != nil {
+		if err := unix.Mount("weft-test", d.Dir, "tmpfs", 0, fmt.Sprintf("size=%d,mode=755", room)); err != nil {
 			v.t.Fatal(err)
 		}
 		v.t.Cleanup(func() { unix.Unmount(d.Dir, unix.MNT_DETACH) })
@@ -53,7 +63,7 @@ func newDataServer(v *Volume, i int) *DataServer {
 func (d *DataServer) Start() {
 	d.v.t.Helper()
 	args := []string{"data", "--dir", d.Dir, "--listen", d.addr}
-	if d.v.opts.Remote {
+	if d.remote {
 		args = append(args, "--localio=off")
 	}
 	d.run = launch(d.v.t, d.v.log, d.v.opts.Env, "weftd", args...)

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pkg/xattr"
+
 	"github.com/weftfs/weft/test/harness"
 )
 
@@ -23,14 +25,40 @@ var (
 )
 
 // TestModel does random operations on one mount and on a plain directory, for several ways of striping.
-func TestModel(t *testing.T) { compare(t, 1) }
+func TestModel(t *testing.T) { compare(t, 1, false) }
 
 // TestMounts does the same on several mounts in turn, and looks at the tree through the one that did not do the last
 // operation.
-func TestMounts(t *testing.T) { compare(t, *mounts) }
+func TestMounts(t *testing.T) { compare(t, *mounts, false) }
 
-func compare(t *testing.T, mounts int) {
-	v := harness.NewVolume(t, harness.Options{})
+// TestCaches has files cached on the one data server that lends descriptors, and evicted, in between.
+func TestCaches(t *testing.T) { compare(t, *mounts, true) }
+
+// advise has files cached or evicted by one mount. Most are copied while the next operations go on.
+func advise(root string, paths []string, r *rand.Rand) {
+	for _, p := range paths {
+		p = filepath.Join(root, p)
+		value := "willneed"
+		if r.IntN(4) == 0 {
+			value = "dontneed"
+		}
+		if xattr.Set(p, "weft.advise", []byte(value)) != nil { // there is none, or it is no file
+			continue
+		}
+		for range r.IntN(40) {
+			if state, err := xattr.Get(p, "weft.advise"); err != nil || string(state) != "filling" {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+func compare(t *testing.T, mounts int, caches bool) {
+	v := harness.NewVolume(t, harness.Options{Remote: caches})
+	if caches {
+		v.AddLocal(0)
+	}
 	var all []*harness.Mount
 	for range mounts {
 		all = append(all, v.Mount(strings.FieldsFunc(*options, func(c rune) bool { return c == ',' })...))
@@ -61,6 +89,9 @@ func compare(t *testing.T, mounts int) {
 				var done []string // the last operations
 				for i := range n {
 					o := s.Next()
+					if caches && i%2 == 0 {
+						advise(filepath.Join(all[i/2%mounts].Dir, name), o.Paths(a), s.Rng)
+					}
 					a.Root = filepath.Join(all[i%mounts].Dir, name)
 					done = append(done[max(0, len(done)-40):], fmt.Sprintf("mount %d: %s", i%mounts, o.Desc))
 					if err := Step(o, a, b); err != nil {

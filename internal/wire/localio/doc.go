@@ -63,7 +63,8 @@
 //
 // REVOKE asks the client for that. It is said when what was granted has changed (a SETATTR of owner, group or mode: a
 // fence), or the file has lost its name. A client answers as soon as what it has begun is over, and begins nothing more.
-// The server does not rely on its word: whether somebody can still write a file it asks the kernel, see package server/data.
+// The server does not rely on its word: whether somebody can still write a file it asks the kernel, see package server/data. As long as
+// that is so it answers JUKEBOX to the SETATTR; a metadata service that does not want to wait replaces the file and removes it.
 //
 // # Stability
 //

@@ -281,6 +281,21 @@ func (a *LayoutGetArgs) check(Op) error {
 	return err
 }
 
+func (a *CacheStartArgs) check(Op) error {
+	err := checkID(a.ID)
+	if n := len(a.Devices); n == 0 || n > MaxNear {
+		err = first(err, fmt.Errorf("%d data servers to choose from, want 1 to %d", n, MaxNear))
+	}
+	if a.Limit < 0 {
+		err = first(err, fmt.Errorf("caches of %d bytes", a.Limit))
+	}
+	return err
+}
+
+func (a *CacheDoneArgs) check(Op) error { return checkCopies(a.ID, []CopyRef{a.Copy}) }
+
+func (a *CacheDropArgs) check(Op) error { return checkID(a.ID) }
+
 func (a *LayoutReturnArgs) check(Op) error { return checkIDs(a.IDs) }
 
 func checkCopies(id layout.FileID, copies []CopyRef) error {
@@ -323,6 +338,13 @@ func (a *LayoutStatsArgs) check(Op) error {
 		}
 	}
 	return nil
+}
+
+func (a *LayoutMoveArgs) check(Op) error {
+	if a.Device == (layout.DeviceID{}) {
+		return fmt.Errorf("a move of inode %d to no device", a.ID)
+	}
+	return checkID(a.ID)
 }
 
 func (a *AddDeviceArgs) check(Op) error { return checkText("URL", a.URL, MaxText) }
@@ -422,6 +444,29 @@ func (r *LayoutResult) check(Op) error {
 		}
 	}
 	return r.Pinned.checkAny()
+}
+
+func (r *CacheStartResult) check(Op) error {
+	if r.Size < 0 || len(r.Segments) > 1 {
+		return fmt.Errorf("cache of %d bytes in %d segments", r.Size, len(r.Segments))
+	}
+	for i := range r.Segments {
+		seg, err := r.Segments[i].Layout()
+		if err != nil {
+			return err
+		}
+		if seg.IOMode != layout.IOModeRW || !seg.Contains(0, r.Size) {
+			return fmt.Errorf("%v layout of %v for a cache of %d bytes", seg.IOMode, seg.Range, r.Size)
+		}
+	}
+	return nil
+}
+
+func (r *CacheDropResult) check(Op) error {
+	if r.Caches < 0 || r.Bytes < 0 {
+		return fmt.Errorf("%d caches of %d bytes", r.Caches, r.Bytes)
+	}
+	return nil
 }
 
 func (r *LayoutCommitResult) check(Op) error {

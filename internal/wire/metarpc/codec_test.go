@@ -128,6 +128,11 @@ func tame(v any) any {
 		for i := range v.Segments {
 			tame(&v.Segments[i])
 		}
+	case *CacheStartResult:
+		v.Segments = v.Segments[:1]
+		tame(&v.Segments[0])
+		s := &v.Segments[0]
+		s.IOMode, s.Off, s.Len = layout.IOModeRW, 0, layout.ToEOF
 	case *Segment:
 		v.IOMode = layout.IOModeRead
 		for i := range v.Mirrors {
@@ -308,6 +313,21 @@ func TestGolden(t *testing.T) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLayoutStats}, &LayoutStatsArgs{Span: 128, Devices: []DeviceStats{
 				{Device: id, Reads: IOStats{Ops: 1, Bytes: 4096, Time: 300}, Writes: IOStats{Ops: 2, Bytes: 3, Time: 4}, Outstanding: 5}}})
 		}, "0000002e" + "96 02 02 07 24 940000c0c2 92 cc80 91 94 c410 010000000000000000000000000000fe 9301cd1000cd012c 93020304 05"},
+		{"layout move", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLayoutMove}, &LayoutMoveArgs{ID: 5, Device: id})
+		}, "0000001e" + "96 02 02 07 25 940000c0c2 92 05 c410 010000000000000000000000000000fe"},
+		{"layout moved", func() ([]byte, error) {
+			return AppendReply(nil, ReplyHeader{Slot: 2, Sequence: 7}, &LayoutMoveResult{Done: 128, Size: 4096, Waits: "w"})
+		}, "00000010" + "96 03 02 07 00 a0 95 c2 c2 cc80 cd1000 a177"},
+		{"cache start", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpCacheStart}, &CacheStartArgs{ID: 5, Devices: []layout.DeviceID{id}, Limit: 128, Run: 9})
+		}, "00000022" + "96 02 02 07 26 940000c0c2 94 05 91 c410 010000000000000000000000000000fe cc80 09"},
+		{"cache done", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpCacheDone}, &CacheDoneArgs{ID: 5, Copy: CopyRef{Device: id, Handle: []byte{0xaa}}})
+		}, "00000022" + "96 02 02 07 27 940000c0c2 92 05 92 c410 010000000000000000000000000000fe c401aa"},
+		{"cache drop", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpCacheDrop}, &CacheDropArgs{ID: 5, Device: id})
+		}, "0000001e" + "96 02 02 07 28 940000c0c2 92 05 c410 010000000000000000000000000000fe"},
 		{"lock ready", func() ([]byte, error) {
 			return AppendCallBack(nil, BackHeader{Number: 9, Op: BackLockReady}, &LockReadyArgs{ID: 5, Owner: 6, Flock: true})
 		}, "00000008" + "94 04 09 04 93 05 06 c3"},
@@ -468,9 +488,21 @@ func TestRefusedArguments(t *testing.T) {
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 0, End: 1}}}, bad},
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: make([]SizeReport, MaxBatch+1)}, bad},
 		{OpAddDevice, &AddDeviceArgs{URL: strings.Repeat("u", MaxText+1)}, bad},
+		{OpLayoutMove, &LayoutMoveArgs{ID: 1, Device: layout.DeviceID{1}}, fine},
+		{OpLayoutMove, &LayoutMoveArgs{ID: 1}, bad},
+		{OpLayoutMove, &LayoutMoveArgs{Device: layout.DeviceID{1}}, bad},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: make([]DeviceStats, MaxBatch)}, fine},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: make([]DeviceStats, MaxBatch+1)}, bad},
 		{OpLayoutStats, &LayoutStatsArgs{}, bad},
+		{OpCacheStart, &CacheStartArgs{ID: 1, Devices: make([]layout.DeviceID, MaxNear)}, fine},
+		{OpCacheStart, &CacheStartArgs{ID: 1, Devices: make([]layout.DeviceID, MaxNear+1)}, bad},
+		{OpCacheStart, &CacheStartArgs{ID: 1}, bad},
+		{OpCacheStart, &CacheStartArgs{ID: 1, Devices: make([]layout.DeviceID, 1), Limit: -1}, bad},
+		{OpCacheStart, &CacheStartArgs{Devices: make([]layout.DeviceID, 1)}, bad},
+		{OpCacheDone, &CacheDoneArgs{ID: 1, Copy: CopyRef{Handle: []byte{1}}}, fine},
+		{OpCacheDone, &CacheDoneArgs{ID: 1}, bad},
+		{OpCacheDrop, &CacheDropArgs{ID: 1}, fine},
+		{OpCacheDrop, &CacheDropArgs{}, bad},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: []DeviceStats{{Reads: IOStats{Time: -1}}}}, bad},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: []DeviceStats{{Writes: IOStats{Time: -1}}}}, bad},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: []DeviceStats{{Outstanding: -1}}}, bad},
@@ -558,6 +590,12 @@ func TestRefusedResults(t *testing.T) {
 		{OpLayoutGet, &LayoutResult{Pinned: CopyRef{Handle: make([]byte, maxHandle+1)}}, false},
 		{OpLayoutGet, &LayoutResult{Segments: []Segment{{Len: 1, IOMode: layout.IOModeRead}}}, false},
 		{OpLayoutGet, &LayoutResult{Segments: []Segment{{Len: 1, IOMode: layout.IOModeRead, Mirrors: [][]DataFile{{{Handle: make([]byte, 65)}}}}}}, false},
+		{OpCacheStart, &CacheStartResult{Size: 1, Cached: true}, true},
+		{OpCacheStart, &CacheStartResult{Size: -1}, false},
+		{OpCacheStart, &CacheStartResult{Size: 2, Segments: []Segment{{Len: 1, IOMode: layout.IOModeRW, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}}, false},
+		{OpCacheStart, &CacheStartResult{Size: 1, Segments: []Segment{{Len: 1, IOMode: layout.IOModeRead, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}}, false},
+		{OpCacheStart, &CacheStartResult{Segments: make([]Segment, 2)}, false},
+		{OpCacheDrop, &CacheDropResult{Bytes: -1}, false},
 		{OpLayoutCommit, &LayoutCommitResult{Attrs: []Attr{{}, attr}}, true},
 		{OpLayoutCommit, &LayoutCommitResult{Attrs: []Attr{{Size: -1}}}, false},
 		{OpDevices, &DevicesResult{Devices: []DeviceInfo{{Device: Device{Addrs: []string{"server.example:2049"}}}}}, false},

@@ -106,8 +106,20 @@
 // CopiesStale at all who have the file open, the reporter as well, with all copies of the file that are stale. A client that
 // is called so never reads or writes these copies again, and answers without waiting for anything.
 //
+// CacheStart begins a copy of a whole file for readers, a cache: the client copies to the segment it gets what it reads from the file,
+// all of it, commits that and says CacheDone. While somebody may write the file there are no caches: whoever gets a layout for
+// writing, or sets the size, gets it when they are gone, as CopiesStale has told all who have the file open. Then, and when CacheDrop has
+// taken it away, CacheDone is EBUSY. A cache is in layouts for reading as one more mirror, all of whose columns are the same data
+// file: what a data file has at an offset is what the file has there. Of a file that a client has open by a descriptor of a cache
+// (it is pinned) layouts for writing have the cache as well, and CacheDrop is EBUSY. What a client has not finished goes with its session.
+//
 // LayoutStats says every minute or so what a session has done at the devices since it last said so, if that is anything.
 // The service chooses by it where new data files go; nothing of it is kept for longer than some minutes.
+//
+// LayoutMove makes the service copy a file's data to a device, while the file is in use: to one data file if there is one copy of it, else
+// the first copy of each column that has none there. The service remembers it, also across a restart; the caller, who must own the file,
+// asks again from time to time, and is answered after half a second at the latest. What cannot be moved is told once, to whoever asks next:
+// ENODEV, the device is not known, not reached, or drained; ENOSPC; EBUSY, the file is being moved elsewhere.
 //
 // Reserve finds the place of an append and makes the file longer in the same step, so that each append of any client has a
 // place of its own. The time of that step is the time of the append; its client reports no other.

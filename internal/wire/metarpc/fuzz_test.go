@@ -93,6 +93,10 @@ func FuzzParseCall(f *testing.F) {
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLock}, &LockArgs{ID: 1, Owner: 2, Type: LockWrite, End: 9, Wait: true}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpReserve}, &ReserveArgs{ID: 1, Len: 9}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutStats}, &LayoutStatsArgs{Span: 9, Devices: []DeviceStats{{Reads: IOStats{Ops: 1, Bytes: 2, Time: 3}}}}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutMove}, &LayoutMoveArgs{ID: 1, Device: layout.DeviceID{1}}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpCacheStart}, &CacheStartArgs{ID: 1, Devices: []layout.DeviceID{{2}}, Limit: 3, Run: 4}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpCacheDone}, &CacheDoneArgs{ID: 1, Copy: CopyRef{Handle: []byte{2}}}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpCacheDrop}, &CacheDropArgs{ID: 1, Device: layout.DeviceID{2}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpOpen}, &OpenArgs{ID: 1, Access: AccessWrite}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpOpen}, &OpenArgs{ID: 1, Reclaim: true, Pinned: CopyRef{Device: layout.DeviceID{1}, Handle: []byte{2}}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutGet}, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRead, Len: 1, Near: []layout.DeviceID{{1}}, Pin: PinAny}},
@@ -129,7 +133,9 @@ func FuzzParseReply(f *testing.F) {
 		OpLayoutGet:      &LayoutResult{Segments: []Segment{{Len: 1, IOMode: 1, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}},
 		OpDevices:        &DevicesResult{Devices: []DeviceInfo{{Device: Device{Addrs: []string{"192.0.2.1:1"}}, URL: "nfs://h/e"}}},
 		OpListXattr:      &NamesResult{Names: []string{"user.a"}},
-		OpDescribeLayout: &Described{Mirrors: [][]DescribedServer{{{Address: "a", DataFile: "f"}}}},
+		OpCacheStart:     &CacheStartResult{Size: 1, Segments: []Segment{{Len: 1, IOMode: layout.IOModeRW, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}},
+		OpCacheDrop:      &CacheDropResult{Caches: 1, Bytes: 2},
+		OpDescribeLayout: &Described{Mirrors: [][]DescribedServer{{{Address: "a", DataFile: "f"}}}, Caches: []DescribedCache{{Bytes: 1}}},
 		OpStatus:         &StatusResult{Sessions: []SessionInfo{{Address: "a"}}, HeldUp: []HeldUp{{ID: 1, What: "w", Since: 2, Hosts: []string{"h"}}}},
 	} {
 		b, err := AppendReply(nil, ReplyHeader{Slot: 1, Sequence: 2}, result)

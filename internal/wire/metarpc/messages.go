@@ -423,6 +423,14 @@ type (
 		Size       int64
 		StripeUnit int64
 		Mirrors    [][]DescribedServer
+		Caches     []DescribedCache
+	}
+	// DescribedCache is a copy of the whole file for readers.
+	DescribedCache struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Server   DescribedServer
+		State    layout.CopyState
+		Bytes    int64
 	}
 	DescribedServer struct {
 		_msgpack struct{} `msgpack:",as_array"`
@@ -445,6 +453,8 @@ type (
 		DataFiles   int64  // in use
 		Draining    bool   // it gets no new data files, and those it has move elsewhere
 		Load        int64  // thousandths of requests that clients have under way there, see LayoutStatsArgs
+		Caches      int64  // of the data files in use those that are caches, full or not
+		CacheBytes  int64  // what they have
 	}
 	// AddDeviceArgs: URL is nfs://HOST:PORT/EXPORT. Adding one that is known, by address and export, answers it as it is.
 	AddDeviceArgs struct {
@@ -579,6 +589,20 @@ type (
 		Span     int64
 		Devices  []DeviceStats
 	}
+	// LayoutMoveArgs wants the data of a file to lie on a device. Asking again tells how far that is.
+	LayoutMoveArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		ID       layout.FileID
+		Device   layout.DeviceID
+	}
+	LayoutMoveResult struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Finished bool     // it lies there
+		Empty    bool     // with Finished: the file has no data files yet
+		Done     int64    // bytes that have been copied, of Size; both 0 if nothing had to be
+		Size     int64    // of the file, as far as known
+		Waits    string   // what the moving waits for, for people
+	}
 	DeviceStats struct {
 		_msgpack      struct{} `msgpack:",as_array"`
 		Device        layout.DeviceID
@@ -590,6 +614,40 @@ type (
 		_msgpack   struct{} `msgpack:",as_array"`
 		Ops, Bytes uint64
 		Time       int64 // nanoseconds from their start to the answer, all together
+	}
+	// CacheStartArgs asks for a data file to copy the whole file to, on one of the devices, of which the service chooses. The
+	// session has the file open.
+	CacheStartArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		ID       layout.FileID
+		Devices  []layout.DeviceID
+		Limit    int64  // bytes that all caches on the device may have; others go, those used longest ago. 0 = no limit
+		Run      uint64 // what was asked for with the same number does not go for this
+	}
+	// CacheStartResult has a segment for writing with nothing but the cache. Without one there is nothing to be done: all of the file
+	// is on one of the devices already, or there is no data.
+	CacheStartResult struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Size     int64
+		Cached   bool // it is there already
+		Segments []Segment
+	}
+	// CacheDoneArgs says that the cache that Start has granted has all bytes of the file, and is stable.
+	CacheDoneArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		ID       layout.FileID
+		Copy     CopyRef
+	}
+	// CacheDropArgs takes caches of a file away; a zero Device is all devices.
+	CacheDropArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		ID       layout.FileID
+		Device   layout.DeviceID
+	}
+	CacheDropResult struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Caches   int
+		Bytes    int64
 	}
 	// LayoutRecallArgs: see the package comment.
 	LayoutRecallArgs struct {

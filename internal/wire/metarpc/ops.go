@@ -42,6 +42,10 @@ const (
 	OpDrainDevice
 	OpRemoveDevice
 	OpLayoutStats
+	OpLayoutMove
+	OpCacheStart
+	OpCacheDone
+	OpCacheDrop
 	opEnd
 )
 
@@ -109,6 +113,10 @@ var ops = [opEnd]opInfo{
 	OpDrainDevice:     {"DRAINDEVICE", of[DrainDeviceArgs], of[AddDeviceResult], false},
 	OpRemoveDevice:    {"REMOVEDEVICE", of[RemoveDeviceArgs], of[Empty], false},
 	OpLayoutStats:     {"LAYOUTSTATS", of[LayoutStatsArgs], of[Empty], false},
+	OpLayoutMove:      {"LAYOUTMOVE", of[LayoutMoveArgs], of[LayoutMoveResult], false},
+	OpCacheStart:      {"CACHESTART", of[CacheStartArgs], of[CacheStartResult], false},
+	OpCacheDone:       {"CACHEDONE", of[CacheDoneArgs], of[Empty], false},
+	OpCacheDrop:       {"CACHEDROP", of[CacheDropArgs], of[CacheDropResult], false},
 }
 
 // Valid reports whether there is such an op.

@@ -381,7 +381,15 @@ func (m *Manager) putBack(files []schema.DataFile) {
 	m.signal()
 }
 
-// Segments returns the segments that a layout row grants for a mode, none if it has no data files.
+// Efficiencies of data files. Caches are read by those on whose host they are, who read nothing else then, and otherwise
+// when what all have fails.
+const (
+	cacheEfficiency  = 0
+	mirrorEfficiency = 1
+)
+
+// Segments returns the segments that a layout row grants for a mode, none if it has no data files. Each good cache is one more mirror,
+// with the same data file in all columns.
 func (m *Manager) Segments(row schema.Layout, mode layout.IOMode) []metarpc.Segment {
 	have := columns(&row)
 	if have == 0 {
@@ -391,16 +399,24 @@ func (m *Manager) Segments(row schema.Layout, mode layout.IOMode) []metarpc.Segm
 	if have == row.Width {
 		s.Len = layout.ToEOF
 	}
+	grant := func(f *schema.DataFile, efficiency uint32) metarpc.DataFile {
+		file := metarpc.DataFile{Device: f.Device, Efficiency: efficiency, Handle: f.Handle, UID: f.UID, GID: f.GID, State: f.State}
+		if mode == layout.IOModeRead {
+			file.UID = lastID
+		}
+		return file
+	}
 	for _, files := range row.Mirrors {
 		mirror := make([]metarpc.DataFile, len(files))
 		for i := range files {
-			f := &files[i]
-			mirror[i] = metarpc.DataFile{Device: f.Device, Handle: f.Handle, UID: f.UID, GID: f.GID, State: f.State}
-			if mode == layout.IOModeRead {
-				mirror[i].UID = lastID
-			}
+			mirror[i] = grant(&files[i], mirrorEfficiency)
 		}
 		s.Mirrors = append(s.Mirrors, mirror)
+	}
+	for i := range row.Caches {
+		if f := &row.Caches[i].File; f.State == layout.CopyGood {
+			s.Mirrors = append(s.Mirrors, slices.Repeat([]metarpc.DataFile{grant(f, cacheEfficiency)}, have))
+		}
 	}
 	return []metarpc.Segment{s}
 }
@@ -411,23 +427,31 @@ func (m *Manager) Describe(row schema.Layout, ino schema.Inode) metarpc.Describe
 	if desc.StripeUnit == 0 {
 		desc.StripeUnit = ino.Policy.Layout().Or(defaultPolicy).StripeUnit
 	}
-	volume := schema.VolumeDir(m.cfg.Volume)
 	for _, files := range row.Mirrors {
 		mirror := make([]metarpc.DescribedServer, max(row.Width, len(files)))
 		for i := range files {
-			if files[i].IsAbsent() {
-				continue
-			}
-			dir, name := schema.DataFileName(files[i].Number)
-			mirror[i] = metarpc.DescribedServer{Device: files[i].Device, DataFile: volume + "/" + dir + "/" + name}
-			if d, err := m.device(files[i].Device); err == nil {
-				at := d.url()
-				mirror[i].Address = at.hostPort() + ":" + at.export
+			if !files[i].IsAbsent() {
+				mirror[i] = m.describeFile(&files[i])
 			}
 		}
 		desc.Mirrors = append(desc.Mirrors, mirror)
 	}
+	for i := range row.Caches {
+		c := &row.Caches[i]
+		desc.Caches = append(desc.Caches, metarpc.DescribedCache{Server: m.describeFile(&c.File), State: c.File.State, Bytes: c.Bytes})
+	}
 	return desc
+}
+
+// describeFile tells people where a data file is.
+func (m *Manager) describeFile(file *schema.DataFile) metarpc.DescribedServer {
+	dir, name := schema.DataFileName(file.Number)
+	s := metarpc.DescribedServer{Device: file.Device, DataFile: schema.VolumeDir(m.cfg.Volume) + "/" + dir + "/" + name}
+	if d, err := m.device(file.Device); err == nil {
+		at := d.url()
+		s.Address = at.hostPort() + ":" + at.export
+	}
+	return s
 }
 
 // fileLocks is a lock for each file.

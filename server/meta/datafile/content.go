@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
@@ -26,39 +28,61 @@ func (m *Manager) Truncate(ctx context.Context, row schema.Layout, size int64) e
 	return nil
 }
 
-// Grow makes the data files that are whole files as long as size, if they are shorter.
-func (m *Manager) Grow(ctx context.Context, row schema.Layout, size int64) error {
-	if row.Width != 1 {
-		return nil
+// Grow makes those data files of a layout that refs names as long as size, if they are shorter. It waits for data servers that cannot be
+// reached until ctx ends.
+func (m *Manager) Grow(ctx context.Context, row schema.Layout, refs []metarpc.CopyRef, size int64) error {
+	var calls errgroup.Group
+	grow := func(file *schema.DataFile) {
+		if slices.ContainsFunc(refs, file.Is) {
+			calls.Go(func() error { // one data file's calls
+				return m.at(ctx, file, func(st *store.Store) error { return st.Grow(ctx, file.Handle, size) })
+			})
+		}
 	}
-	err := m.eachCopy(ctx, row, func(ctx context.Context, st *store.Store, file *schema.DataFile) error {
-		return st.Grow(ctx, file.Handle, size)
-	})
-	if late := (*LateError)(nil); err != nil && !errors.As(err, &late) {
+	for _, files := range row.Mirrors {
+		for i := range files {
+			grow(&files[i])
+		}
+	}
+	for i := range row.Caches {
+		grow(&row.Caches[i].File)
+	}
+	if err := calls.Wait(); err != nil {
 		return fmt.Errorf("make data files %d bytes long: %w", size, err)
 	}
 	return nil
 }
 
-// Whole returns a good copy on one of near that has every byte of the file at its offset, and will have: the file has no other stripes. mirrored says that it is
-// not the only one.
-func (m *Manager) Whole(row schema.Layout, near []layout.DeviceID) (ref metarpc.CopyRef, mirrored bool) {
-	if row.Width != 1 || row.Moving {
+// Whole returns a good copy on one of near that has every byte of the file at its offset, and will have: its only data file, a cache, or with
+// mirrors one of several copies that are such. several says that it is not the only one.
+func (m *Manager) Whole(row schema.Layout, near []layout.DeviceID, mirrors bool) (ref metarpc.CopyRef, several bool) {
+	if row.Moving {
 		return ref, false
 	}
-	for _, files := range row.Mirrors {
-		if file := &files[0]; file.State == layout.CopyGood && slices.Contains(near, file.Device) {
-			return metarpc.CopyRef{Device: file.Device, Handle: file.Handle}, len(row.Mirrors) > 1
+	several = len(row.Mirrors) > 1 || len(row.Caches) > 0
+	var files []*schema.DataFile
+	if row.Width == 1 && (len(row.Mirrors) == 1 || mirrors) {
+		for i := range row.Mirrors {
+			files = append(files, &row.Mirrors[i][0])
 		}
 	}
-	return ref, false
+	for i := range row.Caches {
+		files = append(files, &row.Caches[i].File)
+	}
+	for _, file := range files {
+		if file.State == layout.CopyGood && slices.Contains(near, file.Device) {
+			return file.Ref(), several
+		}
+	}
+	return ref, several
 }
 
 // MayBeWhole reports whether a file may have a copy that is Whole, and no other, once it has data files.
 func (m *Manager) MayBeWhole(row schema.Layout, ino schema.Inode, near []layout.DeviceID) bool {
 	if len(row.Mirrors) > 0 {
-		ref, mirrored := m.Whole(row, near)
-		return len(ref.Handle) > 0 && !mirrored
+		row.Caches = nil // they go
+		ref, several := m.Whole(row, near, false)
+		return len(ref.Handle) > 0 && !several
 	}
 	policy := ino.Policy.Layout().Or(defaultPolicy)
 	return policy.Mirrors == 1 && len(near) > 0 && (policy.StripeCount == 1 || policy.Placement == layout.PlacementLocal)
@@ -68,6 +92,7 @@ func (m *Manager) MayBeWhole(row schema.Layout, ino schema.Inode, near []layout.
 // waits for data servers that cannot be reached until ctx ends, but not for a copy while another one has what it has: what was
 // acknowledged is at all good copies, and made stable by who wrote it.
 func (m *Manager) Sync(ctx context.Context, row schema.Layout) (end int64, err error) {
+	row.Caches = nil  // they have nothing that is not elsewhere
 	var mu sync.Mutex // guards end
 	err = m.eachCopy(ctx, row, func(ctx context.Context, st *store.Store, file *schema.DataFile) error {
 		size, err := st.Commit(ctx, file.Handle)
@@ -96,6 +121,9 @@ func (m *Manager) Sync(ctx context.Context, row schema.Layout) (end int64, err e
 // If the columns have several copies, these may differ in what was being written. Then the first copy of each column that is
 // confirmed counts, and the others are stale when Fence returns. Nobody reads or writes those any more, so they need no new owner.
 //
+// A data server that answers may not be able to fence a data file, because somebody on its host has it open for writing. If
+// there is no other copy of it the error is a HeldError after a while; all others have been fenced then.
+//
 // The commits do not wait for the disk: whoever wants the fence to be remembered commits that it was made.
 func (m *Manager) Fence(ctx context.Context, id layout.FileID) error {
 	unlock, err := m.files.lock(ctx, id)
@@ -120,20 +148,45 @@ func (m *Manager) Fence(ctx context.Context, id layout.FileID) error {
 		}
 		return nil
 	}
-	var mu sync.Mutex // held over the commits, which change the one row
-	err = m.each(ctx, row, func(st *store.Store, file *schema.DataFile) error {
-		owner := layout.Credential{UID: randomID(), GID: randomID()}
-		if err := st.Fence(ctx, file.Handle, owner); err != nil {
-			return err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		return m.reown(ctx, id, file.Device, file.Number, owner)
-	})
-	if err != nil {
+	if err := m.fenceSingle(ctx, id, row); err != nil {
 		return fmt.Errorf("fence inode %d: %w", id, err)
 	}
 	return nil
+}
+
+// fenceSingle is Fence for a file whose columns have one copy. The file is locked.
+func (m *Manager) fenceSingle(ctx context.Context, id layout.FileID, row schema.Layout) error {
+	var (
+		calls sync.WaitGroup
+		mu    sync.Mutex // guards the rest, and is held over the commits, which change the one row
+		held  HeldError
+		errs  []error
+	)
+	for _, files := range row.Mirrors {
+		for i := range files {
+			file := &files[i]
+			calls.Go(func() { // one data file's calls
+				owner := layout.Credential{UID: randomID(), GID: randomID()}
+				err := m.fenceFile(ctx, file, owner)
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil {
+					err = m.reown(ctx, id, file.Device, file.Number, owner)
+				}
+				switch {
+				case errors.Is(err, errHeld):
+					held.add(file)
+				case err != nil:
+					errs = append(errs, err)
+				}
+			})
+		}
+	}
+	calls.Wait()
+	if len(errs) == 0 && len(held.Held) > 0 {
+		return &held
+	}
+	return errors.Join(errs...)
 }
 
 // reown puts a data file's new owner into the layout row, unless the file is gone.
@@ -167,32 +220,4 @@ func (m *Manager) reown(ctx context.Context, id layout.FileID, dev layout.Device
 			return err
 		}
 	}
-}
-
-// each calls f for all data files at once and joins the errors.
-func (m *Manager) each(ctx context.Context, row schema.Layout, f func(*store.Store, *schema.DataFile) error) error {
-	var (
-		calls sync.WaitGroup
-		mu    sync.Mutex // guards errs
-		errs  []error
-	)
-	for _, files := range row.Mirrors {
-		for i := range files {
-			file := &files[i]
-			calls.Go(func() { // one data file's calls
-				d, err := m.device(file.Device)
-				if err == nil {
-					err = d.do(ctx, func(st *store.Store) error { return f(st, file) })
-				}
-				if err != nil {
-					_, name := schema.DataFileName(file.Number)
-					mu.Lock()
-					defer mu.Unlock()
-					errs = append(errs, fmt.Errorf("data file %s: %w", name, err))
-				}
-			})
-		}
-	}
-	calls.Wait()
-	return errors.Join(errs...)
 }

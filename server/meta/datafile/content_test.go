@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/schema"
@@ -149,7 +150,7 @@ func TestWhole(t *testing.T) {
 			{"striped", striped, all, false, false},
 			{"no data file", schema.Layout{}, all, false, false},
 		} {
-			ref, mirrored := w.m.Whole(c.row, c.near)
+			ref, mirrored := w.m.Whole(c.row, c.near, true)
 			if (len(ref.Handle) > 0) != c.found || mirrored != c.mirrored {
 				t.Errorf("%s: %+v, %v", c.name, ref, mirrored)
 			}
@@ -173,27 +174,23 @@ func TestWhole(t *testing.T) {
 			}
 		}
 
-		// Growing does not cut, and leaves striped files alone.
+		// Growing does not cut, and leaves other copies alone.
 		w.setSizes(one, 100)
 		for _, c := range []struct{ to, want uint64 }{{50, 100}, {100, 100}, {5000, 5000}} {
-			if err := w.m.Grow(t.Context(), one, int64(c.to)); err != nil {
+			if err := w.m.Grow(t.Context(), one, []metarpc.CopyRef{one.Mirrors[0][0].Ref()}, int64(c.to)); err != nil {
 				t.Fatal(err)
 			}
 			if s := w.sizes(one); s[0] != c.want {
 				t.Errorf("grown to %d it has %d bytes, want %d", c.to, s[0], c.want)
 			}
 		}
-		if err := w.m.Grow(t.Context(), two, 300); err != nil {
+		if err := w.m.Grow(t.Context(), two, []metarpc.CopyRef{two.Mirrors[0][0].Ref()}, 300); err != nil {
 			t.Fatal(err)
 		}
-		if s := w.sizes(two); s[0] != 300 {
-			t.Errorf("a file with two copies has %v", s)
-		}
-		if err := w.m.Grow(t.Context(), striped, 1<<30); err != nil {
-			t.Fatal(err)
-		}
-		if s := w.sizes(striped); max(s[0], s[1], s[2]) > 0 {
-			t.Errorf("a striped file was made longer: %v", s)
+		other := two
+		other.Mirrors = two.Mirrors[1:]
+		if s, o := w.sizes(two), w.sizes(other); s[0] != 300 || o[0] != 0 {
+			t.Errorf("a copy that was to be made longer has %v, the other one %v", s, o)
 		}
 	})
 }

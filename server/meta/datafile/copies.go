@@ -1,7 +1,6 @@
 package datafile
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -26,7 +25,7 @@ func (e *LateError) Error() string {
 func (e *LateError) LateCopies() []metarpc.CopyRef { return e.Late }
 
 // MarkStale records, durably, that copies of file id may lack data, so that nobody is to read or write them any more. The last
-// good copy of a column is never marked. It returns all copies of the file that are stale then, and
+// good copy of a column is never marked, nor is a cache, see StaleCaches. It returns all copies of the file that are stale then, and
 // those named that it does not have any more.
 func (m *Manager) MarkStale(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) ([]metarpc.CopyRef, error) {
 	unlock, err := m.files.lock(ctx, id)
@@ -36,15 +35,11 @@ func (m *Manager) MarkStale(ctx context.Context, id layout.FileID, copies []meta
 	defer unlock()
 	var stale []metarpc.CopyRef
 	err = m.relayout(ctx, id, func(_ *catalog.Batch, row *schema.Layout) bool {
-		named := func(ref metarpc.CopyRef, file *schema.DataFile) bool {
-			return ref.Device == file.Device && bytes.Equal(ref.Handle, file.Handle)
-		}
-		marked := markStale(row, func(file *schema.DataFile) bool {
-			return slices.ContainsFunc(copies, func(ref metarpc.CopyRef) bool { return named(ref, file) })
-		})
+		marked := markStale(row, func(file *schema.DataFile) bool { return slices.ContainsFunc(copies, file.Is) })
 		stale = row.Copies(layout.CopyStale)
 		for _, ref := range copies {
-			if !row.Has(func(file *schema.DataFile) bool { return named(ref, file) }) {
+			cache := slices.ContainsFunc(row.Caches, func(c schema.Cache) bool { return c.File.Is(ref) && c.File.State != layout.CopyStale })
+			if !cache && !row.Has(func(file *schema.DataFile) bool { return file.Is(ref) }) {
 				stale = append(stale, ref) // it was, and another one has taken its place
 			}
 		}
@@ -83,8 +78,8 @@ func markStale(row *schema.Layout, which func(*schema.DataFile) bool) (marked in
 	return marked
 }
 
-// relayout changes a layout row, if there is one and change says so, and keeps the fill row in step: it is there as long as not all
-// copies are good. change may be called several times. The file is locked.
+// relayout changes a layout row, if there is one and change says so, and keeps the rows of its caches by device in step, and the fill
+// row: it is there as long as not all copies are good. change may be called several times. The file is locked.
 func (m *Manager) relayout(ctx context.Context, id layout.FileID, change func(*catalog.Batch, *schema.Layout) bool) error {
 	key, fillKey := schema.LayoutKey(id), schema.FillKey(id)
 	for try := 0; ; try++ {
@@ -97,9 +92,11 @@ func (m *Manager) relayout(ctx context.Context, id layout.FileID, change func(*c
 			return fmt.Errorf("layout row: %w", err)
 		}
 		var b catalog.Batch
+		caches := slices.Clone(row.Caches)
 		if !change(&b, &row) {
 			return nil
 		}
+		putCaches(&b, id, caches, row.Caches)
 		b.GuardEqual(key, values[0])
 		b.Put(key, schema.Encode(&row))
 		switch incomplete := row.Incomplete(); {
@@ -123,49 +120,79 @@ const maxRelayout = 100
 // fenceMirrored is Fence for a file whose columns have several copies. The first copy of each column whose data server has
 // confirmed its new owner is what counts from now on; the others are stale. The file is locked.
 func (m *Manager) fenceMirrored(ctx context.Context, id layout.FileID, row schema.Layout) error {
-	type place struct{ mirror, column int }
 	type answer struct {
-		place
-		owner layout.Credential
-		err   error
+		mirror  int
+		columns []int // several, if they have one data file
+		file    *schema.DataFile
+		owner   layout.Credential
+		err     error
 	}
 	calling, cancel := context.WithCancel(ctx)
 	defer cancel()
-	answers := make(chan answer)
-	calls := 0
+	var calls []*answer
 	for i, files := range row.Mirrors {
+		own := len(calls) // where the calls of this mirror begin
 		for j := range files {
 			file := &files[j]
 			if file.State != layout.CopyGood {
 				continue
 			}
-			calls++
-			go func() { // one data file's calls; ends with their answer or with calling
-				a := answer{place: place{i, j}, owner: layout.Credential{UID: randomID(), GID: randomID()}}
-				var d *device
-				if d, a.err = m.device(file.Device); a.err == nil {
-					a.err = d.do(calling, func(st *store.Store) error { return st.Fence(calling, file.Handle, a.owner) })
-				}
-				answers <- a
-			}()
+			same := slices.IndexFunc(calls[own:], func(a *answer) bool { return a.file.Same(file) })
+			if same >= 0 {
+				calls[own+same].columns = append(calls[own+same].columns, j)
+				continue
+			}
+			calls = append(calls, &answer{
+				mirror: i, columns: []int{j}, file: file, owner: layout.Credential{UID: randomID(), GID: randomID()},
+			})
 		}
 	}
-	truth := map[int]answer{} // by column
+	answers := make(chan *answer)
+	for _, a := range calls {
+		go func() { // one data file's calls; ends with their answer or with calling
+			a.err = m.fenceFile(calling, a.file, a.owner)
+			answers <- a
+		}()
+	}
+	truth := map[int]*answer{} // by column
+	held := map[int]bool{}     // columns that have a copy that somebody holds
 	var errs []error
 	for range calls {
 		a := <-answers
-		_, have := truth[a.column]
-		switch {
-		case a.err != nil:
+		if a.err != nil {
 			errs = append(errs, a.err)
-		case !have:
-			if truth[a.column] = a; len(truth) == columns(&row) {
-				cancel()
+		}
+		for _, j := range a.columns {
+			switch {
+			case a.err == nil && truth[j] == nil:
+				truth[j] = a
+			case errors.Is(a.err, errHeld):
+				held[j] = true
 			}
+		}
+		settled := 0
+		for j := range columns(&row) {
+			if truth[j] != nil || held[j] {
+				settled++
+			}
+		}
+		if settled == columns(&row) {
+			cancel() // what does not answer is not waited for: there is a copy that can be copied from
 		}
 	}
 	if len(truth) < columns(&row) {
-		return errors.Join(errs...)
+		var holding HeldError
+		for _, a := range calls {
+			if errors.Is(a.err, errHeld) && slices.ContainsFunc(a.columns, func(j int) bool { return truth[j] == nil }) {
+				holding.add(a.file)
+			}
+		}
+		for j := range columns(&row) {
+			if truth[j] == nil && !held[j] {
+				return errors.Join(errs...)
+			}
+		}
+		return &holding
 	}
 	return m.relayout(ctx, id, func(_ *catalog.Batch, now *schema.Layout) bool {
 		for j, a := range truth {
@@ -181,7 +208,7 @@ func (m *Manager) fenceMirrored(ctx context.Context, id layout.FileID, row schem
 	})
 }
 
-// eachCopy calls f for the data files of a layout that are not stale, all at once. Of the copies of a column one has to end
+// eachCopy calls f for the data files of a layout that are not stale, caches as well, all at once. Of the copies of a column one has to end
 // well; those that have not ended for a while after that are given up, and named by a LateError. It waits for data servers that
 // cannot be reached until ctx ends.
 func (m *Manager) eachCopy(ctx context.Context, row schema.Layout, f func(context.Context, *store.Store, *schema.DataFile) error) error {
@@ -193,26 +220,32 @@ func (m *Manager) eachCopy(ctx context.Context, row schema.Layout, f func(contex
 	calling, cancel := context.WithCancel(ctx)
 	defer cancel()
 	answers := make(chan answer)
+	const allColumns = -1
 	open := map[*schema.DataFile]int{} // their columns
+	call := func(file *schema.DataFile, j int) {
+		if file.State == layout.CopyStale {
+			return
+		}
+		open[file] = j
+		go func() { // one data file's calls; ends with their answer or with calling
+			d, err := m.device(file.Device)
+			if err == nil {
+				err = d.do(calling, func(st *store.Store) error { return f(calling, st, file) })
+			}
+			if err != nil {
+				_, name := schema.DataFileName(file.Number)
+				err = fmt.Errorf("data file %s: %w", name, err)
+			}
+			answers <- answer{file, j, err}
+		}()
+	}
 	for _, files := range row.Mirrors {
 		for j := range files {
-			file := &files[j]
-			if file.State == layout.CopyStale {
-				continue
-			}
-			open[file] = j
-			go func() { // one data file's calls; ends with their answer or with calling
-				d, err := m.device(file.Device)
-				if err == nil {
-					err = d.do(calling, func(st *store.Store) error { return f(calling, st, file) })
-				}
-				if err != nil {
-					_, name := schema.DataFileName(file.Number)
-					err = fmt.Errorf("data file %s: %w", name, err)
-				}
-				answers <- answer{file, j, err}
-			}()
+			call(&files[j], j)
 		}
+	}
+	for i := range row.Caches {
+		call(&row.Caches[i].File, allColumns)
 	}
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
@@ -240,7 +273,9 @@ func (m *Manager) eachCopy(ctx context.Context, row schema.Layout, f func(contex
 		}
 		all := true
 		for _, column := range open {
-			all = all && good[column]
+			for j := range columns(&row) {
+				all = all && (good[j] || column != j && column != allColumns)
+			}
 		}
 		if all {
 			for file := range open {

@@ -51,7 +51,8 @@ type device struct {
 	rsize     uint32
 	wsize     uint32
 	stat      nfs3.FsstatRes
-	refused   error // why no data file can be made, while that is so
+	refused   error    // why no data file can be made, while that is so
+	cached    [2]int64 // bytes of caches begun since stat was asked for, and between the two times before
 	loads     map[metarpc.SessionID]clientLoad
 	load      float64 // of all clients, as last added up
 	pool      []schema.DataFile
@@ -172,6 +173,7 @@ func (d *device) ask(ctx context.Context) error {
 	}
 	d.m.mu.Lock()
 	d.stat = stat
+	d.cached = [2]int64{0, d.cached[0]}
 	d.m.mu.Unlock()
 	return nil
 }

@@ -67,12 +67,48 @@
 // copies therefore takes the first copy of each column whose data server has confirmed its new owner for the truth, and makes
 // the others stale in the batch that records the owner. That also settles what a lost client may have written to some copies only.
 //
+// # Moves
+//
+// What moves is filled in a mirror more (schema.Layout.Moving), and changes places then with what it was copied from:
+//
+//	StartFill    the extra mirror, with empty data files for what moves; absent elsewhere
+//	Fill         as for any copies; clients write both
+//	EndFill      the new ones are good
+//	Exchange     they have the places of the old ones, which are stale in the extra mirror
+//	DropMoved    the extra mirror goes, and what is in it is garbage
+//
+// Away from drained devices each data file moves to another device. To a device that somebody has named (MoveTo; a Move row, until DropMoved or
+// StopMove) the first copy of each column moves which has none there. If there is one copy, all columns move to one data file:
+// since offsets in data files are those of the file, one can have them all. It is in every column of the extra mirror, counts as one
+// data file for counters and garbage, gets one owner, and stays to be filled until Exchange, which makes it good in all columns, or stale in all if
+// it is in one of them. DropMoved makes one column of it. So a layout has one data file in several columns while it is Moving, and only then.
+//
+// Data files that are pinned do not begin to move (package meta).
+// # Caches
+//
+// A layout may have caches beside its mirrors: single data files that have all of the file, since an offset in a data file is one in the
+// file. They are good, stale or filling as copies are, but count for no column, have no fill row, and are not moved. A device
+// has at most one cache of a file, and a row for it. Cutting a file cuts its caches; everything else that is done to data files
+// leaves them alone.
+//
 // # Fences
 //
 // A layout is worth as much as the synthetic owners in it. Fence gives all data files of a file new ones, waits until each
 // data server shows that it knows them, and puts them into the layout row. Whoever has an older layout is refused from
 // then on, also those who may go on writing: they ask for the layout again. A fence that was cut short leaves a layout row
 // with owners that are out of date; who asked for the fence has to ask again, and records that it must.
+//
+// A data server that answers JUKEBOX for as long as heldTime cannot confirm: somebody on its host has the data file open for writing, whom
+// it cannot take that from (package server/data). If there is no other copy that can be fenced, Fence says so (HeldError), and the data
+// file is replaced:
+//
+//	StartReplace  the extra mirror of a move, with an empty data file for each that is held
+//	Fill, EndFill it is full: a second copy of the column, though others may write the first one
+//	Fence         which now finds a copy that can be fenced, and makes the one that is held stale
+//	Exchange      they change places; the one that is held is garbage after DropMoved
+//
+// Up to the Fence the mirror may be dropped, and is after a crash. A data server that cannot be reached is not replaced around, as there is
+// nothing to copy from.
 //
 // # Locks
 //

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/datafile/store"
@@ -28,11 +29,11 @@ type copyPlace struct{ mirror, column int }
 
 // StartFill begins, or goes on, to make new copies of file id for those that are stale: a data file on another device takes the
 // place of each, as far as there are devices. It returns the layout, and up to where copies that are being filled are full.
-// Nobody may have a layout for writing the file meanwhile.
+// Nobody may have a layout for writing the file meanwhile. Copies that are pinned do not begin to move.
 //
 // A copy that was being filled already gets a new owner first, so that nothing that an earlier filler wrote comes late; if its
 // data server does not confirm that, it is stale, too.
-func (m *Manager) StartFill(ctx context.Context, id layout.FileID) (row schema.Layout, done int64, err error) {
+func (m *Manager) StartFill(ctx context.Context, id layout.FileID, pinned []metarpc.CopyRef) (row schema.Layout, done int64, err error) {
 	unlock, err := m.files.lock(ctx, id)
 	if err != nil {
 		return row, 0, err
@@ -42,7 +43,7 @@ func (m *Manager) StartFill(ctx context.Context, id layout.FileID) (row schema.L
 		err = m.replaceStale(ctx, id)
 	}
 	if err == nil {
-		err = m.startMove(ctx, id)
+		err = m.startMove(ctx, id, pinned)
 	}
 	if err == nil {
 		row, done, err = m.filling(ctx, id)
@@ -79,6 +80,10 @@ func (m *Manager) refence(ctx context.Context, id layout.FileID) error {
 		for j := range files {
 			file := &files[j]
 			if file.State != layout.CopyFilling {
+				continue
+			}
+			if owner, ok := owners[copyPlace{i, 0}]; ok && j > 0 && file.Same(&files[0]) {
+				owners[copyPlace{i, j}] = owner
 				continue
 			}
 			owner := layout.Credential{UID: randomID(), GID: randomID()}
@@ -176,14 +181,22 @@ func (m *Manager) replaceStale(ctx context.Context, id layout.FileID) error {
 }
 
 // Fillable reports whether StartFill would find something to fill now.
-func (m *Manager) Fillable(ctx context.Context, id layout.FileID) (bool, error) {
+func (m *Manager) Fillable(ctx context.Context, id layout.FileID, pinned []metarpc.CopyRef) (bool, error) {
 	row, _, err := m.filling(ctx, id)
+	var to layout.DeviceID
+	if err == nil {
+		to, err = m.moveTarget(ctx, id)
+	}
 	if err != nil {
 		return false, fmt.Errorf("copies of inode %d: %w", id, err)
 	}
+	if row.Moving {
+		return !m.leavesPinned(&row, to, pinned), nil
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return row.Moving || len(row.Copies(layout.CopyFilling)) > 0 || len(m.placesFor(&row)) > 0 || len(m.movesFor(&row)) > 0, nil
+	return len(row.Copies(layout.CopyFilling)) > 0 || len(m.placesFor(&row)) > 0 || len(m.movesFor(&row, pinned)) > 0 ||
+		to != (layout.DeviceID{}) && len(movesTo(&row, to, pinned)) > 0, nil
 }
 
 // placesFor finds devices for new data files in the places of the stale copies of a layout: such as have no other copy of the same
@@ -419,7 +432,11 @@ func (m *Manager) EndFill(ctx context.Context, id layout.FileID, row schema.Layo
 	}
 	err = m.relayout(ctx, id, func(b *catalog.Batch, now *schema.Layout) bool {
 		changed := false
-		for _, files := range now.Mirrors {
+		mirrors := now.Mirrors
+		if now.Gathers() { // it becomes good when it takes the place of all, or not at all
+			mirrors = mirrors[:len(mirrors)-1]
+		}
+		for _, files := range mirrors {
 			for j := range files {
 				if files[j].State == layout.CopyFilling && filled[files[j].Device][files[j].Number] {
 					files[j].State = layout.CopyGood

@@ -57,7 +57,7 @@ func (w *world) equalCopies(row schema.Layout) {
 
 // fill fills all copies, chunk bytes at a time. before is called before each chunk.
 func (w *world) fill(id layout.FileID, chunk int64, before func(row schema.Layout, off int64)) error {
-	row, off, err := w.m.StartFill(w.t.Context(), id)
+	row, off, err := w.m.StartFill(w.t.Context(), id, nil)
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func TestFill(t *testing.T) {
 		if _, err := w.m.MarkStale(t.Context(), 5, refs(row.Mirrors[0][0], row.Mirrors[1][1], row.Mirrors[2][1])); err != nil {
 			t.Fatal(err)
 		}
-		if can, err := w.m.Fillable(t.Context(), 5); err != nil || !can {
+		if can, err := w.m.Fillable(t.Context(), 5, nil); err != nil || !can {
 			t.Fatalf("fillable: %v, %v", can, err)
 		}
 		writes := 0
@@ -120,7 +120,7 @@ func TestFill(t *testing.T) {
 				t.Errorf("the copies of column %d are on %d devices", j, len(on))
 			}
 		}
-		if can, err := w.m.Fillable(t.Context(), 5); err != nil || can {
+		if can, err := w.m.Fillable(t.Context(), 5, nil); err != nil || can {
 			t.Errorf("fillable when all is full: %v, %v", can, err)
 		}
 		calm()
@@ -138,7 +138,7 @@ func TestFillRestart(t *testing.T) {
 		if _, err := w.m.MarkStale(t.Context(), 5, refs(row.Mirrors[1][0])); err != nil {
 			t.Fatal(err)
 		}
-		first, _, err := w.m.StartFill(t.Context(), 5)
+		first, _, err := w.m.StartFill(t.Context(), 5, nil)
 		if err == nil {
 			_, err = w.m.Fill(t.Context(), 5, first, 0, 1<<19, unpaced)
 		}
@@ -147,7 +147,7 @@ func TestFillRestart(t *testing.T) {
 		}
 		w.restart()
 		calm()
-		again, done, err := w.m.StartFill(t.Context(), 5)
+		again, done, err := w.m.StartFill(t.Context(), 5, nil)
 		if err != nil || done != 1<<19 {
 			t.Fatalf("goes on at %d: %v", done, err)
 		}
@@ -165,7 +165,7 @@ func TestFillRestart(t *testing.T) {
 			}
 		}
 		time.Sleep(time.Minute) // until it is known that the device is away
-		other, done, err := w.m.StartFill(t.Context(), 5)
+		other, done, err := w.m.StartFill(t.Context(), 5, nil)
 		if err != nil || done != 0 || other.Mirrors[1][0].Device == is.Device {
 			t.Fatalf("with the data server away: %v at %d on %v", err, done, other.Mirrors[1][0].Device)
 		}
@@ -178,7 +178,7 @@ func TestFillRestart(t *testing.T) {
 		if _, err := w.m.MarkStale(t.Context(), 5, refs(after.Mirrors[1][0])); err != nil {
 			t.Fatal(err)
 		}
-		next, _, err := w.m.StartFill(t.Context(), 5)
+		next, _, err := w.m.StartFill(t.Context(), 5, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -193,7 +193,7 @@ func TestFillRestart(t *testing.T) {
 			t.Errorf("stale: %v, %v", stale, err)
 		}
 		// Where the last good copy fails, one that is being filled may have more than that.
-		next, _, err = w.m.StartFill(t.Context(), 5)
+		next, _, err = w.m.StartFill(t.Context(), 5, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -214,7 +214,7 @@ func TestFillGone(t *testing.T) {
 		if _, err := w.m.MarkStale(t.Context(), 5, refs(row.Mirrors[1][0])); err != nil {
 			t.Fatal(err)
 		}
-		next, _, err := w.m.StartFill(t.Context(), 5)
+		next, _, err := w.m.StartFill(t.Context(), 5, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -222,10 +222,10 @@ func TestFillGone(t *testing.T) {
 		if _, err := w.m.EndFill(t.Context(), 5, next); err != nil {
 			t.Errorf("end: %v", err)
 		}
-		if row, _, err := w.m.StartFill(t.Context(), 5); err != nil || len(row.Mirrors) != 0 {
+		if row, _, err := w.m.StartFill(t.Context(), 5, nil); err != nil || len(row.Mirrors) != 0 {
 			t.Errorf("start: %v, %v", row, err)
 		}
-		if can, err := w.m.Fillable(t.Context(), 5); can || err != nil {
+		if can, err := w.m.Fillable(t.Context(), 5, nil); can || err != nil {
 			t.Errorf("fillable: %v, %v", can, err)
 		}
 		stopped := errors.New("stopped")
@@ -235,7 +235,7 @@ func TestFillGone(t *testing.T) {
 			t.Fatal(err)
 		}
 		calm() // data files are there to take its place
-		if next, _, err = w.m.StartFill(t.Context(), 6); err != nil {
+		if next, _, err = w.m.StartFill(t.Context(), 6, nil); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := w.m.Fill(t.Context(), 6, next, 0, unit, func(context.Context, int) error { return stopped }); !errors.Is(err, stopped) {
@@ -265,7 +265,7 @@ func TestDrain(t *testing.T) {
 		}
 		for _, id := range ids {
 			for len(w.onDevice(id, drained)) > 0 {
-				if can, err := w.m.Fillable(t.Context(), id); err != nil || !can {
+				if can, err := w.m.Fillable(t.Context(), id, nil); err != nil || !can {
 					t.Fatalf("inode %d: fillable %v, %v", id, can, err)
 				}
 				if err := w.fill(id, 300_000, func(row schema.Layout, off int64) {
@@ -316,6 +316,32 @@ func TestDrain(t *testing.T) {
 		}
 		if w.file(8, layout.Policy{StripeCount: 4}, 10<<20); len(w.onDevice(8, drained)) == 0 {
 			t.Error("after the draining was canceled a new file got no data file there")
+		}
+	})
+}
+
+// What moves is copied from the beginning, though other copies of the file have got further.
+func TestDrainWhileFilled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 4)
+		row := w.file(5, layout.Policy{StripeUnit: 1 << 16, StripeCount: 1, Mirrors: 2}, 1<<20)
+		w.put(row, 0, bytes.Repeat([]byte("data"), 1<<18))
+		if _, err := w.m.MarkStale(t.Context(), 5, refs(row.Mirrors[1][0])); err != nil {
+			t.Fatal(err)
+		}
+		first, _, err := w.m.StartFill(t.Context(), 5, nil)
+		if err == nil {
+			_, err = w.m.Fill(t.Context(), 5, first, 0, 1<<19, unpaced)
+		}
+		if err == nil {
+			_, err = w.m.DrainDevice(t.Context(), row.Mirrors[0][0].Device, false)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		next, done, err := w.m.StartFill(t.Context(), 5, nil)
+		if err != nil || !next.Moving || done != 0 {
+			t.Errorf("moving %v, begins at %d, %v", next.Moving, done, err)
 		}
 	})
 }

@@ -22,18 +22,20 @@ const (
 	settle = 5 * time.Second
 )
 
-// Discard adds to b what makes a layout's data files garbage. The batch also deletes the layout row and guards that it
+// Discard adds to b what makes the data files of file id's layout garbage. The batch also deletes the layout row and guards that it
 // is still this row. Call Kick when it is committed.
-func (m *Manager) Discard(b *catalog.Batch, row schema.Layout) {
+func (m *Manager) Discard(b *catalog.Batch, id layout.FileID, row schema.Layout) {
 	for _, files := range row.Mirrors {
 		for i := range files {
-			if files[i].IsAbsent() {
-				continue
+			if !files[i].IsAbsent() && (i == 0 || !files[i].Same(&files[0])) { // or it is in all columns
+				discardFile(b, &files[i])
 			}
-			b.Put(schema.GarbageKey(files[i].Device, files[i].Number), nil)
-			b.Add(schema.InUseKey(files[i].Device), 0, -1)
 		}
 	}
+	for i := range row.Caches {
+		discardFile(b, &row.Caches[i].File)
+	}
+	putCaches(b, id, row.Caches, nil)
 }
 
 // Kick says that there is garbage to collect.

@@ -234,7 +234,7 @@ func (w *world) churn(rng *rand.Rand, base layout.FileID) {
 			b.GuardEqual(schema.LayoutKey(id), values[1])
 			b.Delete(schema.LayoutKey(id))
 			b.Delete(schema.InodeKey(id))
-			w.m.Discard(&b, row)
+			w.m.Discard(&b, id, row)
 			if err = engine.Commit(ctx, &b); err == nil {
 				w.m.Kick()
 			}

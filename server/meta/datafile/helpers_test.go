@@ -120,7 +120,7 @@ func (w *world) remove(id layout.FileID) {
 	b.Delete(schema.LayoutKey(id))
 	b.Delete(schema.InodeKey(id))
 	b.Delete(schema.WriterKey(id, session))
-	w.m.Discard(&b, row)
+	w.m.Discard(&b, id, row)
 	w.commit(&b)
 	w.m.Kick()
 }
@@ -195,13 +195,23 @@ func (w *world) check() {
 	}
 	owner := map[name]layout.FileID{}
 	inUse := map[layout.DeviceID]int64{}
+	caches := w.rows(schema.PrefixCache)
 	for key, value := range w.rows(schema.PrefixLayout) {
 		var row schema.Layout
 		if err := schema.Decode(value, &row); err != nil {
 			w.t.Fatal(err)
 		}
 		id := schema.IDOf([]byte(key))
-		for _, files := range row.Mirrors {
+		all := row.Mirrors
+		for _, c := range row.Caches {
+			all = append(all, []schema.DataFile{c.File})
+			var use schema.CacheUse
+			if raw := caches[string(schema.CacheKey(c.File.Device, id))]; raw == nil || schema.Decode(raw, &use) != nil || use != c.Use() {
+				w.t.Errorf("the row of a cache of %d: %+v, want %+v", id, use, c.Use())
+			}
+			delete(caches, string(schema.CacheKey(c.File.Device, id)))
+		}
+		for _, files := range all {
 			for _, f := range files {
 				n := name{f.Device, f.Number}
 				if other, taken := owner[n]; taken {
@@ -211,6 +221,9 @@ func (w *world) check() {
 				inUse[f.Device]++
 			}
 		}
+	}
+	if len(caches) > 0 {
+		w.t.Errorf("%d rows of caches that there are not", len(caches))
 	}
 	garbage := w.rows(schema.PrefixGarbage)
 	for i := range w.exports {

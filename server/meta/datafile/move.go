@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -77,8 +78,8 @@ func (m *Manager) Moving(ctx context.Context, from layout.FileID, limit int) (id
 	return ids, nil
 }
 
-// movesFor finds devices for the good copies of a layout that are on drained ones, each column's first. m.mu is held.
-func (m *Manager) movesFor(row *schema.Layout) map[int]*device {
+// movesFor finds devices for the good copies of a layout that are on drained ones and not pinned, each column's first. m.mu is held.
+func (m *Manager) movesFor(row *schema.Layout, pinned []metarpc.CopyRef) map[int]*device {
 	if row.Moving {
 		return nil
 	}
@@ -88,7 +89,7 @@ func (m *Manager) movesFor(row *schema.Layout) map[int]*device {
 	for j := range extra {
 		extra[j] = schema.Absent()
 		for _, files := range row.Mirrors {
-			if d := m.find(files[j].Device); files[j].State == layout.CopyGood && d != nil && d.row.Draining {
+			if d := m.find(files[j].Device); files[j].State == layout.CopyGood && d != nil && d.row.Draining && !slices.ContainsFunc(pinned, files[j].Is) {
 				extra[j] = schema.DataFile{Device: d.id, State: layout.CopyStale} // to be replaced
 				any = true
 				break
@@ -108,30 +109,58 @@ func (m *Manager) movesFor(row *schema.Layout) map[int]*device {
 	return moves
 }
 
-// startMove adds a mirror for the data files that are to move away from drained devices. The file is locked.
-func (m *Manager) startMove(ctx context.Context, id layout.FileID) error {
+// startMove adds a mirror for the data files that are to move: to the device that somebody has named, or else away from drained ones.
+// The file is locked.
+func (m *Manager) startMove(ctx context.Context, id layout.FileID, pinned []metarpc.CopyRef) error {
 	row, _, err := m.filling(ctx, id)
+	if err != nil || row.Moving {
+		return err
+	}
+	to, err := m.moveTarget(ctx, id)
 	if err != nil {
 		return err
 	}
 	taken := map[int]schema.DataFile{}
-	m.mu.Lock()
-	for j, d := range m.movesFor(&row) {
-		taken[j] = d.next()
+	if to != (layout.DeviceID{}) {
+		if taken, err = m.takeAt(ctx, &row, to, pinned); err != nil {
+			return err
+		}
+	} else {
+		m.mu.Lock()
+		for j, d := range m.movesFor(&row, pinned) {
+			taken[j] = d.next()
+		}
+		m.mu.Unlock()
 	}
-	m.mu.Unlock()
 	if len(taken) == 0 {
 		return nil
 	}
+	return m.addMirror(ctx, id, taken)
+}
+
+// addMirror adds the mirror that is there for moving, with data files that are to be filled, by column. If the file is gone they go
+// back to where they were taken from. The file is locked.
+func (m *Manager) addMirror(ctx context.Context, id layout.FileID, taken map[int]schema.DataFile) error {
+	_, done, err := m.filling(ctx, id)
+	if err != nil {
+		return err
+	}
 	var files []schema.DataFile
 	for _, file := range taken {
-		files = append(files, file)
+		if !slices.ContainsFunc(files, func(other schema.DataFile) bool { return other.Same(&file) }) {
+			files = append(files, file)
+		}
 	}
 	used := false
 	err = m.relayout(ctx, id, func(b *catalog.Batch, now *schema.Layout) bool {
 		if now.Moving { // by an earlier try whose outcome was not known; nobody else changes the file
 			used = true
 			return false
+		}
+		for _, file := range files {
+			b.GuardPresent(schema.GarbageKey(file.Device, file.Number))
+			b.Delete(schema.GarbageKey(file.Device, file.Number))
+			b.Add(schema.InUseKey(file.Device), 0, 1)
 		}
 		extra := make([]schema.DataFile, columns(now))
 		for j := range extra {
@@ -140,15 +169,15 @@ func (m *Manager) startMove(ctx context.Context, id layout.FileID) error {
 				extra[j] = schema.Absent()
 				continue
 			}
-			b.GuardPresent(schema.GarbageKey(file.Device, file.Number))
-			b.Delete(schema.GarbageKey(file.Device, file.Number))
-			b.Add(schema.InUseKey(file.Device), 0, 1)
 			file.State = layout.CopyFilling
 			extra[j] = file
 		}
 		now.Mirrors = append(now.Mirrors, extra)
 		now.Moving = true
 		used = true
+		if done > 0 { // how far others have got
+			b.Put(schema.FillKey(id), schema.Encode(&schema.Fill{}))
+		}
 		return true
 	})
 	if err != nil {
@@ -162,14 +191,29 @@ func (m *Manager) startMove(ctx context.Context, id layout.FileID) error {
 	return nil
 }
 
+// leaves finds which mirror's data file of a column makes room for the one that moves: -1 if none does, as the moving has lost its reason.
+func leaves(row *schema.Layout, j int, to layout.DeviceID, drained map[layout.DeviceID]bool) int {
+	last := len(row.Mirrors) - 1
+	for i, files := range row.Mirrors[:last] {
+		if drained[files[j].Device] || row.GoodCopies(j) == 1 || row.Mirrors[last][j].Device == to {
+			return i
+		}
+	}
+	return -1
+}
+
 // Exchange puts data files that have moved into the places of those they were copied from. What is in the extra mirror then is
-// stale. Nobody may write the file meanwhile.
+// stale. Nobody may write the file meanwhile. One data file that all columns move to must be full, or be stale in one of them.
 func (m *Manager) Exchange(ctx context.Context, id layout.FileID) error {
 	unlock, err := m.files.lock(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	to, err := m.moveTarget(ctx, id)
+	if err != nil {
+		return fmt.Errorf("move data files of inode %d: %w", id, err)
+	}
 	drained := m.draining()
 	err = m.relayout(ctx, id, func(_ *catalog.Batch, row *schema.Layout) bool {
 		if !row.Moving {
@@ -177,16 +221,22 @@ func (m *Manager) Exchange(ctx context.Context, id layout.FileID) error {
 		}
 		last := len(row.Mirrors) - 1
 		extra := row.Mirrors[last]
+		if row.Gathers() && to != (layout.DeviceID{}) { // all columns or none
+			full := !slices.ContainsFunc(extra, func(file schema.DataFile) bool { return file.State == layout.CopyStale })
+			for j := range extra {
+				extra[j].State = layout.CopyStale
+				if full {
+					extra[j].State = layout.CopyGood
+				}
+			}
+		}
 		for j := range extra {
 			if extra[j].State != layout.CopyGood {
 				extra[j].State = layout.CopyStale
 				continue
 			}
-			for _, files := range row.Mirrors[:last] {
-				if drained[files[j].Device] || row.GoodCopies(j) == 1 {
-					files[j], extra[j] = extra[j], files[j]
-					break
-				}
+			if i := leaves(row, j, to, drained); i >= 0 {
+				row.Mirrors[i][j], extra[j] = extra[j], row.Mirrors[i][j]
 			}
 			extra[j].State = layout.CopyStale
 		}
@@ -198,13 +248,17 @@ func (m *Manager) Exchange(ctx context.Context, id layout.FileID) error {
 	return nil
 }
 
-// DropMoved makes garbage of what Exchange has left.
+// DropMoved makes garbage of what Exchange has left. If the file's data lies now where somebody wanted it, that is done with.
 func (m *Manager) DropMoved(ctx context.Context, id layout.FileID) error {
 	unlock, err := m.files.lock(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	to, err := m.moveTarget(ctx, id)
+	if err != nil {
+		return fmt.Errorf("data files that inode %d was moved from: %w", id, err)
+	}
 	err = m.relayout(ctx, id, func(b *catalog.Batch, row *schema.Layout) bool {
 		last := len(row.Mirrors) - 1
 		if !row.Moving || last < 1 {
@@ -216,8 +270,12 @@ func (m *Manager) DropMoved(ctx context.Context, id layout.FileID) error {
 				return false
 			}
 		}
-		m.Discard(b, extra)
+		m.Discard(b, id, extra)
 		row.Mirrors, row.Moving = row.Mirrors[:last], false
+		if to != (layout.DeviceID{}) && len(movesTo(row, to, nil)) == 0 {
+			unite(row, to)
+			b.Delete(schema.MoveKey(id))
+		}
 		return true
 	})
 	if err != nil {

@@ -35,8 +35,29 @@ type device struct {
 type claim struct {
 	inode  layout.FileID
 	column int32
-	mirror int16
-	seen   bool // on the data server
+	mirror int16 // isCache: it is the file's cache on the device
+	seen   bool  // on the data server
+}
+
+// isCache is the mirror of claims and slots that are caches.
+const isCache = -1
+
+// fileOf is the data file of a claim on a device in the layout, nil if it is not there any more.
+func (c *claim) fileOf(row *schema.Layout, dev layout.DeviceID) *schema.DataFile {
+	if c.mirror != isCache {
+		return &row.Mirrors[c.mirror][c.column]
+	}
+	return cacheOn(row, dev)
+}
+
+// cacheOn is the data file of the cache on a device, nil if there is none.
+func cacheOn(row *schema.Layout, dev layout.DeviceID) *schema.DataFile {
+	for i := range row.Caches {
+		if f := &row.Caches[i].File; f.Device == dev {
+			return f
+		}
+	}
+	return nil
 }
 
 // connect reads the volume and the devices and reaches every one.
@@ -132,6 +153,7 @@ func (c *checker) checkLayouts(ctx context.Context) error {
 	type strayLayout struct{ key, value []byte }
 	var strays []strayLayout
 	incomplete := map[layout.FileID]bool{}
+	var cached []layout.FileID
 	err := c.scan(ctx, schema.PrefixLayout, func(key, value []byte) error {
 		id := schema.IDOf(key)
 		var row schema.Layout
@@ -153,13 +175,16 @@ func (c *checker) checkLayouts(ctx context.Context) error {
 				}
 			}
 		}
+		if len(row.Caches) > 0 {
+			cached = append(cached, id)
+		}
 		if row.Incomplete() {
 			incomplete[id] = true
 			c.report.Copies += int64(len(row.Copies(layout.CopyStale)) + len(row.Copies(layout.CopyFilling)))
 		}
 		for i, files := range row.Mirrors {
 			for j := range files {
-				if files[j].IsAbsent() {
+				if files[j].IsAbsent() || j > 0 && row.Moving && files[j].Same(&files[0]) { // the file is moved into one data file
 					continue
 				}
 				d := c.devices[files[j].Device]
@@ -173,7 +198,7 @@ func (c *checker) checkLayouts(ctx context.Context) error {
 				}
 				d.inUse++
 				if d.claims[files[j].Number] != nil {
-					c.shared = append(c.shared, slot{id, i, j})
+					c.shared = append(c.shared, slot{inode: id, mirror: i, column: j})
 					continue
 				}
 				d.claims[files[j].Number] = &claim{inode: id, mirror: int16(i), column: int32(j)}
@@ -192,7 +217,100 @@ func (c *checker) checkLayouts(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := c.checkCaches(ctx, cached); err != nil {
+		return err
+	}
 	return c.checkFills(ctx, incomplete)
+}
+
+// checkCaches looks at the caches that layouts have: after all else that they have, since a cache is nothing to keep.
+func (c *checker) checkCaches(ctx context.Context, files []layout.FileID) error {
+	rows := map[string]schema.CacheUse{} // by their keys
+	for _, id := range files {
+		row, _, err := c.layoutOf(ctx, id)
+		if err == nil {
+			err = c.claimCaches(ctx, id, &row, rows)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return c.checkCacheRows(ctx, rows)
+}
+
+// claimCaches notes the data files of a layout's caches, and what their rows are to be.
+func (c *checker) claimCaches(ctx context.Context, id layout.FileID, row *schema.Layout, caches map[string]schema.CacheUse) error {
+	for i := range row.Caches {
+		cache := &row.Caches[i]
+		file := &cache.File
+		d := c.devices[file.Device]
+		if d == nil {
+			p := Problem{Kind: LostCache, Inode: id, Detail: fmt.Sprintf("device %v is not known", file.Device)}
+			if err := c.dropCache(ctx, p, nil, file.Device); err != nil {
+				return err
+			}
+			continue
+		}
+		caches[string(schema.CacheKey(file.Device, id))] = cache.Use()
+		d.inUse++
+		if d.claims[file.Number] != nil {
+			c.shared = append(c.shared, slot{inode: id, mirror: isCache, device: file.Device})
+			continue
+		}
+		d.claims[file.Number] = &claim{inode: id, mirror: isCache}
+		if err := c.numberTaken(ctx, d, file.Number); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropCache takes the cache on a device out of a layout. d is nil if the device is not known. Nothing is lost with it.
+func (c *checker) dropCache(ctx context.Context, p Problem, d *device, dev layout.DeviceID) error {
+	row, old, err := c.layoutOf(ctx, p.Inode)
+	if err != nil {
+		return err
+	}
+	return c.found(ctx, p, func(b *catalog.Batch) error {
+		row.Caches = slices.DeleteFunc(row.Caches, func(cache schema.Cache) bool { return cache.File.Device == dev })
+		putLayout(b, p.Inode, &row, old)
+		b.Delete(schema.CacheKey(dev, p.Inode))
+		if d != nil {
+			b.Add(schema.InUseKey(dev), 0, -1)
+			d.inUse--
+		}
+		return nil
+	})
+}
+
+// checkCacheRows holds the rows of caches by device against the layouts that have them.
+func (c *checker) checkCacheRows(ctx context.Context, caches map[string]schema.CacheUse) error {
+	err := c.scan(ctx, schema.PrefixCache, func(key, value []byte) error {
+		dev, id := schema.CacheOf(key)
+		var use schema.CacheUse
+		if err := decode(key, value, &use); err != nil {
+			return err
+		}
+		want, ok := caches[string(key)]
+		delete(caches, string(key))
+		p := Problem{Kind: CacheRow, Inode: id, Detail: fmt.Sprintf("on device %v", dev)}
+		switch {
+		case !ok:
+			return c.found(ctx, p, func(b *catalog.Batch) error { b.Delete(key); return nil })
+		case use != want:
+			return c.found(ctx, p, func(b *catalog.Batch) error { b.Put(key, schema.Encode(&want)); return nil })
+		}
+		return nil
+	})
+	for _, key := range slices.Sorted(maps.Keys(caches)) {
+		if err == nil {
+			dev, id := schema.CacheOf([]byte(key))
+			use := caches[key]
+			p := Problem{Kind: CacheRow, Inode: id, Detail: fmt.Sprintf("there is none on device %v", dev)}
+			err = c.found(ctx, p, func(b *catalog.Batch) error { b.Put([]byte(key), schema.Encode(&use)); return nil })
+		}
+	}
+	return err
 }
 
 // checkFills holds the fill rows against the layouts that have copies which are not good.
@@ -300,32 +418,35 @@ func (c *checker) strayLayout(ctx context.Context, key, value []byte) error {
 	if err := decode(key, value, &row); err != nil {
 		return err
 	}
-	var own []schema.DataFile
+	var all, own []schema.DataFile
 	for _, files := range row.Mirrors {
 		for i := range files {
-			d := c.devices[files[i].Device]
-			if d == nil {
-				continue
+			if !files[i].IsAbsent() {
+				all = append(all, files[i])
 			}
-			if !c.cfg.Repair {
-				d.inUse++ // the device's counter has it
-			}
-			if d.claims[files[i].Number] == nil {
-				own = append(own, files[i])
-			}
+		}
+	}
+	for i := range row.Caches {
+		all = append(all, row.Caches[i].File)
+	}
+	for i := range all {
+		d := c.devices[all[i].Device]
+		if d == nil {
+			continue
+		}
+		if !c.cfg.Repair {
+			d.inUse++ // the device's counter has it
+		}
+		if d.claims[all[i].Number] == nil {
+			own = append(own, all[i])
 		}
 	}
 	p := Problem{Kind: StrayRow, Inode: schema.IDOf(key), Detail: "layout"}
 	err := c.found(ctx, p, func(b *catalog.Batch) error {
 		b.GuardEqual(key, value)
 		b.Delete(key)
-		for _, files := range row.Mirrors {
-			for i := range files {
-				if files[i].IsAbsent() {
-					continue
-				}
-				b.Add(schema.InUseKey(files[i].Device), 0, -1)
-			}
+		for i := range all {
+			b.Add(schema.InUseKey(all[i].Device), 0, -1)
 		}
 		for i := range own {
 			b.Put(schema.GarbageKey(own[i].Device, own[i].Number), nil)
@@ -345,6 +466,7 @@ func (c *checker) strayLayout(ctx context.Context, key, value []byte) error {
 type slot struct {
 	inode          layout.FileID
 	mirror, column int
+	device         layout.DeviceID // if mirror is isCache
 }
 
 // checkShared deals with the data files that several layouts have, now that all numbers in use are known.
@@ -362,6 +484,10 @@ func (c *checker) unshare(ctx context.Context, at slot) error {
 	row, old, err := c.layoutOf(ctx, at.inode)
 	if err != nil {
 		return err
+	}
+	if at.mirror == isCache {
+		p := Problem{Kind: LostCache, Inode: at.inode, Device: c.devices[at.device].url, Detail: "its data file is another's as well"}
+		return c.dropCache(ctx, p, c.devices[at.device], at.device)
 	}
 	file := &row.Mirrors[at.mirror][at.column]
 	d := c.devices[file.Device]
@@ -478,7 +604,10 @@ func (c *checker) checkDataFile(ctx context.Context, d *device, f *store.File) e
 	if err != nil {
 		return err
 	}
-	file := &row.Mirrors[claim.mirror][claim.column]
+	file := claim.fileOf(&row, d.id)
+	if file == nil {
+		return nil
+	}
 	why, err := c.wrongHandle(ctx, d, file, f)
 	if err != nil {
 		return err
@@ -505,6 +634,9 @@ func (c *checker) checkDataFile(ctx context.Context, d *device, f *store.File) e
 		if err != nil {
 			return err
 		}
+	}
+	if claim.mirror == isCache {
+		return nil
 	}
 	n := c.find(claim.inode)
 	// Nobody will see the size of an inode without names again; its writer may have given up without reporting it.
@@ -547,6 +679,13 @@ func (c *checker) checkMissing(ctx context.Context, d *device) error {
 		row, _, err := c.layoutOf(ctx, claim.inode)
 		if err != nil {
 			return err
+		}
+		if claim.mirror == isCache {
+			p := Problem{Kind: LostCache, Inode: claim.inode, Device: d.url, DataFile: dir + "/" + name, Detail: "its data file is missing"}
+			if err := c.dropCache(ctx, p, d, d.id); err != nil {
+				return err
+			}
+			continue
 		}
 		p := Problem{
 			Kind: Missing, Inode: claim.inode, Device: d.url, DataFile: dir + "/" + name,

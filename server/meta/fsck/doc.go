@@ -4,12 +4,12 @@
 //
 // No metadata service may run on the catalog meanwhile. What a crash leaves for the next service to finish is no
 // problem and is only counted: garbage, inodes without names that were open, truncations under way, and files whose
-// writers had not reported their last size.
+// writers had not reported their last size. Nor is it one that a file was being moved: what was to be moved where is not looked at.
 //
 // # Memory
 //
 // The catalog is read in streams. Held in memory are about 40 bytes for each inode, some 100 and the name for each
-// directory, and about 50 for each data file.
+// directory, about 50 for each data file, and 150 for each cache.
 //
 // # Repairs
 //

@@ -418,6 +418,66 @@ var damages = []damage{
 		},
 	},
 	{
+		name: "lost cache", alone: true,
+		do: func(w *tree) {
+			cache := w.cache(small)
+			st, _ := w.at(&cache.File)
+			if _, err := st.Remove(w.t.Context(), cache.File.Number); err != nil {
+				w.t.Fatal(err)
+			}
+		},
+		want:   map[Kind]int64{LostCache: 1},
+		path:   "/a/small",
+		repair: func(w *tree) { w.noCache(small) },
+	},
+	{
+		name: "cache with the data file of another file", alone: true,
+		do: func(w *tree) {
+			cache := w.cache(small)
+			file := w.layout(wide).Mirrors[0][0]
+			w.do(func(b *catalog.Batch) {
+				w.changeLayout(b, small, func(row *schema.Layout) { row.Caches[0].File = file })
+				use := cache.Use()
+				if file.Device != cache.File.Device {
+					b.Delete(schema.CacheKey(cache.File.Device, small))
+				}
+				b.Put(schema.CacheKey(file.Device, small), schema.Encode(&use))
+				b.Add(schema.InUseKey(cache.File.Device), 0, -1)
+				b.Add(schema.InUseKey(file.Device), 0, 1)
+				b.Put(schema.GarbageKey(cache.File.Device, cache.File.Number), nil)
+			})
+		},
+		repair: func(w *tree) {
+			file, _, server := w.first(wide)
+			if _, err := server.GetAttr(w.t.Context(), file.Handle); err != nil {
+				w.t.Error(err)
+			}
+		},
+	},
+	{
+		name: "cache on a device that is not known", alone: true,
+		do: func(w *tree) {
+			w.do(func(b *catalog.Batch) {
+				w.changeLayout(b, small, func(row *schema.Layout) {
+					row.Caches = append(row.Caches, schema.Cache{File: schema.DataFile{Device: layout.DeviceID{9}, Number: 1, Handle: []byte{1}}})
+				})
+			})
+		},
+		want:   map[Kind]int64{LostCache: 1},
+		repair: func(w *tree) { w.noCache(small) },
+	},
+	{
+		name: "wrong rows of caches", alone: true,
+		do: func(w *tree) {
+			cache := w.cache(small)
+			w.do(func(b *catalog.Batch) {
+				b.Delete(schema.CacheKey(cache.File.Device, small))
+				b.Put(schema.CacheKey(cache.File.Device, wide), schema.Encode(&schema.CacheUse{}))
+			})
+		},
+		want: map[Kind]int64{CacheRow: 2},
+	},
+	{
 		name: "wrong number of extended attributes",
 		do: func(w *tree) {
 			w.do(func(b *catalog.Batch) {

@@ -221,7 +221,7 @@ func TestReal(t *testing.T) {
 		b.Delete(schema.EntryKey(layout.RootID, "file11"))
 		b.Add(schema.CountersKey(layout.RootID), schema.CounterEntries, -1)
 		b.Add(schema.KeyUsage, 0, -1)
-		m.Discard(b, gone)
+		m.Discard(b, 11, gone)
 	})
 	m.Kick()
 	drain()
@@ -279,7 +279,7 @@ func TestReal(t *testing.T) {
 			b.Delete(schema.LayoutKey(50))
 			b.Delete(schema.InodeKey(50))
 			b.Delete(schema.WriterKey(50, session))
-			m.Discard(b, row)
+			m.Discard(b, 50, row)
 		})
 		m.Kick()
 	}

@@ -258,6 +258,30 @@ func (w *tree) at(file *schema.DataFile) (*store.Store, store.Server) {
 	return st, server
 }
 
+// cache gives a file a cache.
+func (w *tree) cache(id layout.FileID) schema.Cache {
+	w.t.Helper()
+	w.start()
+	defer w.stop()
+	time.Sleep(time.Second)
+	dev := w.m.Devices(w.t.Context())[0].Device.ID
+	cache, ok, err := w.m.StartCache(w.t.Context(), id, dev, w.inode(id).Size, session)
+	if err == nil && ok {
+		ok, err = w.m.EndCache(w.t.Context(), id, cache.Ref(), session)
+	}
+	if err != nil || !ok {
+		w.t.Fatal(ok, err)
+	}
+	return w.layout(id).Caches[0]
+}
+
+func (w *tree) noCache(id layout.FileID) {
+	w.t.Helper()
+	if caches := w.layout(id).Caches; len(caches) > 0 {
+		w.t.Errorf("caches of inode %d: %+v", id, caches)
+	}
+}
+
 // first returns the first data file of an inode, and where it is.
 func (w *tree) first(id layout.FileID) (schema.DataFile, *store.Store, store.Server) {
 	w.t.Helper()

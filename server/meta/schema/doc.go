@@ -2,11 +2,12 @@
 // by the service, by the manager of data files, and by fsck.
 //
 //	key                                row        what
-//	"c" device[16]                     counters   field 0: data files of the device that are in layouts
+//	"c" device[16]                     counters   field 0: data files of the device that are in layouts, caches too
 //	"d" device[16]                     Device     a data server
 //	"e" dir[8] cookie[8] name          Entry      a directory entry; cookie is Cookie(name)
 //	"f" id[8]                          Fill       the file's layout has copies that are not good
 //	"g" device[16] number[8]           empty      a data file that is garbage unless a layout has claimed it
+//	"h" device[16] id[8]               CacheUse   the file has a cache on the device
 //	"i" id[8]                          Inode      an inode
 //	"k" dir[8]                         counters   a directory's blind counters, fields Counter...
 //	"l" id[8]                          Layout     where a regular file's data files are
@@ -14,6 +15,7 @@
 //	                                              which puts such moves into one order
 //	"n"                                counters   field 0: the next free inode number
 //	"o" id[8]                          empty      an inode without names, any more or yet, that some session may have open
+//	"p" id[8]                          Move       the file's data is to lie on a device that somebody has named
 //	"r" session[16] slot[2]            Reply      the last answer of a slot that changed the catalog
 //	"s" session[16]                    Session    a client's session
 //	"t" id[8]                          Truncate   data files are to be cut to this size
@@ -30,5 +32,5 @@
 // inode row is only guarded to be present, never rewritten, by what happens in the directory. An inode row goes
 // together with its layout and xattr rows; the layout's data files become garbage rows in that same batch. A data file is
 // born as garbage: the row is written before the file is created on the data server, and the batch that gives the file to a
-// layout deletes it. So a crash at any point leaves a garbage row for every data file that no layout has.
+// layout deletes it. The rows of caches by device change together with the layouts that have them. So a crash at any point leaves a garbage row for every data file that no layout has.
 package schema

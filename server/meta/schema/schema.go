@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 
@@ -17,10 +18,12 @@ const (
 	PrefixEntry    = 'e'
 	PrefixFill     = 'f'
 	PrefixGarbage  = 'g'
+	PrefixCache    = 'h'
 	PrefixInode    = 'i'
 	PrefixCounters = 'k'
 	PrefixLayout   = 'l'
 	PrefixOrphan   = 'o'
+	PrefixMove     = 'p'
 	PrefixReply    = 'r'
 	PrefixSession  = 's'
 	PrefixTruncate = 't'
@@ -128,8 +131,37 @@ type Layout struct {
 	Width      int
 	Mirrors    [][]DataFile
 	// Moving says that the last mirror is there only for data files that move to another device: it has such as take the place of
-	// others, and is absent elsewhere.
+	// others, and is absent elsewhere. If it has one data file in all of several columns the file becomes one data file.
 	Moving bool
+	// Caches are copies of the whole file that only readers have, each on another device. They are no mirrors: none exists while
+	// somebody may write the file without writing the cache, too.
+	Caches []Cache
+}
+
+// Cache is one data file with all that a file has, whatever the stripes are.
+type Cache struct {
+	_msgpack struct{}          `msgpack:",as_array"`
+	File     DataFile          // its state: filling until it is full, stale when nobody is to read it any more
+	Bytes    int64             // what the file had when it was begun
+	Made     int64             // when it was full, nanoseconds since 1970
+	Session  metarpc.SessionID // who fills it
+}
+
+// Ref names the cache's data file.
+func (c *Cache) Ref() metarpc.CopyRef { return c.File.Ref() }
+
+// CacheUse is what the row of a cache says by its device: what Layout.Caches has of it, but how to get there.
+type CacheUse struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	State    layout.CopyState
+	Bytes    int64
+	Made     int64
+	Session  metarpc.SessionID // who fills it
+}
+
+// Use is the row of the cache by its device.
+func (c *Cache) Use() CacheUse {
+	return CacheUse{State: c.File.State, Bytes: c.Bytes, Made: c.Made, Session: c.Session}
 }
 
 // DataFile is one data file on one device.
@@ -147,6 +179,17 @@ func Absent() DataFile { return DataFile{Handle: []byte{0}, State: layout.CopySt
 
 // IsAbsent reports whether there is no data file.
 func (f *DataFile) IsAbsent() bool { return f.Device == layout.DeviceID{} }
+
+// Ref names the data file.
+func (f *DataFile) Ref() metarpc.CopyRef { return metarpc.CopyRef{Device: f.Device, Handle: f.Handle} }
+
+// Is reports whether ref names the data file.
+func (f *DataFile) Is(ref metarpc.CopyRef) bool {
+	return ref.Device == f.Device && bytes.Equal(ref.Handle, f.Handle)
+}
+
+// Same reports whether both are one data file.
+func (f *DataFile) Same(o *DataFile) bool { return f.Device == o.Device && f.Number == o.Number }
 
 // Copies names the data files of a layout that are in a state.
 func (l *Layout) Copies(state layout.CopyState) []metarpc.CopyRef {
@@ -172,6 +215,19 @@ func (l *Layout) GoodCopies(column int) int {
 	return n
 }
 
+// Gathers reports whether the file is being moved into one data file.
+func (l *Layout) Gathers() bool { return l.Moving && OneFile(l.Mirrors[len(l.Mirrors)-1]) }
+
+// OneFile reports whether all of several columns are one data file.
+func OneFile(files []DataFile) bool {
+	for j := range files {
+		if files[j].IsAbsent() || !files[j].Same(&files[0]) {
+			return false
+		}
+	}
+	return len(files) > 1
+}
+
 // Has reports whether one of the data files is such a one.
 func (l *Layout) Has(such func(*DataFile) bool) bool {
 	for _, files := range l.Mirrors {
@@ -193,6 +249,12 @@ func (l *Layout) Incomplete() bool {
 type Fill struct {
 	_msgpack struct{} `msgpack:",as_array"`
 	Done     int64    // they have all bytes before it
+}
+
+// Move is the wish that a file's data lie on a device.
+type Move struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Device   layout.DeviceID
 }
 
 // Device is a data server.
@@ -229,8 +291,20 @@ type Truncate struct {
 	Size     int64
 }
 
+// plainLayout is the row of a Layout without caches, which is the only one that earlier versions know.
+type plainLayout struct {
+	_msgpack   struct{} `msgpack:",as_array"`
+	StripeUnit int64
+	Width      int
+	Mirrors    [][]DataFile
+	Moving     bool
+}
+
 // Encode makes a row of one of the structures above.
 func Encode(row any) []byte {
+	if l, ok := row.(*Layout); ok && len(l.Caches) == 0 {
+		row = &plainLayout{StripeUnit: l.StripeUnit, Width: l.Width, Mirrors: l.Mirrors, Moving: l.Moving}
+	}
 	b, err := msgpack.Marshal(row)
 	if err != nil {
 		panic("schema: " + err.Error()) // only a type this package does not have can fail
@@ -239,7 +313,16 @@ func Encode(row any) []byte {
 }
 
 // Decode reads a row that Encode made.
-func Decode(b []byte, row any) error { return msgpack.Unmarshal(b, row) }
+func Decode(b []byte, row any) error {
+	l, ok := row.(*Layout)
+	if !ok || len(b) == 0 || b[0] != 0x94 { // an array of four
+		return msgpack.Unmarshal(b, row)
+	}
+	var p plainLayout
+	err := msgpack.Unmarshal(b, &p)
+	*l = Layout{StripeUnit: p.StripeUnit, Width: p.Width, Mirrors: p.Mirrors, Moving: p.Moving}
+	return err
+}
 
 // idKey is a key of prefix and number, with room for more bytes that follow.
 func idKey(prefix byte, id layout.FileID, more int) []byte {
@@ -251,6 +334,7 @@ func InodeKey(id layout.FileID) []byte    { return idKey(PrefixInode, id, 0) }
 func CountersKey(id layout.FileID) []byte { return idKey(PrefixCounters, id, 0) }
 func LayoutKey(id layout.FileID) []byte   { return idKey(PrefixLayout, id, 0) }
 func FillKey(id layout.FileID) []byte     { return idKey(PrefixFill, id, 0) }
+func MoveKey(id layout.FileID) []byte     { return idKey(PrefixMove, id, 0) }
 func OrphanKey(id layout.FileID) []byte   { return idKey(PrefixOrphan, id, 0) }
 func TruncateKey(id layout.FileID) []byte { return idKey(PrefixTruncate, id, 0) }
 
@@ -305,6 +389,16 @@ func InUseKey(id layout.DeviceID) []byte { return append([]byte{PrefixInUse}, id
 
 func GarbageKey(id layout.DeviceID, number uint64) []byte {
 	return binary.BigEndian.AppendUint64(append([]byte{PrefixGarbage}, id[:]...), number)
+}
+
+// CacheKey is the key of the cache of a file on a device.
+func CacheKey(dev layout.DeviceID, id layout.FileID) []byte {
+	return binary.BigEndian.AppendUint64(append([]byte{PrefixCache}, dev[:]...), uint64(id))
+}
+
+// CacheOf takes a cache's key apart.
+func CacheOf(key []byte) (dev layout.DeviceID, id layout.FileID) {
+	return layout.DeviceID(key[1:17]), layout.FileID(binary.BigEndian.Uint64(key[17:25]))
 }
 
 // Of is the range of all keys that start with the given bytes.

@@ -6,13 +6,15 @@ import (
 	"net"
 	"net/netip"
 
+	nfs "github.com/weftfs/weft/dataplane/nfs3"
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/layout"
 )
 
 // Server is what is asked of an NFSv3 data server. Every call is made as the superuser (uid 0, gid 0) and waits while
 // the server cannot be reached, until ctx ends. What the server answers is an error that [Status] knows; any other
-// error means that there was no answer. Handles are file handles as the server gave them.
+// error means that there was no answer; if it is ErrDelayed, ctx ended while the server said JUKEBOX. Handles are file handles
+// as the server gave them.
 type Server interface {
 	// Mount returns the handle of an export's root (MOUNT version 3). It alone does not wait: it
 	// tries each address once.
@@ -59,6 +61,9 @@ func Resolve(ctx context.Context, host string, port uint16) ([]netip.AddrPort, e
 	}
 	return addrs, nil
 }
+
+// ErrDelayed is part of the error of a call whose ctx ended while the server said JUKEBOX to it.
+var ErrDelayed = nfs.ErrDelayed
 
 // Status returns what the server answered, if err is a server's answer.
 func Status(err error) (nfs3.Status, bool) {

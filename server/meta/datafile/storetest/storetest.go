@@ -23,6 +23,8 @@ var (
 	ErrClosed = errors.New("storetest: closed")
 	// ErrRefused is the error of Mount if there is nobody.
 	ErrRefused = errors.New("storetest: connection refused")
+
+	errBusy = errors.New("storetest: JUKEBOX")
 )
 
 // Net is data servers by address.
@@ -65,6 +67,7 @@ type Export struct {
 	addr  netip.AddrPort
 	down  bool
 	noSpc bool
+	busy  map[string]bool // handles of files whose owner it does not change
 	total uint64
 	avail uint64
 }
@@ -118,6 +121,17 @@ func (e *Export) SetDown(down bool) {
 	e.net.mu.Lock()
 	defer e.net.mu.Unlock()
 	e.down = down
+	e.net.signal()
+}
+
+// SetHeld has the server say JUKEBOX to every change of a file's owner, as if somebody on its host held the file, or not.
+func (e *Export) SetHeld(handle []byte, held bool) {
+	e.net.mu.Lock()
+	defer e.net.mu.Unlock()
+	if e.busy == nil {
+		e.busy = map[string]bool{}
+	}
+	e.busy[string(handle)] = held
 	e.net.signal()
 }
 
@@ -243,6 +257,16 @@ func (s *server) call(ctx context.Context, name string, f func(e *Export) error)
 	}
 	for {
 		ran, changed, err := s.try(f)
+		if errors.Is(err, errBusy) {
+			select {
+			case <-ctx.Done():
+				return errors.Join(ctx.Err(), store.ErrDelayed)
+			case <-s.closed:
+				return ErrClosed
+			case <-changed:
+			}
+			continue
+		}
 		if ran {
 			if hookErr := s.net.step(ctx, name, true); hookErr != nil {
 				return hookErr
@@ -267,7 +291,7 @@ func (s *server) try(f func(e *Export) error) (ran bool, changed chan struct{}, 
 	defer s.net.mu.Unlock()
 	for _, addr := range s.addrs {
 		if e := s.net.exports[addr]; e != nil && !e.down {
-			return true, nil, f(e)
+			return true, s.net.changed, f(e)
 		}
 	}
 	return false, s.net.changed, nil
@@ -388,6 +412,9 @@ func (s *server) SetAttr(ctx context.Context, file []byte, set nfs3.Sattr, guard
 		d, err := e.find(file)
 		if err != nil {
 			return err
+		}
+		if set.SetUID && e.busy[string(file)] {
+			return errBusy
 		}
 		if guard != nil && *guard != d.attr.Ctime {
 			return nfs3.ErrNotSync
