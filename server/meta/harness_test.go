@@ -49,6 +49,7 @@ type fakeFiles struct {
 	fillErr  error                                           // what StartFill returns
 	there    bool                                            // MoveTo finds nothing to do
 	moving   layout.FileID                                   // a file that is to be moved
+	started  int                                             // how often StartFill was called
 	stalled  int                                             // calls that wait
 	reports  map[metarpc.SessionID][]metarpc.DeviceStats     // that count now
 	changed  *sync.Cond
@@ -402,6 +403,7 @@ func (f *fakeFiles) Fillable(_ context.Context, _ layout.FileID, pinned []metarp
 
 func (f *fakeFiles) StartFill(ctx context.Context, id layout.FileID, _ []metarpc.CopyRef) (row schema.Layout, done int64, err error) {
 	f.mu.Lock()
+	f.started++
 	err = f.fillErr
 	f.mu.Unlock()
 	if err != nil {

@@ -425,7 +425,7 @@ func TestPassthroughStress(t *testing.T) {
 					for time.Now().Before(end) && !t.Failed() {
 						n := r.IntN(files)
 						flags := []int{os.O_RDONLY, os.O_RDONLY, os.O_RDWR, os.O_WRONLY, os.O_RDWR | os.O_SYNC, os.O_RDONLY | syscall.O_DIRECT}[r.IntN(6)]
-						if err := useAtRandom(fmt.Sprintf("%s/%d", m.Dir, n), flags, r, size, byte('a'+n)); err != nil {
+						if err := useFile(fmt.Sprintf("%s/%d", m.Dir, n), flags, r, size, byte('a'+n)); err != nil {
 							t.Errorf("file %d with flags %x: %v", n, flags, err)
 						}
 					}
@@ -440,8 +440,8 @@ func TestPassthroughStress(t *testing.T) {
 	}
 }
 
-// useAtRandom opens a file of size bytes, does something with it, and closes it. Its bytes are c, or that in upper case.
-func useAtRandom(path string, flags int, r *rand.Rand, size int, c byte) error {
+// useFile opens a file of size bytes, does something with it, and closes it. Its bytes are c, or that in upper case.
+func useFile(path string, flags int, r *rand.Rand, size int, c byte) error {
 	fd, err := unix.Open(path, flags, 0)
 	if err != nil {
 		return err
@@ -733,7 +733,7 @@ func TestPassthroughDrain(t *testing.T) {
 	harness.Weft(t, "admin", "device", "drain", device, "--server", v.Addr)
 	harness.Await(t, "what is held up, in the status", func() bool {
 		held := passingOf(t, m).Service.HeldUp
-		return len(held) == 1 && strings.Contains(held[0].What, "drained") && len(held[0].Hosts) == 1
+		return len(held) == 1 && strings.Contains(held[0].What, "moving") && len(held[0].Hosts) == 1
 	})
 	if out := harness.Weft(t, "status", m.Dir); !strings.Contains(out, "held up") || !strings.Contains(out, fmt.Sprint(os.Getpid())) {
 		t.Errorf("who holds it up is not in\n%s", out)
