@@ -248,15 +248,21 @@ func (s *Service) awaitNoCaches(ctx context.Context, id layout.FileID, what stri
 		if err != nil || len(left) == 0 {
 			return err
 		}
-		var refs []metarpc.CopyRef
-		for i := range left {
-			refs = append(refs, left[i].Ref())
-		}
-		if err := s.awaitReleased(ctx, id, refs, what); err != nil {
+		if err := s.awaitReleased(ctx, id, refsOf(left, anyCache), what); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// refsOf names such caches.
+func refsOf(caches []schema.Cache, such func(*schema.Cache) bool) (refs []metarpc.CopyRef) {
+	for i := range caches {
+		if such(&caches[i]) {
+			refs = append(refs, caches[i].Ref())
+		}
+	}
+	return refs
 }
 
 // awaitReleased waits until none of the copies is pinned.
@@ -492,6 +498,16 @@ func (s *Service) cacheDrop(ctx context.Context, c *call, a *metarpc.CacheDropAr
 	}
 	such := func(c *schema.Cache) bool { return a.Device == layout.DeviceID{} || c.File.Device == a.Device }
 	gone, left, err := s.dropCaches(ctx, a.ID, such)
+	if refs := refsOf(left, such); err == nil && len(refs) > 0 {
+		// It may have been closed already: clients tell a moment later.
+		waiting, cancel := context.WithTimeout(ctx, layoutWait)
+		if s.awaitReleased(waiting, a.ID, refs, "the eviction of its cache") == nil {
+			var more []schema.Cache
+			more, left, err = s.dropCaches(ctx, a.ID, such)
+			gone = append(gone, more...)
+		}
+		cancel()
+	}
 	if err != nil {
 		return nil, err
 	}

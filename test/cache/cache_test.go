@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -29,11 +30,13 @@ var (
 	long    = flag.Bool("long", false, "as much as a user would")
 )
 
+// mountOptions has reads come to the mount, where they are counted.
 func mountOptions() []string {
-	if *options == "" {
-		return nil
+	list := []string{"passthrough=off"}
+	if *options != "" {
+		list = append(list, strings.Split(*options, ",")...)
 	}
-	return strings.Split(*options, ",")
+	return list
 }
 
 // world is a volume whose data servers are remote, but for one on this host, which has no file of those made before.
@@ -710,5 +713,84 @@ func TestAdvise(t *testing.T) {
 		}
 	}
 	check(t, path, content(1, 3<<20))
+	w.end()
+}
+
+// A cache that the kernel reads by itself stays, and is written by whoever writes the file, until it is closed.
+func TestPassed(t *testing.T) {
+	data := content(1, 3<<20)
+	w := newWorld(t, 0, harness.Options{}, func(dir string) { write(t, dir+"/f", data) })
+	c := w.v.Mount(append(mountOptions(), "passthrough=ro")...)
+	path := c.Dir + "/f"
+	harness.Await(t, "a local data server", func() bool {
+		for _, d := range devices(t, c) {
+			if d.Local {
+				return true
+			}
+		}
+		return false
+	})
+	harness.Weft(t, "prefetch", path)
+	r, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if out := harness.Weft(t, "status", c.Dir); !strings.Contains(out, "passthrough: 1 files are served by the kernel") {
+		t.Fatalf("not passed:\n%s", out)
+	}
+	seen := func(when string) {
+		t.Helper()
+		got := make([]byte, len(data)+1)
+		if n, err := r.ReadAt(got, 0); n != len(data) || err != io.EOF || !bytes.Equal(got[:n], data) {
+			t.Fatalf("%s: %d of %d bytes, %v, as they should be: %t", when, n, len(data), err, bytes.Equal(got[:min(n, len(data))], data[:min(n, len(data))]))
+		}
+	}
+	seen("prefetched")
+	other, err := os.OpenFile(w.a.Dir+"/f", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	for i := range 100 {
+		part := content(uint64(i+2), 70_000)
+		off := i * 25_001
+		copy(data[off:], part)
+		if _, err := other.WriteAt(part, int64(off)); err != nil {
+			t.Fatal(err)
+		}
+		seen(fmt.Sprint("after write ", i))
+	}
+	if _, err := os.OpenFile(path, os.O_RDWR, 0); !errors.Is(err, unix.ETXTBSY) {
+		t.Errorf("opened for reading and writing: %v", err)
+	}
+	here, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := here.WriteAt([]byte("here"), 5); err != nil {
+		t.Fatal(err)
+	}
+	here.Close()
+	copy(data[5:], "here")
+	seen("after a write on the same mount")
+	for _, size := range []int{len(data) + 5000, len(data) - 70_000} {
+		if err := other.Truncate(int64(size)); err != nil {
+			t.Fatal(err)
+		}
+		data = append(data, make([]byte, 5000)...)[:size]
+		seen(fmt.Sprint("cut to ", size))
+	}
+	if out, err := exec.Command(harness.Bin(t, "weft"), "evict", path).CombinedOutput(); err == nil || !bytes.Contains(out, []byte("has the file open")) {
+		t.Errorf("evicted while it is read: %v: %s", err, out)
+	}
+	r.Close()
+	other.Close()
+	harness.Weft(t, "evict", path) // it may take a moment until the service knows that the file is closed
+	if n, _ := cached(t, c); n != 0 {
+		t.Errorf("%d files are cached", n)
+	}
+	check(t, path, data)
+	c.Unmount()
 	w.end()
 }
