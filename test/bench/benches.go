@@ -74,6 +74,7 @@ var benches = []bench{
 	{name: "local-pt-seqread-1m-disk", unit: "MB/s", baseline: passName, third: rawName, goal: atLeast(0.97), measure: localPassed(seqRead, disk)},
 	{name: "local-pt-seqwrite-1m-disk", unit: "MB/s", baseline: passName, third: rawName, goal: atLeast(0.97), measure: localPassed(seqWrite, disk)},
 	{name: "local-pt-randread-4k-disk", unit: "IOPS", baseline: passName, third: rawName, goal: atLeast(0.97), measure: localPassed(randRead, disk)},
+	{name: "prefetched-read-1m", unit: "MB/s", baseline: passName, third: rawName, goal: atLeast(0.95), measure: prefetched},
 	{name: "local-striped-seqread-1m", unit: "MB/s", baseline: "bare go-fuse, pread", goal: atLeast(0.95), measure: localStriped(seqRead)},
 	{name: "local-striped-seqwrite-1m", unit: "MB/s", baseline: "bare go-fuse, pwrite", goal: atLeast(0.95), measure: localStriped(seqWrite)},
 	{name: "lab-kernel-seqread-1m", unit: "MB/s", baseline: kernelName, guest: true, measure: onGuest(seqRead, 8)},

@@ -222,20 +222,70 @@ func localPassed(w workload, where func(*lab) string) func(*lab) (figures, error
 		if err != nil {
 			return f, err
 		}
-		backing, err := os.MkdirTemp(where(l), "backing")
-		if err != nil {
-			return f, err
-		}
-		defer func() { err = errors.Join(err, os.RemoveAll(backing)) }()
-		dir, p, err := l.bare(time.Minute, 0, 0, backing, passArg)
-		if err != nil {
-			return f, err
-		}
-		f.baseline, err = w.fio(dir, "--ioengine=psync")
-		if err = errors.Join(err, p.stop()); err != nil {
-			return f, err
-		}
-		f.disk, err = w.fio(backing, "--ioengine=psync")
+		f.baseline, f.disk, err = l.passedAndRaw(where(l), func(dir string) (float64, error) { return w.fio(dir, "--ioengine=psync") })
 		return f, err
 	}
+}
+
+// prefetched measures a file of remote data servers that was copied to one on this host, as localPassed does.
+func prefetched(l *lab) (f figures, err error) {
+	far, err := l.dataServers(l.mem, 2, "--localio=off")
+	if err != nil {
+		return f, err
+	}
+	v, err := l.volumeOn(far)
+	if err != nil {
+		return f, errors.Join(err, far.close())
+	}
+	near, err := l.dataServers(l.mem, 1)
+	if err != nil {
+		return f, errors.Join(err, v.close())
+	}
+	defer func() { err = errors.Join(err, near.close()) }()
+	read := func(dir string) (float64, error) {
+		r, err := fio(dir, "--rw=read", "--bs=1m", "--ioengine=psync", "--runtime=2", "--time_based")
+		return seqRead.ofFio(r), err
+	}
+	err = v.use(func(dir string) (err error) {
+		if _, err := fio(dir, "--rw=write", "--bs=1m", "--ioengine=psync"); err != nil {
+			return err
+		}
+		if _, err := l.weft("admin", "device", "add", "nfs://"+near.files[0].addr.String()+"/", "--server", v.addr); err != nil {
+			return err
+		}
+		if _, err := l.weft("prefetch", dir); err != nil {
+			return err
+		}
+		f.weft, err = read(dir)
+		return err
+	}, "localio=rw")
+	if err != nil {
+		return f, err
+	}
+	f.baseline, f.disk, err = l.passedAndRaw(l.mem, func(dir string) (float64, error) {
+		if _, err := fio(dir, "--rw=write", "--bs=1m", "--ioengine=psync"); err != nil {
+			return 0, err
+		}
+		return read(dir)
+	})
+	return f, err
+}
+
+// passedAndRaw measures the simplest FUSE server that lets the kernel read and write its file, and a plain file.
+func (l *lab) passedAndRaw(where string, measure func(dir string) (float64, error)) (passed, raw float64, err error) {
+	backing, err := os.MkdirTemp(where, "backing")
+	if err != nil {
+		return 0, 0, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(backing)) }()
+	dir, p, err := l.bare(time.Minute, 0, 0, backing, passArg)
+	if err != nil {
+		return 0, 0, err
+	}
+	passed, err = measure(dir)
+	if err = errors.Join(err, p.stop()); err != nil {
+		return 0, 0, err
+	}
+	raw, err = measure(backing)
+	return passed, raw, err
 }
