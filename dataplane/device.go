@@ -60,6 +60,9 @@ func (c *conn) start(op *layout.Op) {
 	if !c.dev.unflushed.Load() {
 		c.dev.unflushed.Store(true)
 	}
+	if p := c.dev.plane; !p.unflushed.Load() {
+		p.unflushed.Store(true)
+	}
 }
 
 // do starts an op and waits until it has ended. If ctx ends first the op is detached and do returns without waiting for

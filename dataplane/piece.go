@@ -131,17 +131,17 @@ func (q *request) add(pc *piece) {
 	q.pieces = append(q.pieces, pc)
 	dev := pc.conn.dev
 	pc.began = dev.plane.watch.now()
-	dev.usage.outstanding.Add(1)
 	// A hedge has others that may detach it.
 	if pc.conn.quick != nil && pc.of == nil && pc.conn.quick(&pc.op) {
 		at := dev.plane.watch.now()
-		dev.usage.ended(&pc.op, at-pc.began)
+		dev.usage.took(&pc.op, at-pc.began)
 		pc.state.Store(pieceEnded)
 		if pc.mirrored {
 			pc.timed(at)
 		}
 		return
 	}
+	dev.usage.outstanding.Add(1)
 	q.pending.Add(1)
 	pc.conn.start(&pc.op)
 }

@@ -103,9 +103,11 @@ type Plane struct {
 	pressure chan struct{}
 	turn     atomic.Uint32 // round robin among equal mirrors
 	extents  atomic.Int64  // retained, of all files
-	hedges   hedgeBudget
-	watch    *watch
-	devices  atomic.Pointer[map[layout.DeviceID]*device]
+	// unflushed says that a device has requests since its last Flush. It is set after the device's own.
+	unflushed atomic.Bool
+	hedges    hedgeBudget
+	watch     *watch
+	devices   atomic.Pointer[map[layout.DeviceID]*device]
 
 	mu     sync.Mutex // guards changes of devices, and closed
 	closed bool
@@ -173,6 +175,9 @@ func (p *Plane) Pressure() <-chan struct{} { return p.pressure }
 
 // Flush sends what StartRead and StartWrite have queued since the last call. Call it at the end of each batch.
 func (p *Plane) Flush() {
+	if !p.unflushed.Load() || !p.unflushed.Swap(false) {
+		return
+	}
 	for _, d := range *p.devices.Load() {
 		if d.unflushed.Load() && d.unflushed.Swap(false) {
 			d.conn.Load().Flush()

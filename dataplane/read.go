@@ -343,7 +343,9 @@ func (q *readRequest) startHedge(pc *piece, mirror, server int) {
 
 func (q *readRequest) finish() {
 	p := q.file.plane
-	p.watch.remove(&q.request)
+	if len(q.seg.Mirrors) > 1 {
+		p.watch.remove(&q.request)
+	}
 	q.mu.Lock()
 	q.running = false
 	if q.detached {

@@ -119,6 +119,11 @@ func (u *usage) kind(k layout.OpKind) *tally { return &u.kinds[k-layout.OpRead] 
 // ended takes in that a request has, which was counted as outstanding, after so many nanoseconds.
 func (u *usage) ended(op *layout.Op, took int64) {
 	u.outstanding.Add(-1)
+	u.took(op, took)
+}
+
+// took is ended of a request that was never outstanding.
+func (u *usage) took(op *layout.Op, took int64) {
 	if op.Err != nil {
 		if !errors.Is(op.Err, context.Canceled) {
 			u.fail(op.Err)

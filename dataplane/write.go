@@ -308,7 +308,9 @@ func (q *writeRequest) kept(off int64) bool {
 }
 
 func (q *writeRequest) finish() {
-	q.file.plane.watch.remove(&q.request)
+	if len(q.seg.Mirrors) > 1 {
+		q.file.plane.watch.remove(&q.request)
+	}
 	q.mu.Lock()
 	weak := false
 	for _, pc := range q.pieces {
