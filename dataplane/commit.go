@@ -255,7 +255,8 @@ func (d *dataFile) committed(upto uint64, commit *layout.Op) (lost int) {
 // isWriteBack reports whether the answer to a COMMIT says that something could not be written to the disk. Others refuse the COMMIT.
 func isWriteBack(err error) bool {
 	var e interface{ Errno() syscall.Errno }
-	if !errors.As(err, &e) {
+	var no interface{ Refused() bool }
+	if errors.As(err, &no) && no.Refused() || !errors.As(err, &e) {
 		return errors.Is(err, syscall.EIO)
 	}
 	switch e.Errno() {

@@ -158,18 +158,14 @@ func (q *writeRequest) pieceSize(server int) int {
 	return max(size, 1)
 }
 
-// keeps reports whether all copies will probably be with this host's kernel when they are written.
+// keeps reports whether the data will probably be with this host's kernel when it is written.
 func (q *writeRequest) keeps(server int) bool {
-	if q.file.plane.extents.Load() >= maxKept {
+	// Of several copies one on a disk that hangs is done without, which takes a copy of the data.
+	if len(q.seg.Mirrors) > 1 || q.file.plane.extents.Load() >= maxKept {
 		return false
 	}
-	for m := range q.seg.Mirrors {
-		df := &q.seg.Mirrors[m].Servers[server]
-		if df.State != layout.CopyStale && !q.file.plane.device(df.Device).conn.Load().keeps() {
-			return false
-		}
-	}
-	return true
+	df := &q.seg.Mirrors[0].Servers[server]
+	return q.file.plane.device(df.Device).conn.Load().keeps()
 }
 
 // send starts one write at every mirror. Unstable data goes out from what is retained, so that the caller's

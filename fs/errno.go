@@ -80,7 +80,7 @@ func classify(err error) (verdict, syscall.Errno) {
 	switch {
 	case errors.Is(err, context.Canceled):
 		return fail, syscall.EINTR
-	case errors.Is(err, errOtherSession), errors.Is(err, dataplane.ErrForsaken):
+	case errors.Is(err, errOtherSession), errors.Is(err, dataplane.ErrForsaken), errors.Is(err, dataplane.ErrNotStable):
 		return refetch, syscall.EIO
 	case errors.Is(err, dataplane.ErrStuck):
 		return wait, syscall.EIO // a copy that nothing can replace is waited for until it answers

@@ -245,11 +245,12 @@ func (i *inode) commit(ctx context.Context, unhurried bool) (r report, err error
 	session := i.fs.session.Load()
 	r = i.report()
 	told := i.durable == i.written
+	passed := i.passed != nil // what the kernel has written since it was looked at need not have changed size or time
 	dead := i.removed && i.handles == 0 && i.opens == 0 || i.gone != nil
 	later := unhurried && i.retryAt > now()
 	i.mu.Unlock()
 	switch {
-	case told && !i.data.Dirty() || later:
+	case told && !i.data.Dirty() && !passed || later:
 		return report{}, nil
 	case dead:
 		return report{}, i.abandon(ctx)

@@ -169,6 +169,9 @@ func (fs *FS) lose(list []*inode) {
 		if i.passed != nil {
 			i.passed.lost = true
 		}
+		if i.backing != nil {
+			i.backing.lost = true
+		}
 		if !i.losing && (i.dirty() || i.writes[0]+i.writes[1] > 0) {
 			i.losing = true
 			losing = append(losing, i.again())

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -32,8 +33,10 @@ const (
 type backing struct {
 	id       int32 // the kernel's number for it
 	device   layout.DeviceID
-	mirrored bool // there are other copies, so writes go by us
-	writes   bool // there are open files that the kernel writes by itself
+	handle   []byte // of the data file
+	lost     bool   // the session in which it was pinned has ended since
+	mirrored bool   // there are other copies, so writes go by us
+	writes   bool   // there are open files that the kernel writes by itself
 	since    time.Time
 	opens    int   // open files that were answered with it
 	fd       int   // the data file, to see whether it was read
@@ -56,6 +59,19 @@ type way struct {
 
 // errShared says that a file cannot be opened for mapping and writing, since the kernel would write one copy of several.
 var errShared = fmt.Errorf("it is open in passthrough, and has several copies: %w", syscall.ETXTBSY)
+
+// How often a data file is asked for that an open file needs, and how much longer the pause gets each time.
+const (
+	joinTries = 5
+	joinPause = 20 * time.Millisecond
+)
+
+// errReplaced says that the kernel serves the open files of an inode from a data file that need not be the inode's any more, and
+// errUnlent that a file may be mapped and written, of which nobody lends the data file for writing.
+var (
+	errReplaced = fmt.Errorf("it is open in passthrough since before the session was lost: %w", syscall.ESTALE)
+	errUnlent   = fmt.Errorf("it is open in passthrough, and its data server lends nothing for writing now: %w", syscall.ETXTBSY)
+)
 
 // direct is the way of all files that nobody lends us.
 func direct() way { return way{flags: fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES} }
@@ -91,25 +107,14 @@ func (i *inode) choose(ctx context.Context, flags uint32) (way, error) {
 		}
 	}
 	b := i.backing
-	switch {
-	case b == nil:
+	if b == nil {
 		i.direct++
 		return w, nil
-	case b.mirrored && flags&unix.O_ACCMODE == unix.O_RDWR:
-		return w, errShared
 	}
 	b.opens++
-	if flags&unix.O_ACCMODE == unix.O_RDWR && i.passed == nil {
-		// Through a mapping the kernel writes the data file by itself.
-		i.choosing = true
-		i.mu.Unlock()
-		_, _, fd, err := pass.borrow(ctx, i, true)
-		i.mu.Lock()
-		i.choosing = false
-		i.notify()
-		if err == nil && fd >= 0 {
-			i.pass(fd)
-		}
+	if err := i.join(ctx, b, flags); err != nil {
+		i.leave(way{pass: b})
+		return w, err
 	}
 	w.pass = b
 	w.flags |= fuse.FOPEN_PASSTHROUGH
@@ -117,6 +122,52 @@ func (i *inode) choose(ctx context.Context, flags uint32) (way, error) {
 		w.flags = fuse.FOPEN_PASSTHROUGH
 	}
 	return w, nil
+}
+
+// join prepares a backing, which counts another open file, for that. mu is held, and released while it waits.
+func (i *inode) join(ctx context.Context, b *backing, flags uint32) error {
+	pass := &i.fs.pass
+	writes := flags&unix.O_ACCMODE == unix.O_RDWR && (i.passed == nil || i.passed.lost)
+	switch {
+	case b.mirrored && flags&unix.O_ACCMODE == unix.O_RDWR:
+		return errShared
+	case !b.lost && !writes:
+		return nil
+	}
+	i.choosing = true
+	defer func() {
+		i.choosing = false
+		i.notify()
+	}()
+	session := i.fs.session.Load()
+	i.mu.Unlock()
+	df, fd, err := (*layout.DataFile)(nil), -1, error(nil)
+	for try := 0; try < joinTries && fd < 0 && ctx.Err() == nil; try++ { // it may not be a good moment for the service
+		time.Sleep(time.Duration(try) * joinPause)
+		df, _, fd, err = pass.borrow(ctx, i, writes)
+	}
+	i.mu.Lock()
+	switch {
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case fd >= 0 && (df.Device != b.device || !bytes.Equal(df.Handles[0], b.handle) || session != i.fs.session.Load()):
+		err = errReplaced
+	case fd < 0 && b.lost:
+		err = errors.Join(errReplaced, err)
+	case fd < 0:
+		err = errors.Join(errUnlent, err)
+	}
+	if err != nil || !writes { // through a mapping the kernel writes the data file by itself
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	} else {
+		i.pass(fd)
+	}
+	if err == nil {
+		b.lost = false
+	}
+	return err
 }
 
 // passable reports whether an open file may be written by the kernel: not if each write has to be acknowledged by us. mu is held.
@@ -222,7 +273,7 @@ func (i *inode) look() {
 
 // passedLost reports whether what the kernel has written by itself through this open file has gone with a session.
 func (h *handle) passedLost() bool {
-	if h.way.pass == nil || !h.way.pass.writes {
+	if h.way.pass == nil || h.reads {
 		return false
 	}
 	h.i.mu.Lock()
@@ -267,6 +318,7 @@ func (p *passthrough) back(ctx context.Context, i *inode, write bool) (*backing,
 }
 
 func (p *passthrough) tryBack(ctx context.Context, i *inode, write bool) (*backing, int, error) {
+	session := i.fs.session.Load()
 	df, several, fd, err := p.borrow(ctx, i, write)
 	if fd < 0 || err != nil {
 		return nil, -1, nil // whoever reads or writes finds out what is wrong, or it is said elsewhere
@@ -277,6 +329,14 @@ func (p *passthrough) tryBack(ctx context.Context, i *inode, write bool) (*backi
 			unix.Close(fd)
 		}
 	}()
+	if write { // or it could be sent again, over what the kernel writes
+		if err := i.drain(ctx); err != nil {
+			return nil, -1, nil
+		}
+		if i.data.Dirty() && i.data.Commit(ctx) != nil {
+			return nil, -1, nil
+		}
+	}
 	// The kernel knows no end but that of the data file.
 	size, err := i.freshSize(ctx)
 	var st unix.Stat_t
@@ -299,7 +359,7 @@ func (p *passthrough) tryBack(ctx context.Context, i *inode, write bool) (*backi
 		}
 	}
 	keep = true
-	return &backing{id: id, device: df.Device, mirrored: several, writes: write, since: time.Now(), fd: watched}, fd, nil
+	return &backing{id: id, device: df.Device, handle: df.Handles[0], lost: session != i.fs.session.Load(), mirrored: several, writes: write, since: time.Now(), fd: watched}, fd, nil
 }
 
 // borrow has a copy of a file pinned and returns a descriptor of it, less than 0 if there is none to be had.

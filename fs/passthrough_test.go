@@ -59,7 +59,7 @@ func newPassRig(t *testing.T, mode Passthrough, change ...func(*Config)) *passRi
 		if p.none {
 			return nil, false, nil
 		}
-		return &layout.DataFile{Device: layout.DeviceID{1}}, p.several, nil
+		return &layout.DataFile{Handles: [][]byte{{1}}, Device: layout.DeviceID{1}}, p.several, nil
 	}
 	p.k = p.listen()
 	p.k.backings = map[int32]bool{}
@@ -325,4 +325,46 @@ func TestPassthroughLook(t *testing.T) {
 	p.want(p.fsync(id, out.Fh), syscall.EIO, "fsync after the session")
 	p.release(out.Fh)
 	p.wantFree()
+}
+
+// A file that is read by the kernel is not opened for mapping and writing if nobody lends the data file for that.
+func TestPassUnlent(t *testing.T) {
+	p := newPassRig(t, PassReads)
+	id := p.make("f", 100)
+	a := p.openAs(id, unix.O_RDONLY)
+	p.mu.Lock()
+	p.refuse = errors.New("not now")
+	p.mu.Unlock()
+	in := &fuse.OpenIn{InHeader: header(id), Flags: unix.O_RDWR}
+	var out fuse.OpenOut
+	if status := p.raw.Open(nil, in, &out); status != fuse.Status(syscall.ETXTBSY) {
+		t.Errorf("opened for reading and writing: %v, flags %#x", status, out.OpenFlags)
+	}
+	b := p.openAs(id, unix.O_RDONLY)
+	if b.BackingID != a.BackingID {
+		t.Error("the backing has gone")
+	}
+	p.release(b.Fh)
+	p.release(a.Fh)
+}
+
+// What was written by a mapping when the session was lost is gone, and fsync says so for good.
+func TestPassLostMapping(t *testing.T) {
+	p := newPassRig(t, PassReads)
+	id := p.make("f", 100)
+	a := p.openAs(id, unix.O_RDONLY)
+	b := p.openAs(id, unix.O_RDWR)
+	p.file.WriteAt([]byte{7}, 0)
+	p.OnLost()
+	p.file.WriteAt([]byte{8}, 0)
+	for range 2 {
+		if status := p.raw.Fsync(nil, &fuse.FsyncIn{InHeader: header(id), Fh: b.Fh}); status != fuse.EIO {
+			t.Errorf("fsync: %v", status)
+		}
+	}
+	if status := p.raw.Fsync(nil, &fuse.FsyncIn{InHeader: header(id), Fh: a.Fh}); status != fuse.OK {
+		t.Errorf("fsync of what was opened for reading: %v", status)
+	}
+	p.release(b.Fh)
+	p.release(a.Fh)
 }

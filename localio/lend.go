@@ -14,10 +14,10 @@ import (
 	wire "github.com/weftfs/weft/internal/wire/localio"
 )
 
-// Lends reports whether there is a session in which files are lent that others may have open for long.
+// Lends reports whether there is a session in which files are lent, for reading and writing, that others may have open for long.
 func (t *Target) Lends() bool {
 	s := t.current.Load()
-	return s != nil && s.export == nil
+	return s != nil && s.export == nil && s.readOnly == "" && !t.cfg.ReadOnly
 }
 
 // Lend returns a descriptor of a data file, for page-cached I/O, which is the caller's to close. With write it is one for reading and writing.
@@ -53,8 +53,11 @@ func (t *Target) Lend(ctx context.Context, df *layout.DataFile, write bool) (fd 
 		t.mu.Unlock()
 		s.send(ask)
 	}
-	if f == nil {
+	switch {
+	case f == nil && write && s.readOnly != "":
 		return -1, fmt.Errorf("the data server lends nothing for writing: %s", s.readOnly)
+	case f == nil:
+		return -1, errors.New("too many files are being lent")
 	}
 	late := time.NewTimer(openTime)
 	defer late.Stop()
@@ -72,5 +75,9 @@ func (t *Target) Lend(ctx context.Context, df *layout.DataFile, write bool) (fd 
 		return -1, errors.New("the data server does not lend the file")
 	}
 	defer f.release()
-	return unix.FcntlInt(uintptr(f.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if !write {
+		return unix.FcntlInt(uintptr(f.fd), unix.F_DUPFD_CLOEXEC, 0)
+	}
+	// An open file of its own, since the kernel tells each one once of what could not be written back.
+	return unix.Open(fmt.Sprintf("/proc/self/fd/%d", f.fd), unix.O_RDWR|unix.O_CLOEXEC, 0)
 }

@@ -274,15 +274,18 @@ func (t *Target) shake(nc *net.UnixConn, rpc *rpcConn, server wire.ID) (*wire.Gr
 
 // serve takes what the broker sends until one of the connections ends, and tells why. Without one see watch.
 func (s *session) serve(ctx context.Context) error {
+	over := make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() { s.closeIdle(over) }) // ends below
 	if s.export != nil {
-		return s.watch(ctx)
+		err := s.watch(ctx)
+		close(over)
+		watching.Wait()
+		return err
 	}
 	stop := context.AfterFunc(ctx, func() { s.nc.Close() })
 	defer stop()
-	var watching sync.WaitGroup
-	over := make(chan struct{})
-	watching.Go(func() { s.closeIdle(over) }) // ends below
-	watching.Go(func() {                      // ends with the RPC connection, which ends below
+	watching.Go(func() { // ends with the RPC connection, which ends below
 		s.rpc.wait()
 		s.nc.Close()
 	})
@@ -479,34 +482,35 @@ func (f *file) retire() bool {
 // close closes the descriptors of a retired file and tells the broker, or has that done if something is to be synced before: nobody may
 // be told of a failure afterwards. Target.mu is not held.
 func (f *file) close() {
-	if !f.dirty.Load() {
-		f.closeNow()
-		return
-	}
-	t := f.session.t
-	t.tasks.Go(func() { // ends with the sync
-		f.syncing.Lock()
-		known := f.broken != nil
-		f.syncing.Unlock()
-		if !known && f.sync(false) != nil {
-			t.spoil(f.key.fh)
+	f.once.Do(func() { // who finds that it is retired may call it, too
+		var st unix.Stat_t
+		if !f.dirty.Load() || unix.Fstat(f.fd, &st) == nil && st.Nlink == 0 { // nobody will want it any more
+			f.closeNow()
+			return
 		}
-		f.closeNow()
+		f.session.t.tasks.Go(func() { // ends with the sync
+			f.syncing.Lock()
+			known := f.broken != nil
+			f.syncing.Unlock()
+			if !known && f.sync(false) != nil {
+				f.session.t.spoil(f.key.fh)
+			}
+			f.closeNow()
+		})
 	})
 }
 
+// closeNow is close without a sync.
 func (f *file) closeNow() {
-	f.once.Do(func() {
-		s, t := f.session, f.session.t
-		unix.Close(f.fd)
-		if f.direct != fileio.NoDirect {
-			unix.Close(f.direct)
-		}
-		t.mu.Lock()
-		delete(s.named, f.id)
-		t.mu.Unlock()
-		s.send(&wire.Closed{ID: f.id, Unstable: f.dirty.Load()})
-	})
+	s, t := f.session, f.session.t
+	unix.Close(f.fd)
+	if f.direct != fileio.NoDirect {
+		unix.Close(f.direct)
+	}
+	t.mu.Lock()
+	delete(s.named, f.id)
+	t.mu.Unlock()
+	s.send(&wire.Closed{ID: f.id, Unstable: f.dirty.Load()})
 }
 
 // revoked ends the use of what the broker wants back.

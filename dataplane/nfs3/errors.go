@@ -49,6 +49,9 @@ func (e *ReplyError) Error() string {
 // Unwrap returns the cause.
 func (e *ReplyError) Unwrap() error { return e.Err }
 
+// Refused reports whether the server has not run the procedure, as far as the reply can be understood.
+func (e *ReplyError) Refused() bool { return true }
+
 // Errno returns the errno of a refused call, and otherwise EIO.
 func (e *ReplyError) Errno() syscall.Errno {
 	var errno interface{ Errno() syscall.Errno }

@@ -119,6 +119,14 @@ func (t *cacheTable) full(id layout.FileID, dev layout.DeviceID) {
 	}
 }
 
+// good reports whether a file has a cache on a device that can be read.
+func (t *cacheTable) good(id layout.FileID, dev layout.DeviceID) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c := t.find(id, dev)
+	return c != nil && c.use.State == layout.CopyGood
+}
+
 // filler is the session that fills a file's cache on a device, zero if there is none.
 func (t *cacheTable) filler(id layout.FileID, dev layout.DeviceID) (sess metarpc.SessionID) {
 	t.mu.Lock()
@@ -195,6 +203,11 @@ func anyCache(*schema.Cache) bool { return true }
 // dropCaches takes such caches away from a file, but those that are pinned: when it returns, nobody reads them any more. It returns
 // those that are gone and those that are left. Meanwhile no copy of the file is pinned (freezePins).
 func (s *Service) dropCaches(ctx context.Context, id layout.FileID, such func(*schema.Cache) bool) (gone, left []schema.Cache, err error) {
+	if s.caches.has(id) {
+		if err := s.awaitGrace(ctx); err != nil { // what was pinned before a restart is known then
+			return nil, nil, err
+		}
+	}
 	pins, thaw := s.freezePins(id)
 	defer thaw()
 	gone, left, err = s.endCaches(ctx, id, func(c *schema.Cache) bool {
@@ -225,7 +238,9 @@ func (s *Service) endCaches(ctx context.Context, id layout.FileID, such func(*sc
 		return nil, nil, err
 	}
 	for i := range gone {
-		s.caches.remove(id, gone[i].File.Device)
+		if by := s.caches.filler(id, gone[i].File.Device); by == (metarpc.SessionID{}) || by == gone[i].Session { // or it is a new one
+			s.caches.remove(id, gone[i].File.Device)
+		}
 	}
 	s.cfg.Files.Kick()
 	return gone, left, nil
@@ -243,6 +258,13 @@ func (s *Service) finishDrop(id layout.FileID) {
 
 // awaitNoCaches takes all caches away from a file, waiting for those that are pinned. what is what waits, for people.
 func (s *Service) awaitNoCaches(ctx context.Context, id layout.FileID, what string) error {
+	if s.caches.has(id) {
+		select {
+		case <-s.graceOver:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	for s.caches.has(id) {
 		_, left, err := s.dropCaches(ctx, id, anyCache)
 		if err != nil || len(left) == 0 {
@@ -299,8 +321,9 @@ func (s *Service) cacheStart(ctx context.Context, c *call, a *metarpc.CacheStart
 	}
 	for i := range row.Caches {
 		if f := &row.Caches[i].File; f.State == layout.CopyGood && slices.Contains(a.Devices, f.Device) {
-			s.caches.touch(a.ID, a.Run)
-			return &metarpc.CacheStartResult{Size: size, Cached: true}, nil
+			if kept, err := s.keepCache(ctx, a, f.Device); kept || err != nil {
+				return &metarpc.CacheStartResult{Size: size, Cached: true}, err
+			}
 		}
 	}
 	if within(&row, a.Devices) {
@@ -321,10 +344,7 @@ func (s *Service) cacheStart(ctx context.Context, c *call, a *metarpc.CacheStart
 	var cache schema.Cache
 	ok := false
 	err = s.gated(ctx, a.ID, layout.Range{Len: layout.ToEOF}, func(ctx context.Context) error {
-		attr, err := s.attributes(ctx, a.ID)
-		if err == nil && attr.Size != size {
-			err = refusef(metarpc.Status(syscall.EBUSY), "the file is being written")
-		}
+		err := s.settled(ctx, a.ID, size)
 		if err == nil {
 			cache, ok, err = s.cfg.Files.StartCache(ctx, a.ID, dev, size, c.sess.id)
 		}
@@ -340,6 +360,26 @@ func (s *Service) cacheStart(ctx context.Context, c *call, a *metarpc.CacheStart
 		return &metarpc.CacheStartResult{Size: size}, s.cacheError(ctx, c, a.ID, err)
 	}
 	return &metarpc.CacheStartResult{Size: size, Segments: s.cfg.Files.CacheSegments(cache)}, nil
+}
+
+// settled returns why a file that nobody has a layout for writing is not of this size for good. The caller has its sizing, so nobody must be
+// waited for who finds out a size.
+func (s *Service) settled(ctx context.Context, id layout.FileID, size int64) error {
+	said := s.said(id)[0]
+	ino, _, err := s.inode(ctx, id)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.file(id)
+	switch {
+	case f.unsure() || max(ino.Size, said.end) != size:
+		return refusef(metarpc.Status(syscall.EBUSY), "the file is being written")
+	case slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.open && cl.write && len(cl.pin.Handle) > 0 }):
+		return refusef(metarpc.Status(syscall.EBUSY), "the file is open for writing, in passthrough")
+	}
+	return nil
 }
 
 // sizeAndLayout is how long a file is now, with what its writers say, and where it is.
@@ -401,21 +441,51 @@ func (s *Service) cacheDevice(row *schema.Layout, sess *session, devices []layou
 	return layout.DeviceID{}, errors.Join(errs...)
 }
 
-// makeRoom counts a cache that is about to be made, and takes others away from its device until all are within the limit.
-func (s *Service) makeRoom(ctx context.Context, a *metarpc.CacheStartArgs, dev layout.DeviceID, size int64, sess *session) error {
-	s.caches.mu.Lock()
-	turn := s.caches.device(dev).turn
-	s.caches.mu.Unlock()
+// keepCache keeps a file's cache on a device from those that go for others of the same run. It reports false if it has just gone.
+func (s *Service) keepCache(ctx context.Context, a *metarpc.CacheStartArgs, dev layout.DeviceID) (bool, error) {
+	release, err := s.caches.take(ctx, dev)
+	if err != nil {
+		return false, err
+	}
+	defer release()
+	var row schema.Layout
+	if _, err := s.get(ctx, schema.LayoutKey(a.ID), &row); err != nil {
+		return false, err
+	}
+	if !slices.ContainsFunc(row.Caches, func(c schema.Cache) bool { return c.File.Device == dev && c.File.State == layout.CopyGood }) {
+		return false, nil
+	}
+	s.caches.touch(a.ID, a.Run)
+	return true, nil
+}
+
+// take waits until nobody makes room on a device, and lets nobody until release is called.
+func (t *cacheTable) take(ctx context.Context, dev layout.DeviceID) (release func(), err error) {
+	t.mu.Lock()
+	turn := t.device(dev).turn
+	t.mu.Unlock()
 	select {
 	case <-turn:
-		defer func() { turn <- struct{}{} }()
+		return func() { turn <- struct{}{} }, nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return nil, ctx.Err()
 	}
+}
+
+// makeRoom counts a cache that is about to be made, and takes others away from its device until all are within the limit.
+func (s *Service) makeRoom(ctx context.Context, a *metarpc.CacheStartArgs, dev layout.DeviceID, size int64, sess *session) error {
+	release, err := s.caches.take(ctx, dev)
+	if err != nil {
+		return err
+	}
+	defer release()
 	if a.Limit > 0 && size > a.Limit {
 		return refusef(errNoSpace.Status, "the file has %s, of %s allowed for all", humanize.IBytes(uint64(size)), humanize.IBytes(uint64(a.Limit)))
 	}
 	use := schema.CacheUse{State: layout.CopyFilling, Bytes: size, Session: sess.id}
+	if s.caches.good(a.ID, dev) {
+		return refusef(metarpc.Status(syscall.EBUSY), "somebody else has just copied the file there")
+	}
 	if by := s.caches.filler(a.ID, dev); by != sess.id && by != (metarpc.SessionID{}) {
 		return refusef(metarpc.Status(syscall.EBUSY), "somebody else copies the file there")
 	}

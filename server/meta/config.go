@@ -75,8 +75,8 @@ type Files interface {
 	// it does without what would have to be removed there.
 	RemoveDevice(ctx context.Context, id layout.DeviceID, lost bool) error
 	// Exchange puts data files that have moved into the places of those they were copied from, which are stale then, with
-	// whatever else there was for the moving. Nobody may write the file. DropMoved makes those garbage, once nobody reads them.
-	Exchange(ctx context.Context, id layout.FileID) error
+	// whatever else there was for the moving. Nobody may write the file. What is pinned stays. DropMoved makes those garbage, once nobody reads them.
+	Exchange(ctx context.Context, id layout.FileID, pinned []metarpc.CopyRef) error
 	DropMoved(ctx context.Context, id layout.FileID) error
 	// EndFill makes the copies that were being filled in row good, and reports whether all copies of the file are.
 	EndFill(ctx context.Context, id layout.FileID, row schema.Layout) (complete bool, err error)

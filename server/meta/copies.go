@@ -203,7 +203,9 @@ func (s *Service) awaitCutting(ctx context.Context, f *file) (moves uint64, err 
 // settleMove puts data files that have moved into the places of the old ones, which nobody uses any more when it returns. Nobody
 // has a layout for writing the file.
 func (s *Service) settleMove(ctx context.Context, id layout.FileID) error {
-	if err := s.cfg.Files.Exchange(ctx, id); err != nil {
+	pins, thaw := s.freezePins(id)
+	defer thaw()
+	if err := s.cfg.Files.Exchange(ctx, id, pins); err != nil {
 		return err
 	}
 	// While nobody writes, what some may still read is what the others read.

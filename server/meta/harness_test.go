@@ -446,7 +446,9 @@ func (f *fakeFiles) StopMove(ctx context.Context, id layout.FileID) error {
 	b.Delete(schema.MoveKey(id))
 	return f.engine.Commit(ctx, &b)
 }
-func (f *fakeFiles) Exchange(context.Context, layout.FileID) error  { return nil }
+func (f *fakeFiles) Exchange(context.Context, layout.FileID, []metarpc.CopyRef) error {
+	return nil
+}
 func (f *fakeFiles) DropMoved(context.Context, layout.FileID) error { return nil }
 func (f *fakeFiles) DrainDevice(ctx context.Context, id layout.DeviceID, cancel bool) (metarpc.DeviceInfo, error) {
 	return f.Devices(ctx)[0], nil

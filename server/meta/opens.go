@@ -37,8 +37,8 @@ func (s *Service) openFile(ctx context.Context, c *call, a *metarpc.OpenArgs) (m
 	if !before {
 		cl.pin = metarpc.CopyRef{}
 	}
-	if a.Reclaim && len(a.Pinned.Handle) > 0 {
-		cl.pin = a.Pinned
+	if a.Reclaim && s.grace && len(a.Pinned.Handle) > 0 {
+		cl.pin = a.Pinned // nobody has relied on that it is not
 	}
 	cl.open = true // from here on it is kept; if it is there now, it stays
 	s.mu.Unlock()
@@ -56,6 +56,11 @@ func (s *Service) openFile(ctx context.Context, c *call, a *metarpc.OpenArgs) (m
 			s.closeFile(ctx, sess, id) // if that fails, the end of the session does it
 		}
 		return attr, lease, err
+	}
+	if a.Reclaim && len(a.Pinned.Handle) > 0 {
+		if err := s.repin(ctx, sess, id, a.Pinned); err != nil {
+			return attr, lease, err
+		}
 	}
 	if a.Access&metarpc.AccessWrite != 0 || a.Reclaim && !who.readOnly {
 		s.mu.Lock()

@@ -42,6 +42,26 @@ func (s *Service) pin(ctx context.Context, sess *session, a *metarpc.LayoutGetAr
 	return none, err
 }
 
+// repin pins again what a session had pinned, in the grace period as it says, and afterwards if the copy is good and nothing is being
+// done to the file: it was not known of the session that it relied on it.
+func (s *Service) repin(ctx context.Context, sess *session, id layout.FileID, ref metarpc.CopyRef) error {
+	s.mu.Lock()
+	cl := sess.claims[id]
+	done := cl == nil || !cl.open || sameCopy(cl.pin, ref)
+	s.mu.Unlock()
+	if done || !s.setPin(sess, id, ref, false) {
+		return nil
+	}
+	var l schema.Layout
+	_, err := s.get(ctx, schema.LayoutKey(id), &l)
+	good := func(file *schema.DataFile) bool { return file.Is(ref) && file.State == layout.CopyGood }
+	if err == nil && (l.Has(good) || slices.ContainsFunc(l.Caches, func(c schema.Cache) bool { return good(&c.File) })) {
+		return nil
+	}
+	s.setPin(sess, id, metarpc.CopyRef{}, false)
+	return err
+}
+
 // setPin notes what a session has pinned of a file that it has open, if nothing speaks against it.
 func (s *Service) setPin(sess *session, id layout.FileID, ref metarpc.CopyRef, several bool) bool {
 	s.mu.Lock()

@@ -337,3 +337,98 @@ func TestMoveWaitsForPins(t *testing.T) {
 		}
 	})
 }
+
+// TestNoCacheOfPassedWrites has a cache asked for of a file that a client's kernel may be writing.
+func TestNoCacheOfPassedWrites(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		writer, reader := h.client(), h.client()
+		defer renewing(writer)()
+		defer renewing(reader)()
+		id := whole(t, h, writer, "f", copyOn(near))
+		if !writer.pin(id, layout.IOModeRW, metarpc.PinOnly) {
+			t.Fatal("not pinned")
+		}
+		writer.report(false, metarpc.SizeReport{ID: id, End: 100})
+		openRead(reader, id)
+		_, err := ask[metarpc.CacheStartResult](reader, metarpc.OpCacheStart, cacheArgs(id))
+		wantStatus(t, err, metarpc.Status(syscall.EBUSY))
+		writer.closeFile(id)
+		if ref := makeCache(reader, cacheArgs(id)); len(ref.Handle) == 0 {
+			t.Error("no cache when it is closed")
+		}
+	})
+}
+
+// TestPinnedCacheInGrace restarts the service while a cache is pinned, and has others do what would drop it before its reader has said so.
+func TestPinnedCacheInGrace(t *testing.T) {
+	for _, how := range []string{"fence", "drop", "grant"} {
+		t.Run(how, func(t *testing.T) {
+			bubble(t, func(t *testing.T, h *host) {
+				reader, writer, other := h.client(), h.client(), h.client()
+				f := written(writer, "f", 100)
+				ref := makeCache(reader, cacheArgs(f))
+				h.pin(reader, f, ref)
+				openWrite(writer, f)
+				if n := mirrorsOf(writer, f, layout.IOModeRW); n != 2 {
+					t.Fatalf("%d mirrors are written", n)
+				}
+				if how == "fence" { // of the writer, which waits for the pin
+					end, end2 := renewing(reader), renewing(other)
+					time.Sleep(3 * h.lease)
+					synctest.Wait()
+					end()
+					end2()
+				}
+				h.restart()
+				other.connect()
+				defer renewing(other)()
+				switch how {
+				case "drop":
+					openRead(other, f)
+					_, err := ask[metarpc.CacheDropResult](other, metarpc.OpCacheDrop, &metarpc.CacheDropArgs{ID: f})
+					wantStatus(t, err, metarpc.StatusGrace)
+				case "grant":
+					writer.connect()
+					defer renewing(writer)()
+					must[metarpc.AttrResult](writer, metarpc.OpOpen, &metarpc.OpenArgs{ID: f, Reclaim: true})
+					writer.begin(metarpc.OpLayoutGet, rw(f))
+				}
+				synctest.Wait()
+				reader.connect()
+				defer renewing(reader)()
+				must[metarpc.AttrResult](reader, metarpc.OpOpen, &metarpc.OpenArgs{ID: f, Reclaim: true, Pinned: ref})
+				must[metarpc.Empty](reader, metarpc.OpReclaimComplete, &metarpc.Empty{})
+				synctest.Wait()
+				if c := h.caches(t, f); len(c) != 1 || c[0].File.State != layout.CopyGood || h.pins(f) != 1 {
+					t.Errorf("%d pins, caches %+v", h.pins(f), c)
+				}
+			})
+		})
+	}
+}
+
+// TestCacheMadeMeanwhile has a cache become good while somebody else who wants it waits for room.
+func TestCacheMadeMeanwhile(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		a, b := h.client(), h.client()
+		defer renewing(a)()
+		defer renewing(b)()
+		f := written(a, "f", 100)
+		openRead(a, f)
+		openRead(b, f)
+		done := startCache(a, cacheArgs(f))
+		release, err := h.svc.caches.take(t.Context(), devA)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hdr, ch := b.begin(metarpc.OpCacheStart, cacheArgs(f))
+		synctest.Wait()
+		must[metarpc.Empty](a, metarpc.OpCacheDone, done)
+		release()
+		wantStatus(t, b.finish(hdr, ch, new(metarpc.CacheStartResult)), metarpc.Status(syscall.EBUSY))
+		_, _, pending := h.svc.caches.usage(devA)
+		if _, ok := h.svc.caches.oldest(devA, 0, nil); !ok || pending != 0 {
+			t.Errorf("a good cache counts as being filled: %d bytes", pending)
+		}
+	})
+}

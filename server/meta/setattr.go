@@ -241,13 +241,11 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 			return nil, false, err
 		}
 	}
-	if err := s.growPinned(ctx, f, a.Size); err != nil {
-		return nil, false, err
-	}
 	r, err = change(ctx, s, c, func(t *tx) (*metarpc.AttrResult, error) {
 		s.mu.Lock()
 		f.cut.phase = cutCommitting
 		written := slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.writer || cl.report != report{} })
+		pinned := len(f.pinned()) > 0
 		s.mu.Unlock()
 		t.onOutcome(func(committed bool) {
 			s.mu.Lock()
@@ -272,7 +270,7 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 		if err != nil {
 			return nil, err
 		}
-		intent = rawLayout != nil && (written || a.Size < row.Size)
+		intent = rawLayout != nil && (written || a.Size < row.Size || pinned && a.Size > row.Size)
 		at := now()
 		if err := s.maySet(ctx, c, &row, a); err != nil {
 			return nil, err
@@ -292,22 +290,6 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 		return &metarpc.AttrResult{Attr: attrOf(f.id, &row, nil, report{}), Lease: lease}, nil
 	})
 	return r, intent, err
-}
-
-// growPinned makes data files as long as the file is to be: a kernel that reads one without asking knows no other end. The caller has
-// the file's sizing, so that nothing is pinned meanwhile.
-func (s *Service) growPinned(ctx context.Context, f *file, size int64) error {
-	s.mu.Lock()
-	pinned := f.pinned()
-	s.mu.Unlock()
-	if len(pinned) == 0 {
-		return nil
-	}
-	var l schema.Layout
-	if raw, err := s.get(ctx, schema.LayoutKey(f.id), &l); err != nil || raw == nil {
-		return err
-	}
-	return s.cfg.Files.Grow(ctx, l, pinned, size)
 }
 
 // recall is recallLayouts that also waits until those are fenced who have lost their sessions.
@@ -382,6 +364,13 @@ func (s *Service) cutData(f *file) {
 				return err
 			}
 			err := s.cfg.Files.Truncate(ctx, l, size)
+			if err == nil {
+				// A kernel that reads a data file without asking knows no other end.
+				s.mu.Lock()
+				pins := f.pinned()
+				s.mu.Unlock()
+				err = s.cfg.Files.Grow(ctx, l, pins, size)
+			}
 			if err == nil {
 				break
 			}

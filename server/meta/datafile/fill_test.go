@@ -280,7 +280,7 @@ func TestDrain(t *testing.T) {
 				}
 				w.restart() // with the new copies full, and the old ones in place
 				calm()
-				if err := errors.Join(w.m.Exchange(t.Context(), id), w.m.DropMoved(t.Context(), id)); err != nil {
+				if err := errors.Join(w.m.Exchange(t.Context(), id, nil), w.m.DropMoved(t.Context(), id)); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -36,7 +36,7 @@ func (w *world) replaced(id layout.FileID, steps int) bool {
 		w.t.Fatal(err)
 	}
 	var row schema.Layout
-	settle := func() error { return errors.Join(w.m.Exchange(ctx, id), w.m.DropMoved(ctx, id)) }
+	settle := func() error { return errors.Join(w.m.Exchange(ctx, id, nil), w.m.DropMoved(ctx, id)) }
 	for _, f := range []func() error{
 		func() error {
 			if held == nil {
@@ -70,7 +70,7 @@ func (w *world) replaced(id layout.FileID, steps int) bool {
 			return err
 		},
 		func() error { return w.m.Fence(ctx, id) },
-		func() error { return w.m.Exchange(ctx, id) },
+		func() error { return w.m.Exchange(ctx, id, nil) },
 		func() error { return w.m.DropMoved(ctx, id) },
 	} {
 		if steps--; steps < 0 {

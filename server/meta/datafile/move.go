@@ -191,11 +191,12 @@ func (m *Manager) addMirror(ctx context.Context, id layout.FileID, taken map[int
 	return nil
 }
 
-// leaves finds which mirror's data file of a column makes room for the one that moves: -1 if none does, as the moving has lost its reason.
-func leaves(row *schema.Layout, j int, to layout.DeviceID, drained map[layout.DeviceID]bool) int {
+// leaves finds which mirror's data file of a column makes room for the one that moves: -1 if none does, as the moving has lost its reason or
+// what would is pinned.
+func leaves(row *schema.Layout, j int, to layout.DeviceID, drained map[layout.DeviceID]bool, pinned []metarpc.CopyRef) int {
 	last := len(row.Mirrors) - 1
 	for i, files := range row.Mirrors[:last] {
-		if drained[files[j].Device] || row.GoodCopies(j) == 1 || row.Mirrors[last][j].Device == to {
+		if !slices.ContainsFunc(pinned, files[j].Is) && (drained[files[j].Device] || row.GoodCopies(j) == 1 || row.Mirrors[last][j].Device == to) {
 			return i
 		}
 	}
@@ -203,8 +204,8 @@ func leaves(row *schema.Layout, j int, to layout.DeviceID, drained map[layout.De
 }
 
 // Exchange puts data files that have moved into the places of those they were copied from. What is in the extra mirror then is
-// stale. Nobody may write the file meanwhile. One data file that all columns move to must be full, or be stale in one of them.
-func (m *Manager) Exchange(ctx context.Context, id layout.FileID) error {
+// stale. Nobody may write the file meanwhile. What is pinned stays. One data file that all columns move to must be full, or be stale in one of them.
+func (m *Manager) Exchange(ctx context.Context, id layout.FileID, pinned []metarpc.CopyRef) error {
 	unlock, err := m.files.lock(ctx, id)
 	if err != nil {
 		return err
@@ -235,7 +236,7 @@ func (m *Manager) Exchange(ctx context.Context, id layout.FileID) error {
 				extra[j].State = layout.CopyStale
 				continue
 			}
-			if i := leaves(row, j, to, drained); i >= 0 {
+			if i := leaves(row, j, to, drained, pinned); i >= 0 {
 				row.Mirrors[i][j], extra[j] = extra[j], row.Mirrors[i][j]
 			}
 			extra[j].State = layout.CopyStale
@@ -275,6 +276,8 @@ func (m *Manager) DropMoved(ctx context.Context, id layout.FileID) error {
 		if to != (layout.DeviceID{}) && len(movesTo(row, to, nil)) == 0 {
 			unite(row, to)
 			b.Delete(schema.MoveKey(id))
+		} else {
+			unite(row, row.Mirrors[0][0].Device) // if the move was given up when it was all but done
 		}
 		return true
 	})

@@ -64,7 +64,7 @@ func TestRemoveDevice(t *testing.T) {
 		if err := w.fill(5, unit, nil); err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(w.m.Exchange(t.Context(), 5), w.m.DropMoved(t.Context(), 5)); err != nil {
+		if err := errors.Join(w.m.Exchange(t.Context(), 5, nil), w.m.DropMoved(t.Context(), 5)); err != nil {
 			t.Fatal(err)
 		}
 		if err := w.m.RemoveDevice(t.Context(), d.id, false); err != nil {

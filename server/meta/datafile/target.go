@@ -111,14 +111,14 @@ func movesTo(row *schema.Layout, dev layout.DeviceID, pinned []metarpc.CopyRef) 
 	return moves
 }
 
-// leavesPinned reports whether a data file that makes room for one that has moved is pinned.
+// leavesPinned reports whether no data file makes room for one that has moved because of what is pinned.
 func (m *Manager) leavesPinned(row *schema.Layout, to layout.DeviceID, pinned []metarpc.CopyRef) bool {
 	drained := m.draining()
 	for j := range columns(row) {
 		if row.Mirrors[len(row.Mirrors)-1][j].IsAbsent() {
 			continue
 		}
-		if i := leaves(row, j, to, drained); i >= 0 && slices.ContainsFunc(pinned, row.Mirrors[i][j].Is) {
+		if leaves(row, j, to, drained, nil) >= 0 && leaves(row, j, to, drained, pinned) < 0 {
 			return true
 		}
 	}

@@ -2,6 +2,7 @@ package datafile
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"syscall"
@@ -45,7 +46,7 @@ func (w *world) moved(id layout.FileID, steps int, between func(schema.Layout, i
 			_, err := w.m.EndFill(ctx, id, row)
 			return err
 		},
-		func() error { return w.m.Exchange(ctx, id) },
+		func() error { return w.m.Exchange(ctx, id, nil) },
 		func() error { return w.m.DropMoved(ctx, id) },
 	} {
 		if steps--; steps < 0 {
@@ -233,7 +234,7 @@ func TestMoveGivenUp(t *testing.T) {
 		if err := w.m.Fence(t.Context(), 5); err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(w.m.Exchange(t.Context(), 5), w.m.DropMoved(t.Context(), 5)); err != nil {
+		if err := errors.Join(w.m.Exchange(t.Context(), 5, nil), w.m.DropMoved(t.Context(), 5)); err != nil {
 			t.Fatal(err)
 		}
 		unchanged("after a fence")
@@ -246,7 +247,7 @@ func TestMoveGivenUp(t *testing.T) {
 		if _, err := w.m.MarkStale(t.Context(), 5, refs(moving.Mirrors[1][1])); err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(w.m.Exchange(t.Context(), 5), w.m.DropMoved(t.Context(), 5)); err != nil {
+		if err := errors.Join(w.m.Exchange(t.Context(), 5, nil), w.m.DropMoved(t.Context(), 5)); err != nil {
 			t.Fatal(err)
 		}
 		unchanged("after a failed write")
@@ -258,7 +259,7 @@ func TestMoveGivenUp(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := errors.Join(w.m.Exchange(t.Context(), 5), w.m.DropMoved(t.Context(), 5)); err != nil {
+		if err := errors.Join(w.m.Exchange(t.Context(), 5, nil), w.m.DropMoved(t.Context(), 5)); err != nil {
 			t.Fatal(err)
 		}
 		unchanged("after both failed")
@@ -374,6 +375,48 @@ func TestMovePinned(t *testing.T) {
 		w.m.mu.Unlock()
 		if len(all) != len(unpinned)+1 {
 			t.Errorf("%d of %d columns move off a drained device", len(unpinned), len(all))
+		}
+		calm()
+	})
+}
+
+// A drain of both devices of a file moves what is not pinned, and only that.
+func TestDrainPinned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 4)
+		row := w.file(6, layout.Policy{StripeUnit: unit, StripeCount: 1, Mirrors: 2}, unit)
+		w.put(row, 0, bytes.Repeat([]byte("data"), 1<<10))
+		for i := range 2 {
+			if _, err := w.m.DrainDevice(t.Context(), row.Mirrors[i][0].Device, false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		calm()
+		pinned := refs(row.Mirrors[0][0])
+		if ok, err := w.m.Fillable(t.Context(), 6, pinned); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		w.m.StartFill(t.Context(), 6, pinned) // which may find the pools empty
+		calm()
+		l, _, err := w.m.StartFill(t.Context(), 6, pinned)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.m.Fill(t.Context(), 6, l, 0, 1<<30, func(context.Context, int) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.m.EndFill(t.Context(), 6, l); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(w.m.Exchange(t.Context(), 6, pinned), w.m.DropMoved(t.Context(), 6)); err != nil {
+			t.Fatal(err)
+		}
+		now := w.layoutOf(6)
+		if !now.Has(func(file *schema.DataFile) bool { return file.Is(pinned[0]) && file.State == layout.CopyGood }) {
+			t.Errorf("the pinned copy has gone: %+v", now)
+		}
+		if now.Has(func(file *schema.DataFile) bool { return file.Same(&row.Mirrors[1][0]) }) {
+			t.Errorf("the other one has not: %+v", now)
 		}
 		calm()
 	})
