@@ -64,7 +64,7 @@
 // next Commit fails too. Who finds the file removed ends this with [File.Drop](0); after a fence, [File.Renew] brings the
 // new credentials. What nobody drops takes up memory until the plane is closed, and writes go DATA_SYNC once it is full.
 //
-// What this host's kernel has (see [Keeper], layout.Op.Kept) needs no copy: it stays in the page cache when the server goes, so a COMMIT
+// What this host's kernel has of a file with one copy (see [Keeper], layout.Op.Kept) needs no other: it stays in the page cache when the server goes, so a COMMIT
 // of any instance makes it stable. Only that it was acknowledged is noted, in a bounded number of extents (maxKept). If it turns
 // out that the disk has not taken it, Commit fails (ErrNotKept) until the bytes are written anew or dropped. A COMMIT that is refused, as after a
 // fence, says nothing of that.

@@ -84,14 +84,16 @@
 // answered with it. Meanwhile every open must be answered with it, or the kernel makes it fail; and none may have been answered
 // without it that is still there. Opens that each write has to be acknowledged for (O_APPEND, O_SYNC, files with set-ID bits or
 // capabilities) are answered with FOPEN_DIRECT_IO as well: then the kernel asks us, and uses the data file for mmap(2) alone. It would
-// write one of several copies there, so a file that has them cannot be opened for reading and writing then (ETXTBSY).
+// write one of several copies there, so a file that has them cannot be opened for reading and writing then (ETXTBSY). Of one that has none the data
+// file is lent for writing for such an open, or it fails, too (inode.join).
 //
 // A file that gets set-ID bits or capabilities while it is open for writing so keeps them when it is written: the kernel leaves it to the
 // WRITE to take them away. O_APPEND that is set later, by fcntl(2), is the kernel's, and knows of appends on other hosts only what
 // the data file says.
 //
 // What the kernel has open cannot be taken back, by a recall, at the end of the session, or when we are killed. It may go on reading what
-// was replaced since; what it writes then is lost, and fsync(2) and close(2) say so.
+// was replaced since; what it writes then is lost, and fsync(2) and close(2) say so. After the session was lost the service is asked again
+// for the data file before another open joins; if it is another one by now, the open is ESTALE.
 //
 // # Reading ahead
 //
