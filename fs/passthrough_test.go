@@ -28,6 +28,7 @@ type passRig struct {
 	mu      sync.Mutex
 	several bool  // what Pin says
 	none    bool  // it has none
+	other   byte  // 0 = the first data file, otherwise one that has taken its place
 	refuse  error // what Lend fails with
 	lent    []int // descriptors
 }
@@ -59,7 +60,7 @@ func newPassRig(t *testing.T, mode Passthrough, change ...func(*Config)) *passRi
 		if p.none {
 			return nil, false, nil
 		}
-		return &layout.DataFile{Handles: [][]byte{{1}}, Device: layout.DeviceID{1}}, p.several, nil
+		return &layout.DataFile{Handles: [][]byte{{1 + p.other}}, Device: layout.DeviceID{1}}, p.several, nil
 	}
 	p.k = p.listen()
 	p.k.backings = map[int32]bool{}
@@ -367,4 +368,28 @@ func TestPassLostMapping(t *testing.T) {
 	}
 	p.release(b.Fh)
 	p.release(a.Fh)
+}
+
+// After the session was lost others join a backing only if it is the inode's data file still.
+func TestPassReplaced(t *testing.T) {
+	p := newPassRig(t, PassReads)
+	id := p.make("f", 100)
+	a := p.openAs(id, unix.O_RDONLY)
+	p.OnLost()
+	b := p.openAs(id, unix.O_RDONLY)
+	if b.BackingID != a.BackingID {
+		t.Error("another backing for the same data file")
+	}
+	p.OnLost()
+	p.mu.Lock()
+	p.other = 1
+	p.mu.Unlock()
+	var out fuse.OpenOut
+	if status := p.raw.Open(nil, &fuse.OpenIn{InHeader: header(id), Flags: unix.O_RDONLY}, &out); status != fuse.Status(syscall.ESTALE) {
+		t.Errorf("opened though the data file was replaced: %v", status)
+	}
+	p.release(b.Fh)
+	p.release(a.Fh)
+	c := p.openAs(id, unix.O_RDONLY)
+	p.release(c.Fh)
 }

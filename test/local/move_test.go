@@ -151,7 +151,7 @@ func TestMovePinned(t *testing.T) {
 	for lines.Scan() && !strings.Contains(lines.Text(), "where it is open in passthrough") {
 	}
 	if lines.Err() != nil || lines.Text() == "" {
-		t.Skip("missing: passthrough; it does not wait") // an old kernel
+		t.Fatal("it does not wait for a file that is open in passthrough")
 	}
 	wholeOn(t, m.Dir+"/f", from)
 	got := make([]byte, len(want))
