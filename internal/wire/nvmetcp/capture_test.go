@@ -152,7 +152,7 @@ func TestCaptures(t *testing.T) {
 		"Connect", "Property Get", "Property Set", "Identify", "Set Features", "Get Features", "Asynchronous Event Request", "Get Log Page", "Keep Alive",
 		"Flush", "Read", "Write", "Compare", "Write Zeroes", "Dataset Management", "Reservation Register", "Reservation Report", "Reservation Acquire", "Reservation Release",
 		"ANA states changed", "CAP", "discovery controller", "controller", "namespace", "descriptors", "active namespaces", "NVM controller", "ANA log", "discovery log",
-		"Connect: connect: invalid parameters (0x182): subsystem NQN is not accepted", "Compare: invalid command opcode (0x001)",
+		"Connect: invalid parameters (0x182): subsystem NQN is not accepted", "Compare: invalid command opcode (0x001)",
 	} {
 		if seen[what] == 0 {
 			t.Errorf("nothing was compared of: %s", what)
