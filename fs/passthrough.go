@@ -260,7 +260,7 @@ func (i *inode) look() {
 		return
 	}
 	size, mtime := st.Size, st.Mtim.Nano()
-	changed := p.mtime != 0 && (size != p.size || mtime != p.mtime)
+	changed := p.mtime != 0 && (size != p.size || mtime != p.mtime && mtime != timeless)
 	if p.size, p.mtime = size, mtime; changed {
 		i.outdate()
 		i.wrote(size, mtime)
@@ -268,6 +268,19 @@ func (i *inode) look() {
 	if i.end > size { // it has been cut since
 		i.end = size
 		i.epoch++
+	}
+}
+
+// timeless is the modification time that a data file has from retime until it is written again.
+const timeless = int64(time.Second)
+
+// retime has the next write of the kernel change the modification time of the data file, however soon that comes. The clock of files has
+// ticks, and file systems that do not leave the tick for a time that was looked at (before Linux 6.13 all) would keep that of the
+// write before. mu is held.
+func (i *inode) retime() {
+	if p := i.passed; p != nil && !p.lost && unix.UtimesNanoAt(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", p.fd),
+		[]unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(timeless)}, 0) == nil {
+		p.mtime = timeless
 	}
 }
 

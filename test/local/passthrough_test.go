@@ -715,6 +715,69 @@ func TestPassthroughDurable(t *testing.T) {
 	v.Fsck()
 }
 
+// A time that is set counts until the next write, however soon that comes, and both outlive all processes.
+func TestPassthroughTouch(t *testing.T) {
+	v, a := wholeVolume(t, harness.Options{Lease: 2 * time.Second}, "passthrough=rw")
+	b := v.Mount(append(mountOptions(), "passthrough=off")...)
+	f := open(t, a.Dir+"/f", os.O_RDWR|os.O_CREATE)
+	wantMode(t, a, f, "rw")
+	size := int64(0)
+	old := time.Date(2001, 2, 3, 4, 5, 6, 0, time.UTC)
+	wantTime := func(what, path string, ok func(time.Time) bool) {
+		t.Helper()
+		if st, err := os.Stat(path); err != nil || st.Size() != size || !ok(st.ModTime()) {
+			t.Fatalf("%s: %s has %d bytes of %d, modified %v: %v", what, path, st.Size(), size, st.ModTime(), err)
+		}
+	}
+	set := func(at time.Time) bool { return at.Equal(old) }
+	lately := func(at time.Time) bool { return time.Since(at) < time.Hour }
+	for n := range 50 {
+		for k := range 3 { // before that, after that, and longer
+			if k == 1 {
+				if err := os.Chtimes(f.Name(), old, old); err != nil {
+					t.Fatal(err)
+				}
+				if n%2 == 0 {
+					wantTime("set", b.Dir+"/f", set)
+				}
+			}
+			at := int64(0)
+			if k == 2 {
+				at = size
+			}
+			if _, err := f.WriteAt([]byte{byte(n)}, at); err != nil {
+				t.Fatal(err)
+			}
+			size = max(size, at+1)
+			if k == 1 {
+				wantTime("written after that", b.Dir+"/f", lately)
+			}
+		}
+		if err := f.Sync(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g := open(t, a.Dir+"/g", os.O_RDWR|os.O_CREATE)
+	if _, err := g.Write(text(int(size))); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Chtimes(g.Name(), old, old), g.Sync()); err != nil {
+		t.Fatal(err)
+	}
+	a.Abort()
+	f.Close()
+	g.Close()
+	b.Unmount()
+	v.Kill()
+	v.Start()
+	b = v.Mount(mountOptions()...)
+	wantTime("written, after a restart", b.Dir+"/f", lately)
+	wantTime("set, after a restart", b.Dir+"/g", set)
+	b.Unmount()
+	v.Stop()
+	v.Fsck()
+}
+
 // When the service is started again, what is open in passthrough works on, and is known to be: it is not moved from a data server that is
 // drained, which is told in the status, until it is closed.
 func TestPassthroughDrain(t *testing.T) {
