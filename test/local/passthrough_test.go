@@ -778,6 +778,57 @@ func TestPassthroughTouch(t *testing.T) {
 	v.Fsck()
 }
 
+// The service is killed when a longer size is set and the data file that the kernel reads has yet to grow: with the next one it has.
+func TestPassthroughGrowKilled(t *testing.T) {
+	v, a := wholeVolume(t, harness.Options{Apart: true, DataServers: 1}, "passthrough=rw")
+	b := v.Mount(append(mountOptions(), "passthrough=off")...)
+	data := text(10_000)
+	put(t, a.Dir+"/f", data)
+	put(t, a.Dir+"/g", data)
+	harness.Weft(t, "sync", a.Dir)
+	r := open(t, a.Dir+"/f", os.O_RDONLY)
+	w := open(t, a.Dir+"/g", os.O_RDWR)
+	wantMode(t, a, r, "ro")
+	wantMode(t, a, w, "rw")
+	paths := append(dataFilesOf(t, v, b.Dir+"/f"), dataFilesOf(t, v, b.Dir+"/g")...)
+	v.Servers[0].Pause()
+	done := make(chan error, 2)
+	for _, name := range []string{"f", "g"} {
+		go func() { done <- os.Truncate(b.Dir+"/"+name, 20_000) }() // ends when there is a service again
+		harness.Await(t, "the size of "+name, func() bool {
+			st, err := os.Stat(b.Dir + "/" + name)
+			return err == nil && st.Size() == 20_000
+		})
+	}
+	v.Kill()
+	v.Servers[0].Continue()
+	v.Start()
+	data = append(data, make([]byte, 10_000)...)
+	for range 2 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	for _, path := range paths {
+		wantSize(t, path, 20_000)
+	}
+	want(t, "read by the kernel", r, data)
+	want(t, "read and written by the kernel", w, data)
+	if _, err := w.WriteAt([]byte("at the end"), 20_000); err != nil {
+		t.Error(err)
+	}
+	data = append(data, "at the end"...)
+	for _, m := range []*harness.Mount{a, b} {
+		wantSize(t, m.Dir+"/g", int64(len(data)))
+	}
+	r.Close()
+	w.Close()
+	a.Unmount()
+	b.Unmount()
+	v.Stop()
+	v.Fsck()
+}
+
 // When the service is started again, what is open in passthrough works on, and is known to be: it is not moved from a data server that is
 // drained, which is told in the status, until it is closed.
 func TestPassthroughDrain(t *testing.T) {
