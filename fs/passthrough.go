@@ -163,10 +163,25 @@ func (i *inode) join(ctx context.Context, b *backing, flags uint32) error {
 		}
 	} else {
 		i.pass(fd)
+		i.mu.Unlock()
+		err = i.unretain(ctx)
+		i.mu.Lock()
+		if err != nil {
+			err = errors.Join(errUnlent, err)
+		}
 	}
 	if err == nil {
 		b.lost = false
 	}
+	return err
+}
+
+// unretain makes stable what was written here, or it could be sent again, over what the kernel writes.
+func (i *inode) unretain(ctx context.Context) error {
+	if err := i.drain(ctx); err != nil || !i.data.Dirty() {
+		return err
+	}
+	_, err := i.commit(ctx, false)
 	return err
 }
 
@@ -342,13 +357,8 @@ func (p *passthrough) tryBack(ctx context.Context, i *inode, write bool) (*backi
 			unix.Close(fd)
 		}
 	}()
-	if write { // or it could be sent again, over what the kernel writes
-		if err := i.drain(ctx); err != nil {
-			return nil, -1, nil
-		}
-		if i.data.Dirty() && i.data.Commit(ctx) != nil {
-			return nil, -1, nil
-		}
+	if write && i.unretain(ctx) != nil {
+		return nil, -1, nil
 	}
 	// The kernel knows no end but that of the data file.
 	size, err := i.freshSize(ctx)

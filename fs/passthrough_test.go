@@ -379,6 +379,27 @@ func TestPassthroughTick(t *testing.T) {
 	p.wantFree()
 }
 
+// What was written here when a file can first be written by a mapping is stable then, and so is what is written from then on: else it
+// could be sent again, over what the kernel has written.
+func TestPassthroughUnretained(t *testing.T) {
+	p := newPassRig(t, PassReads)
+	id := p.make("f", 100)
+	a := p.openAs(id, unix.O_RDONLY)
+	i := p.peek(id)
+	p.write(id, 0, []byte("before"))
+	b := p.openAs(id, unix.O_RDWR)
+	if i.data.Dirty() {
+		t.Error("it is not stable when the file is open for mapping and writing")
+	}
+	p.write(id, 0, []byte("beside"))
+	if i.data.Dirty() {
+		t.Error("it is not stable when it is acknowledged")
+	}
+	p.release(b.Fh)
+	p.release(a.Fh)
+	p.wantFree()
+}
+
 // A file that is read by the kernel is not opened for mapping and writing if nobody lends the data file for that.
 func TestPassUnlent(t *testing.T) {
 	p := newPassRig(t, PassReads)

@@ -829,6 +829,47 @@ func TestPassthroughGrowKilled(t *testing.T) {
 	v.Fsck()
 }
 
+// What goes by RPC to a file that the kernel writes is not sent again over what the kernel has written since, when the data server was
+// killed meanwhile.
+func TestPassthroughSentAgain(t *testing.T) {
+	v, m := wholeVolume(t, harness.Options{Apart: true, DataServers: 1}, "passthrough=rw")
+	server := v.Servers[0]
+	data := text(8192)
+	put(t, m.Dir+"/f", data)
+	f := open(t, m.Dir+"/f", os.O_RDWR)
+	w := open(t, m.Dir+"/f", os.O_WRONLY|os.O_APPEND)
+	wantMode(t, m, f, "rw")
+	server.Kill()
+	server.Remote = true
+	server.Start()
+	harness.Await(t, "RPC", func() bool { return !devices(t, m)[0].Local })
+	before := devices(t, m)[0].OpsRPC
+	if _, err := w.Write(bytes.Repeat([]byte("RPC!"), 1024)); err != nil {
+		t.Fatal(err)
+	}
+	if devices(t, m)[0].OpsRPC == before {
+		t.Error("the write did not go by RPC")
+	}
+	if _, err := f.WriteAt(bytes.Repeat([]byte("new!"), 512), 8192); err != nil {
+		t.Fatal(err)
+	}
+	data = append(append(data, bytes.Repeat([]byte("new!"), 512)...), bytes.Repeat([]byte("RPC!"), 512)...)
+	want(t, "written over it", f, data)
+	server.Kill()
+	server.Start()
+	for _, file := range []*os.File{w, f} {
+		if err := file.Sync(); err != nil {
+			t.Error(err)
+		}
+		want(t, "after fsync", f, data)
+	}
+	f.Close()
+	w.Close()
+	m.Unmount()
+	v.Stop()
+	v.Fsck()
+}
+
 // When the service is started again, what is open in passthrough works on, and is known to be: it is not moved from a data server that is
 // drained, which is told in the status, until it is closed.
 func TestPassthroughDrain(t *testing.T) {
