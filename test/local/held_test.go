@@ -55,6 +55,7 @@ func same(t *testing.T, path string, want []byte) {
 func TestStoppedForLong(t *testing.T) {
 	v := harness.NewVolume(t, harness.Options{Lease: 2 * time.Second, Apart: true})
 	a, b := v.Mount(mountOptions()...), v.Mount(mountOptions()...)
+	harness.Await(t, "four data servers, for four data files", func() bool { return strings.Count(v.Log(), "data server can be used") == 4 })
 	old, late, fresh := bytes.Repeat([]byte("old."), heldBytes/4), bytes.Repeat([]byte("late"), heldBytes/4), bytes.Repeat([]byte("new!"), heldBytes/4)
 	f, err := os.Create(a.Dir + "/f")
 	if err != nil {
