@@ -142,6 +142,7 @@ func (ctrl *controller) describe() wire.ControllerData {
 		IOCCSZ:    (wire.CommandSize + ioCapsule) / 16,
 		IORCSZ:    wire.CompletionSize / 16,
 		MSDBD:     1,
+		MAXCMD:    maxQueueSize,
 	}
 	if sub.discovery {
 		return d
@@ -152,7 +153,6 @@ func (ctrl *controller) describe() wire.ControllerData {
 	d.ANACAP = 0x1F // all five states
 	d.ANAGRPMAX, d.NANAGRPID = MaxNamespaces, MaxNamespaces
 	d.SQES, d.CQES = 0x66, 0x44
-	d.MAXCMD = maxQueueSize
 	d.NN, d.MNAN = MaxNamespaces, MaxNamespaces
 	d.ONCS = wire.ONCSDSM | wire.ONCSWriteZeroes | wire.ONCSReservations
 	d.VWC = wire.VWCPresent | vwcFlushOne
