@@ -100,7 +100,7 @@ const (
 	statusTypeMediaError        = 0x200
 )
 
-// Class is what to do about a status. DNR, and having tried often enough, turn a retry into a failure.
+// Class is what to do about a status, as Linux does it. Having tried often enough turns a retry into a failure.
 type Class uint8
 
 // The classes.
@@ -281,13 +281,18 @@ func (e *CommandError) Error() string {
 func (e *CommandError) Unwrap() error { return e.Status }
 
 // Class is what to do, DNR counted.
-func (e *CommandError) Class() Class {
-	class := e.Status.row(e.Set).class
-	if e.DNR && class == ClassRetry {
+func (e *CommandError) Class() Class { return e.Status.row(e.Set).class.heed(e.DNR) }
+
+// heed is the class with DNR, which says that the command would fail on every path.
+func (c Class) heed(dnr bool) Class {
+	if dnr && (c == ClassRetry || c == ClassPath || c == ClassANA) {
 		return ClassFail
 	}
-	return class
+	return c
 }
+
+// Class is what to do about an I/O command, DNR counted.
+func (c *Completion) Class() Class { return c.Status.Class().heed(c.DNR) }
 
 // Errno is what an application sees if nothing else can be done.
 func (e *CommandError) Errno() syscall.Errno { return e.Status.row(e.Set).errno }
