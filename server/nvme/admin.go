@@ -41,9 +41,11 @@ func (c *conn) admin(ctrl *controller, r *request, data []byte) {
 		a.Decode(cmd)
 		out, r.result, r.status = ctrl.getFeature(&a)
 	case wire.OpAsyncEvent:
-		if r.status = ctrl.await(r); r.status == wire.StatusSuccess {
-			return
+		status := ctrl.await(r)
+		if status == wire.StatusSuccess {
+			return // r is another one's
 		}
+		r.status = status
 	case wire.OpAbort:
 		r.result = 1 // not aborted
 	default:

@@ -76,6 +76,7 @@ type conn struct {
 	ended    bool       // no more jobs
 	out      []message  // to be sent
 	sending  bool       // somebody sends, and owns tx
+	sendErr  error
 	tx       transmit
 	wake     chan struct{} // starts sender
 }
@@ -184,7 +185,7 @@ func (c *conn) serve() error {
 	for c.sending {
 		c.changed.Wait()
 	}
-	sendErr := c.tx.err
+	sendErr := c.sendErr
 	for _, r := range c.requests { // those that wait for data or for an event
 		c.freeLocked(r)
 	}
@@ -393,7 +394,7 @@ func (c *conn) begin(cmd *wire.Command) (*request, error) {
 			c.idle = append(c.idle, r)
 			break
 		}
-		if c.tx.err != nil || c.dead.Load() {
+		if c.sendErr != nil || c.dead.Load() {
 			return nil, errGone
 		}
 		if !c.sending {

@@ -170,6 +170,7 @@ func (c *conn) joinNew(sub *subsystem, args *wire.Connect, d *wire.ConnectData) 
 func (c *conn) become(ctrl *controller, args *wire.Connect) {
 	c.mu.Lock()
 	c.qid, c.depth, c.flow = args.QID, args.QueueSize, !args.NoSQFlow
+	c.head = 1 // Connect was the first entry
 	c.jobs = make(chan *request, 2*c.depth)
 	c.mu.Unlock()
 	if c.qid != 0 {
