@@ -27,6 +27,11 @@ func (c *conn) dispatch(r *request, data []byte) {
 		c.complete(r)
 		return
 	}
+	if c.mustAuthenticate() {
+		r.status = wire.StatusAuthRequired
+		c.complete(r)
+		return
+	}
 	ctrl.touch()
 	if c.qid == 0 {
 		c.admin(ctrl, r, data)
