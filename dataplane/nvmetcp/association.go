@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -41,8 +42,9 @@ type association struct {
 	room  chan struct{}  // a token for each admin command in flight, but for events and keep-alive
 	down  chan struct{}  // closed when it has failed
 
-	alive keepAlive // of tend
-	beat  Command   // Keep Alive
+	alive   keepAlive // of tend
+	beat    Command   // Keep Alive
+	beating atomic.Bool
 
 	mu     sync.Mutex
 	queues []*queue
@@ -162,26 +164,31 @@ func (a *association) fail(err error) {
 func (a *association) stop() error {
 	a.wg.Wait()
 	a.c.live.CompareAndSwap(a, nil) // it may have come to that after it failed
-	a.mu.Lock()
-	err, closed, queues := a.err, a.closed, a.queues
-	a.mu.Unlock()
-	sent, unsent := err, err
-	if !errors.Is(err, ErrClosed) {
-		cfg := &a.c.cfg
-		unsent = &PathError{Addr: cfg.Addr, NQN: cfg.SubsysNQN, State: StateResetting, Err: err}
-		s := &PathError{Addr: cfg.Addr, NQN: cfg.SubsysNQN, State: StateResetting, Sent: true, Err: err}
-		if a.info != nil && a.info.KATO > 0 {
-			s.Gone = closed.Add(a.info.lingers())
-		}
-		sent = s
-	}
-	for _, q := range queues {
+	sent, unsent := a.lost()
+	for _, q := range a.all() {
 		a.c.account(q)
 		for _, cmd := range q.orphans(sent, unsent) {
 			cmd.Done(cmd)
 		}
 	}
-	return err
+	return a.cause()
+}
+
+// lost is what the commands of an association that has failed end with: those that were sent and those that were not.
+func (a *association) lost() (sent, unsent error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if errors.Is(a.err, ErrClosed) {
+		return a.err, a.err
+	}
+	cfg := &a.c.cfg
+	u := &PathError{Addr: cfg.Addr, NQN: cfg.SubsysNQN, State: StateResetting, Err: a.err}
+	s := *u
+	s.Sent = true
+	if a.info != nil && a.info.KATO > 0 {
+		s.Gone = a.closed.Add(a.info.lingers())
+	}
+	return &s, u
 }
 
 // call runs a command of our own on q and waits for its answer. If ctx ends first the command is let go of. name is for messages.
@@ -196,13 +203,19 @@ func (a *association) call(ctx context.Context, q *queue, sqe *wire.Command, dat
 		return wire.Completion{}, a.cause()
 	}
 	q.flush()
+	var err error
 	select {
 	case <-ended:
 	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case <-a.down:
+		err = a.cause()
+	}
+	if err != nil {
 		q.detach(cmd)
 		<-ended
 		if errors.Is(cmd.Err, context.Canceled) {
-			return wire.Completion{}, context.Cause(ctx)
+			return wire.Completion{}, err
 		}
 	}
 	return wire.Completion{Result: cmd.Result, Status: cmd.Status}, cmd.Err
@@ -243,9 +256,14 @@ func (a *association) do(ctx context.Context, sqe *wire.Command, data []byte) (w
 	case <-ctx.Done():
 		return wire.Completion{}, context.Cause(ctx)
 	case <-a.down:
-		return wire.Completion{}, a.cause()
+		_, unsent := a.lost()
+		return wire.Completion{}, unsent
 	}
-	return a.call(ctx, a.admin, sqe, data, a.c.cfg.AdminTimeout)
+	answer, err := a.call(ctx, a.admin, sqe, data, a.c.cfg.AdminTimeout)
+	if err != nil && err == a.cause() {
+		err, _ = a.lost()
+	}
+	return answer, err
 }
 
 // keepAlive decides when a Keep Alive is to be sent.
@@ -282,6 +300,7 @@ func (a *association) keep() {
 		if isStatus(cmd.Err) {
 			a.fail(cmd.Err) // it has expired, or is not what we think it is
 		}
+		a.beating.Store(false)
 	}
 	a.beat.own = true
 }
@@ -311,7 +330,7 @@ func (a *association) tend() {
 				return
 			}
 		}
-		if a.alive.due(now, a.answers()) && a.beat.home.Load() == nil {
+		if a.alive.due(now, a.answers()) && a.beating.CompareAndSwap(false, true) {
 			a.beat.limit = a.info.KATO
 			a.admin.start(&a.beat)
 			a.admin.flush()

@@ -32,7 +32,7 @@
 // before it ends, since its buffer may be in use until then), when a Keep Alive has none within KATO, when the controller
 // reports that it is broken, and when it sends what it must not send: a PDU that is malformed or out of place, an answer to no
 // command or to one not sent, data beside the command's buffer, R2Ts for more than the command's data, success
-// without all of it. It is told so by a TermReq if nothing else is being sent. A data digest that is wrong ends only the
+// without all of it. It is told so by a TermReq if it takes what is sent. A data digest that is wrong ends only the
 // command, with a [*DigestError], once its answer is there.
 //
 // Keep Alives have the admin queue's connection, and so never wait behind data; nor do the admin commands of callers, of which

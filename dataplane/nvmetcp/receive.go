@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
@@ -236,13 +237,21 @@ func (q *queue) ready(p *wire.R2T) error {
 	return nil
 }
 
-// terminate tells the controller what was wrong with the PDU whose header begins with h, if nothing else is being sent.
+// maxParting is how long the end of a connection waits for what is being sent, so that a TermReq can follow.
+const maxParting = 20 * time.Millisecond
+
+// terminate tells the controller what was wrong with the PDU whose header begins with h, unless it takes nothing.
 // Afterwards nothing is read any more.
 func (q *queue) terminate(wrong *wire.ProtocolError, h []byte) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.writing || q.dead || !q.out.done() {
-		return // behind the rest of a PDU it would come too late
+	for waited := time.Duration(0); q.writing && !q.dead && waited < maxParting; waited += time.Millisecond {
+		q.mu.Unlock()
+		time.Sleep(time.Millisecond)
+		q.mu.Lock()
+	}
+	if q.writing || q.dead {
+		return
 	}
 	q.writing = true
 	pdu := wire.TermReq{Type: wire.Host.TermReq(), Fatal: wrong.Fatal, Info: wrong.Info, Header: h}

@@ -15,7 +15,6 @@ const firstDelay = time.Second
 func (c *Controller) run(a *association) {
 	defer c.wg.Done()
 	for a != nil {
-		c.become(StateLive)
 		<-a.down
 		c.become(StateResetting)
 		lost := time.Now()
@@ -24,7 +23,9 @@ func (c *Controller) run(a *association) {
 			break
 		}
 		c.lost(cause)
-		a = c.reconnect(lost, cause)
+		if a = c.reconnect(lost, cause); a != nil {
+			c.become(StateLive)
+		}
 	}
 	c.become(StateDead)
 }
@@ -88,7 +89,7 @@ func (c *Controller) expire() {
 	}
 }
 
-// become enters a state, and keeps StateFailing while there is only one more attempt.
+// become enters a state.
 func (c *Controller) become(s State) {
 	c.turn.Lock()
 	defer c.turn.Unlock()

@@ -41,9 +41,11 @@ func (c *conn) admin(ctrl *controller, r *request, data []byte) {
 		a.Decode(cmd)
 		out, r.result, r.status = ctrl.getFeature(&a)
 	case wire.OpAsyncEvent:
-		if r.status = ctrl.await(r); r.status == wire.StatusSuccess {
-			return
+		status := ctrl.await(r)
+		if status == wire.StatusSuccess {
+			return // r is another one's
 		}
+		r.status = status
 	case wire.OpAbort:
 		r.result = 1 // not aborted
 	default:
@@ -142,6 +144,7 @@ func (ctrl *controller) describe() wire.ControllerData {
 		IOCCSZ:    (wire.CommandSize + ioCapsule) / 16,
 		IORCSZ:    wire.CompletionSize / 16,
 		MSDBD:     1,
+		MAXCMD:    maxQueueSize,
 	}
 	if sub.discovery {
 		return d
@@ -152,7 +155,6 @@ func (ctrl *controller) describe() wire.ControllerData {
 	d.ANACAP = 0x1F // all five states
 	d.ANAGRPMAX, d.NANAGRPID = MaxNamespaces, MaxNamespaces
 	d.SQES, d.CQES = 0x66, 0x44
-	d.MAXCMD = maxQueueSize
 	d.NN, d.MNAN = MaxNamespaces, MaxNamespaces
 	d.ONCS = wire.ONCSDSM | wire.ONCSWriteZeroes | wire.ONCSReservations
 	d.VWC = wire.VWCPresent | vwcFlushOne

@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 
+	"github.com/weftfs/weft/internal/nvmeauth"
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
 
@@ -27,9 +28,26 @@ type Subsystem struct {
 	Namespaces []Namespace
 }
 
-// Host is one that may connect to a subsystem.
+// Host is one that may connect to a subsystem. One that has a secret must prove that it knows it (DH-HMAC-CHAP), on every queue;
+// with a ControllerSecret the target proves itself, too, if it is asked to.
 type Host struct {
-	NQN string
+	NQN              string
+	Secret           nvmeauth.Secret
+	ControllerSecret nvmeauth.Secret
+}
+
+func (h *Host) validate(nqn string) error {
+	err := wire.CheckNQN(h.NQN)
+	if err == nil && !h.Secret.IsZero() {
+		cfg := h.config(nqn)
+		err = cfg.Validate()
+	} else if err == nil && !h.ControllerSecret.IsZero() {
+		err = errors.New("a secret for the target alone proves nothing: the host needs one, too")
+	}
+	if err != nil {
+		return fmt.Errorf("host %q: %w", h.NQN, err)
+	}
+	return nil
 }
 
 // Namespace is what a subsystem has at a number.
@@ -128,8 +146,8 @@ func (s *Subsystem) validate() error {
 		return fmt.Errorf("model %q: want up to 40 printable ASCII characters", s.Model)
 	}
 	for _, h := range s.Hosts {
-		if err := wire.CheckNQN(h.NQN); err != nil {
-			return fmt.Errorf("host %q: %w", h.NQN, err)
+		if err := h.validate(s.NQN); err != nil {
+			return err
 		}
 	}
 	seen := map[uint32]bool{}

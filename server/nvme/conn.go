@@ -18,7 +18,7 @@ const (
 	// stallTime is for how long a host may neither send the rest of a PDU's data nor take what is sent to it. What it holds up
 	// meanwhile is memory.
 	stallTime = 20 * time.Second
-	// beginTime is how long a host has from connecting to its Connect command.
+	// beginTime is how long a host has from connecting to its Connect command, and from that to having authenticated itself.
 	beginTime = 10 * time.Second
 	// lingerTime is how long a host has, after the last PDU, to see the end of the connection. One that is closed while PDUs
 	// arrive is reset, and those on their way back are lost.
@@ -56,7 +56,9 @@ type conn struct {
 	rx       wire.Receiver
 	framing  wire.Framing // of what is sent
 	in       []byte
-	from, to int // of in, not yet used
+	from, to int             // of in, not yet used
+	auth     *authentication // nil: the host needs not prove itself
+	ending   error           // why no more is read
 
 	dead     atomic.Bool // the controller is gone: nothing begins any more
 	draining atomic.Bool
@@ -76,6 +78,7 @@ type conn struct {
 	ended    bool       // no more jobs
 	out      []message  // to be sent
 	sending  bool       // somebody sends, and owns tx
+	sendErr  error
 	tx       transmit
 	wake     chan struct{} // starts sender
 }
@@ -168,7 +171,7 @@ func (c *conn) serve() error {
 	if errors.As(err, &bad) && !c.dead.Load() {
 		c.terminate(bad)
 	}
-	if !c.draining.Load() && bad == nil {
+	if !c.draining.Load() && bad == nil && !refused(err) {
 		c.nc.Close()
 	}
 	for c.workers > 0 {
@@ -184,7 +187,7 @@ func (c *conn) serve() error {
 	for c.sending {
 		c.changed.Wait()
 	}
-	sendErr := c.tx.err
+	sendErr := c.sendErr
 	for _, r := range c.requests { // those that wait for data or for an event
 		c.freeLocked(r)
 	}
@@ -198,13 +201,15 @@ func (c *conn) serve() error {
 	case c.draining.Load():
 		c.linger()
 		return nil
-	case bad != nil:
+	case bad != nil, refused(err):
 		c.linger()
 		return err
 	case errors.Is(sendErr, os.ErrDeadlineExceeded):
 		return fmt.Errorf("the host has not taken anything for %v", stallTime)
 	case errors.Is(err, os.ErrDeadlineExceeded) && c.ctrl.Load() == nil:
 		return fmt.Errorf("no Connect command came within %v", beginTime)
+	case errors.Is(err, os.ErrDeadlineExceeded) && c.mustAuthenticate():
+		return fmt.Errorf("the host has not authenticated itself within %v", beginTime)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("the rest of a PDU did not come within %v", stallTime)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), errors.As(err, &ne):
@@ -305,6 +310,9 @@ func (c *conn) read() error {
 		default:
 			err = c.command(h)
 		}
+		if err == nil {
+			err = c.ending
+		}
 		if err != nil {
 			return err
 		}
@@ -393,7 +401,7 @@ func (c *conn) begin(cmd *wire.Command) (*request, error) {
 			c.idle = append(c.idle, r)
 			break
 		}
-		if c.tx.err != nil || c.dead.Load() {
+		if c.sendErr != nil || c.dead.Load() {
 			return nil, errGone
 		}
 		if !c.sending {

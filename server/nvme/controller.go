@@ -128,7 +128,7 @@ func (ctrl *controller) detach(c *conn) {
 	defer ctrl.t.mu.Unlock()
 	ctrl.t.remove(ctrl)
 	if !c.draining.Load() {
-		ctrl.t.cut(func(c *conn) bool { return c.ctrl.Load() == ctrl })
+		ctrl.t.cut(func(other *conn) bool { return other != c && other.ctrl.Load() == ctrl })
 	}
 }
 

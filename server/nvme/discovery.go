@@ -90,7 +90,7 @@ func entryOf(addr string) (e wire.DiscoveryEntry, ok bool) {
 	e = wire.DiscoveryEntry{
 		Transport: wire.TransportTCP,
 		Family:    wire.FamilyIPv4,
-		TREQ:      wire.TREQNotSecure | wire.TREQNoSQFlow,
+		TREQ:      wire.TREQNoSQFlow,
 		CntlID:    wire.CntlIDAny,
 		QueueSize: wire.AdminQueueSize,
 		Service:   service,

@@ -9,6 +9,9 @@
 // known by it. A port has states of ANA groups of its own. States, namespaces, allowed hosts and ports change at run time by
 // Target's methods, and hosts are told by events. A controller belongs to the port at which it was made.
 //
+// A host that has a secret authenticates itself on each queue (package nvmeauth), and gets 0x191 for anything else before. It may do
+// so again later. One that fails is told, and its connection ends.
+//
 // # When a host is lost
 //
 // A controller ends when its admin connection does, when the host is silent for its keep-alive time (any command counts; so it

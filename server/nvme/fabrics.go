@@ -16,6 +16,11 @@ func (c *conn) fabrics(r *request, data []byte) {
 		r.status = c.connect(r, data)
 	case ctrl == nil:
 		r.status = wire.StatusSequence
+	case kind == wire.FabricsAuthSend, kind == wire.FabricsAuthReceive:
+		ctrl.touch()
+		r.status = c.authenticate(r, data)
+	case c.mustAuthenticate():
+		r.status = wire.StatusAuthRequired
 	case c.qid != 0:
 		// There are no others on an I/O queue: Disconnect is not offered (OFCS).
 	case kind == wire.FabricsPropertyGet:
@@ -90,11 +95,13 @@ func (c *conn) connect(r *request, data []byte) wire.Status {
 	case errors.As(err, &bad):
 		r.result = uint64(bad.DW0())
 		return wire.StatusConnectParameter
+	case err != nil:
+		return wire.StatusInternal
 	case status != wire.StatusSuccess:
 		return status
 	}
 	ctrl := c.ctrl.Load()
-	r.result = uint64(wire.ConnectResult{CntlID: ctrl.id}.DW0())
+	r.result = uint64(wire.ConnectResult{CntlID: ctrl.id, Authenticate: c.mustAuthenticate()}.DW0())
 	return wire.StatusSuccess
 }
 
@@ -119,6 +126,9 @@ func (c *conn) join(args *wire.Connect, d *wire.ConnectData) (wire.Status, error
 	}
 	if c.dead.Load() || t.closing {
 		return wire.StatusConnectBusy, nil
+	}
+	if err := c.expectProof(sub, d.HostNQN); err != nil {
+		return 0, err
 	}
 	if args.QID == 0 {
 		if d.CntlID != wire.CntlIDAny {
@@ -170,6 +180,7 @@ func (c *conn) joinNew(sub *subsystem, args *wire.Connect, d *wire.ConnectData) 
 func (c *conn) become(ctrl *controller, args *wire.Connect) {
 	c.mu.Lock()
 	c.qid, c.depth, c.flow = args.QID, args.QueueSize, !args.NoSQFlow
+	c.head = 1 // Connect was the first entry
 	c.jobs = make(chan *request, 2*c.depth)
 	c.mu.Unlock()
 	if c.qid != 0 {
@@ -180,7 +191,11 @@ func (c *conn) become(ctrl *controller, args *wire.Connect) {
 	}
 	ctrl.queues[c.qid] = c
 	c.ctrl.Store(ctrl)
-	c.limitReads(time.Time{})
+	if c.mustAuthenticate() {
+		c.limitReads(time.Now().Add(beginTime))
+	} else {
+		c.limitReads(time.Time{})
+	}
 }
 
 // admits is whether a host may connect. Target.mu is held.

@@ -27,6 +27,11 @@ func (c *conn) dispatch(r *request, data []byte) {
 		c.complete(r)
 		return
 	}
+	if c.mustAuthenticate() {
+		r.status = wire.StatusAuthRequired
+		c.complete(r)
+		return
+	}
 	ctrl.touch()
 	if c.qid == 0 {
 		c.admin(ctrl, r, data)
@@ -113,10 +118,11 @@ func (c *conn) prepare(ctrl *controller, r *request) {
 			need = uint64(a.Blocks) << n.shift
 		}
 	}
+	have := uint64(cmd.SGL.Length)
 	switch {
-	case cmd.Fused() != wire.FusedNot, need > maxTransfer:
+	case cmd.Fused() != wire.FusedNot, max(need, have) > maxTransfer:
 		r.status = wire.StatusInvalidField
-	case uint64(cmd.SGL.Length) != need:
+	case have < need, have > need && cmd.Opcode != wire.OpDatasetManagement: // Linux always sends 4096 bytes of ranges
 		r.status = wire.StatusSGLLength
 	}
 }
@@ -335,11 +341,12 @@ func (c *conn) transfer(r *request, write bool, do func(Backing) error) wire.Sta
 
 // deallocate does Dataset Management. What is no more than advice is not taken.
 func (c *conn) deallocate(r *request) wire.Status {
-	if _, deallocate := wire.DecodeDSM(&r.cmd); !deallocate {
+	n, deallocate := wire.DecodeDSM(&r.cmd)
+	if !deallocate {
 		return wire.StatusSuccess
 	}
 	size := uint64(r.ns.blocks.Load())
-	ranges := make([]wire.DSMRange, len(r.data)/wire.DSMRangeSize)
+	ranges := make([]wire.DSMRange, n)
 	for i := range ranges {
 		if ranges[i].Decode(r.data[i*wire.DSMRangeSize:]); !ranges[i].Within(size) {
 			return wire.StatusLBARange

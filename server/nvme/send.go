@@ -168,7 +168,7 @@ func (c *conn) queue(m message) {
 }
 
 func (c *conn) queueLocked(m message) {
-	if c.tx.err == nil {
+	if c.sendErr == nil {
 		c.out = append(c.out, m)
 	} else if m.last {
 		c.releaseLocked(m.r)
@@ -199,7 +199,7 @@ func (c *conn) sender() {
 // calls it has set sending and holds mu, which is given back meanwhile.
 func (c *conn) sendAll(block bool) {
 	p := &c.tx
-	for p.err == nil && (p.pending() || len(c.out) > 0) {
+	for c.sendErr == nil && (p.pending() || len(c.out) > 0) {
 		if !p.pending() {
 			clear(p.batch)
 			p.batch, c.out = c.out, p.batch[:0]
@@ -208,17 +208,18 @@ func (c *conn) sendAll(block bool) {
 		c.mu.Unlock()
 		p.send(block)
 		c.mu.Lock()
+		c.sendErr = p.err
 		for ; p.done < p.next; p.done++ {
 			if m := &p.batch[p.done]; m.last {
 				c.releaseLocked(m.r)
 			}
 		}
-		if !block && p.err == nil && p.pending() {
+		if !block && c.sendErr == nil && p.pending() {
 			c.wake <- struct{}{} // has room: there is one for whom sending is set
 			return
 		}
 	}
-	if p.err != nil {
+	if c.sendErr != nil {
 		c.nc.Close()
 		for _, m := range append(p.batch[p.done:], c.out...) {
 			if m.last {

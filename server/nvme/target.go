@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -36,6 +37,7 @@ type Target struct {
 	maxConns   int
 	payloads   atomic.Int64  // bytes, up to maxPayloads
 	generation atomic.Uint64 // of the discovery log
+	proofs     chan struct{} // an element for each step of an authentication that runs
 
 	mu         sync.Mutex
 	subsystems map[string]*subsystem // the discovery service is one
@@ -129,6 +131,7 @@ func New(cfg Config) (*Target, error) {
 		ports:      map[uint16]*port{},
 		conns:      map[*conn]bool{},
 		closed:     make(chan struct{}),
+		proofs:     make(chan struct{}, runtime.GOMAXPROCS(0)),
 	}
 	t.generation.Store(uint64(time.Now().Unix())) // so that a target which was started again shows another one
 	disc := newSubsystem(Subsystem{NQN: wire.DiscoveryNQN, Serial: "weft", AnyHost: true})
@@ -401,8 +404,8 @@ func (s *subsystem) changed(nsid uint32) {
 
 // AllowHost lets a host connect to a subsystem, or changes its secrets.
 func (t *Target) AllowHost(nqn string, h Host) error {
-	if err := wire.CheckNQN(h.NQN); err != nil {
-		return fmt.Errorf("NVMe target: host %q: %w", h.NQN, err)
+	if err := h.validate(nqn); err != nil {
+		return fmt.Errorf("NVMe target: subsystem %q: %w", nqn, err)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

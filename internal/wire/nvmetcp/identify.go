@@ -326,9 +326,6 @@ func (p *NVMController) MaxWriteZeroes(mdts, pageShift uint8, limit uint64) uint
 	return maxTransfer(p.WZSL, pageShift, limit)
 }
 
-// LBAFormats is how many formats a namespace may have.
-const LBAFormats = 64
-
 // Blocks have 2^MinBlockShift to 2^MaxBlockShift bytes.
 const (
 	MinBlockShift = 9
@@ -442,7 +439,7 @@ func (p *Namespace) Decode(b []byte) error {
 	if formats <= 16 {
 		used &= 15 // the high bits are reserved
 	}
-	if used >= formats || used >= LBAFormats {
+	if used >= formats {
 		return bad("format %d of %d is in use", used, formats)
 	}
 	f := b[128+4*used:]

@@ -28,7 +28,7 @@ type GetLogPage struct {
 	RAE    bool   // retain: reading does not clear the event
 	NSID   uint32 // AllNamespaces for those logs that are the controller's, or 0
 	Offset uint64 // bytes, a multiple of 4
-	Length uint64 // bytes, a multiple of 4 from 4 to 2^34
+	Length uint64 // bytes, a multiple of 4 from 4 to 2^32-4
 	CSI    uint8
 }
 

@@ -127,7 +127,6 @@ func parseURL(s string) (u URL, err error) {
 	}
 
 	u.Host = hostport
-	bracket := strings.HasPrefix(hostport, "[")
 	if port := strings.LastIndexByte(hostport, ':'); port > strings.LastIndexByte(hostport, ']') {
 		n, err := strconv.ParseUint(hostport[port+1:], 10, 16)
 		if err != nil || n == 0 {
@@ -135,9 +134,10 @@ func parseURL(s string) (u URL, err error) {
 		}
 		u.Host, u.Port = hostport[:port], uint16(n)
 	}
-	if bracket {
-		u.Host = strings.TrimSuffix(u.Host[1:], "]")
-		if addr, err := netip.ParseAddr(u.Host); err != nil || !addr.Is6() || len(hostport) < len(u.Host)+2 {
+	if strings.HasPrefix(hostport, "[") {
+		host, closed := strings.CutSuffix(u.Host[1:], "]")
+		u.Host = host
+		if addr, err := netip.ParseAddr(host); err != nil || !addr.Is6() || !closed {
 			return u, fmt.Errorf("%q is not an IPv6 address in brackets: %w", hostport, ErrInvalid)
 		}
 		return u, nil

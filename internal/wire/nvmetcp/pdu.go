@@ -49,8 +49,8 @@ const (
 	DataSize        = 24
 	R2TSize         = 24
 
-	MaxHeaderSize  = ICSize // the longest of them, and the longest Header.Before
-	MaxTermReqData = 128    // the offending header in a TermReq
+	MaxHeaderSize  = 252 // the longest Header.Before, digest and padding included
+	MaxTermReqData = 128 // the offending header in a TermReq
 	DigestSize     = 4
 	MaxAlign       = 31 // of HPDA and CPDA
 	MinMaxH2CData  = 4096
@@ -305,7 +305,7 @@ func (r *Receiver) Decode(b []byte) (Header, error) {
 	switch {
 	case (h.Flags&FlagDataDigest != 0) != r.DataDigest:
 		return Header{}, badField(1, "%v: data digest %v, but agreed on %v", h.Type, !r.DataDigest, r.DataDigest)
-	case uint32(h.PDO) < least || h.PDO > MaxHeaderSize || uint32(h.PDO)%unit != 0:
+	case uint32(h.PDO) < least || uint32(h.PDO)%unit != 0:
 		return Header{}, badField(3, "%v: PDO is %d with a header of %d bytes and an alignment of %d", h.Type, h.PDO, least, unit)
 	case uint64(h.PLen) <= before:
 		return Header{}, badField(4, "%v: PLEN is %d, but the data begins at %d", h.Type, h.PLen, h.PDO)

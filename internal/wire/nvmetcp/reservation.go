@@ -192,7 +192,7 @@ func (p *ReservationRelease) Decode(c *Command, data []byte) Status {
 // ReservationReport is the arguments of the command. Extended (128-bit host IDs) must be what CTRATTHostID128 says.
 type ReservationReport struct {
 	NSID     uint32
-	Length   uint64 // bytes, a multiple of 4 from 4 to 2^34
+	Length   uint64 // bytes, a multiple of 4 from 4 to 2^32-4
 	Extended bool   // EDS
 }
 

@@ -96,11 +96,10 @@ const (
 	statusTypeCommand           = 0x100
 	statusTypeMask              = 0x700
 	statusTypeVendor            = 0x700
-	statusTypeGeneric           = 0x000
 	statusTypeMediaError        = 0x200
 )
 
-// Class is what to do about a status. DNR, and having tried often enough, turn a retry into a failure.
+// Class is what to do about a status, as Linux does it. Having tried often enough turns a retry into a failure.
 type Class uint8
 
 // The classes.
@@ -186,14 +185,14 @@ var statuses = []statusRow{
 	{StatusInvalidCtrlID, SetAdmin, "invalid controller identifier", syscall.EIO, ClassFail},
 	{StatusANAGroup, SetAdmin, "ANA group identifier invalid", syscall.EIO, ClassFail},
 	{StatusConflictingAttr, SetIO, "conflicting attributes", syscall.EIO, ClassFail},
-	{StatusConnectFormat, SetFabrics, "connect: incompatible format", syscall.EPROTONOSUPPORT, ClassFail},
+	{StatusConnectFormat, SetFabrics, "incompatible format", syscall.EPROTONOSUPPORT, ClassFail},
 	{StatusProtectionInfo, SetIO, "invalid protection information", syscall.EIO, ClassFail},
-	{StatusConnectBusy, SetFabrics, "connect: controller busy", syscall.EBUSY, ClassRetry},
+	{StatusConnectBusy, SetFabrics, "controller busy", syscall.EBUSY, ClassRetry},
 	{StatusReadOnlyRange, SetIO, "attempted write to read only range", syscall.EROFS, ClassFail},
-	{StatusConnectParameter, SetFabrics, "connect: invalid parameters", syscall.EINVAL, ClassFail},
+	{StatusConnectParameter, SetFabrics, "invalid parameters", syscall.EINVAL, ClassFail},
 	{StatusCommandSizeLimit, SetIO, "command size limit exceeded", syscall.EIO, ClassFail},
-	{StatusConnectRestart, SetFabrics, "connect: restart discovery", syscall.EAGAIN, ClassFail},
-	{StatusConnectHost, SetFabrics, "connect: host not allowed", syscall.EACCES, ClassFail},
+	{StatusConnectRestart, SetFabrics, "restart discovery", syscall.EAGAIN, ClassFail},
+	{StatusConnectHost, SetFabrics, "host not allowed", syscall.EACCES, ClassFail},
 	{StatusQueueType, SetFabrics, "invalid queue type", syscall.EINVAL, ClassFail},
 	{StatusDiscoverRestart, SetFabrics, "discover restart", syscall.EAGAIN, ClassRetry},
 	{StatusAuthRequired, SetFabrics, "authentication required", syscall.EACCES, ClassAuth},
@@ -281,13 +280,18 @@ func (e *CommandError) Error() string {
 func (e *CommandError) Unwrap() error { return e.Status }
 
 // Class is what to do, DNR counted.
-func (e *CommandError) Class() Class {
-	class := e.Status.row(e.Set).class
-	if e.DNR && class == ClassRetry {
+func (e *CommandError) Class() Class { return e.Status.row(e.Set).class.heed(e.DNR) }
+
+// heed is the class with DNR, which says that the command would fail on every path.
+func (c Class) heed(dnr bool) Class {
+	if dnr && (c == ClassRetry || c == ClassPath || c == ClassANA) {
 		return ClassFail
 	}
-	return class
+	return c
 }
+
+// Class is what to do about an I/O command, DNR counted.
+func (c *Completion) Class() Class { return c.Status.Class().heed(c.DNR) }
 
 // Errno is what an application sees if nothing else can be done.
 func (e *CommandError) Errno() syscall.Errno { return e.Status.row(e.Set).errno }
