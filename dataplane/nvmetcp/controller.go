@@ -216,7 +216,11 @@ func (c *Controller) noPath() error {
 	if c.ctx.Err() != nil {
 		return ErrClosed
 	}
-	return &PathError{Addr: c.cfg.Addr, NQN: c.cfg.SubsysNQN, State: c.State(), Err: c.lastError()}
+	s := c.State()
+	if s == StateLive {
+		s = StateResetting // as it is about to be
+	}
+	return &PathError{Addr: c.cfg.Addr, NQN: c.cfg.SubsysNQN, State: s, Err: c.lastError()}
 }
 
 // lost records the end of an association.
