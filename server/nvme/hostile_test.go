@@ -618,3 +618,71 @@ func TestRandomBytes(t *testing.T) {
 		q.nc.Close()
 	}
 }
+
+// stuck is a backing that holds reads and writes up until it may go on.
+type stuck struct {
+	*File
+	begun chan struct{}
+	goOn  chan struct{}
+}
+
+func (s *stuck) ReadAt(p []byte, off int64) (int, error) {
+	s.begun <- struct{}{}
+	<-s.goOn
+	return s.File.ReadAt(p, off)
+}
+
+// TestDataForRead has a host send data for a Read, which was put off for want of memory: no R2T has asked for any.
+func TestDataForRead(t *testing.T) {
+	cfg := testConfig(t, t.TempDir())
+	s := &stuck{File: cfg.Subsystems[0].Namespaces[0].Backing.(*File), begun: make(chan struct{}, 100), goOn: make(chan struct{})}
+	cfg.Subsystems[0].Namespaces[0].Backing = s
+	tgt := startTarget(t, cfg)
+	q := newHost(t, tgt.Addr(1), hostOptions{}).queue(1, 64)
+	var asked wire.R2T
+	for range maxConnPayloads / maxTransfer {
+		q.send(write(1, 0, maxTransfer/512, wire.TransportSGL(maxTransfer)), nil)
+		p := q.recv()
+		if err := asked.Decode(p.Header, p.head); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cid := q.send(read(1, 0, maxTransfer/512, 512), nil)
+	q.sendData(asked, make([]byte, maxTransfer), maxTransfer) // its memory is the Read's afterwards
+	select {
+	case <-s.begun:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the Read does not begin")
+	}
+	c, r := requestOf(tgt, cid)
+	data := wire.H2CData{CID: cid, Tag: r.tag, Length: 512}
+	q.write(append(data.Append(nil, q.framing), make([]byte, 512)...))
+	eventually(t, "the data is looked at", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.ended || r.got > 0
+	})
+	close(s.goOn)
+	q.nc.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if got := q.termination(); got == nil || got.Fatal != wire.FatalHeaderField {
+		t.Errorf("the connection ended with %v", got)
+	}
+}
+
+// requestOf finds a command that runs.
+func requestOf(tgt *Target, cid uint16) (*conn, *request) {
+	tgt.mu.Lock()
+	defer tgt.mu.Unlock()
+	for c := range tgt.conns {
+		c.mu.Lock()
+		for _, r := range c.requests {
+			if c.qid != 0 && r.cmd.CID == cid {
+				c.mu.Unlock()
+				return c, r
+			}
+		}
+		c.mu.Unlock()
+	}
+	return nil, nil
+}
+

@@ -149,6 +149,7 @@ func (c *conn) resume(r *request) {
 	if r.cmd.Direction() == wire.ToController {
 		c.askLocked(r)
 	} else {
+		r.want = 0 // no data comes: none was asked for
 		c.handLocked(r)
 	}
 }
