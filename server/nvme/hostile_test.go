@@ -686,3 +686,40 @@ func requestOf(tgt *Target, cid uint16) (*conn, *request) {
 	return nil, nil
 }
 
+// TestFenceOfGone takes a host's rights when its controller has ended already, but a command of it runs still.
+func TestFenceOfGone(t *testing.T) {
+	for name, fence := range map[string]func(tgt *Target) error{
+		"DisallowHost":    func(tgt *Target) error { return tgt.DisallowHost(testNQN, hostNQN) },
+		"DropControllers": func(tgt *Target) error { return tgt.DropControllers(testNQN, hostNQN) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := testConfig(t, t.TempDir())
+			s := &slow{File: cfg.Subsystems[0].Namespaces[0].Backing.(*File), begun: make(chan struct{}, 100), goOn: make(chan struct{})}
+			cfg.Subsystems[0].Namespaces[0].Backing = s
+			tgt := startTarget(t, cfg)
+			h := newHost(t, tgt.Addr(1), hostOptions{})
+			q := h.queue(1, 64)
+			q.send(write(1, 0, 1, wire.CapsuleSGL(512)), make([]byte, 512))
+			<-s.begun
+			h.admin.nc.Close()
+			eventually(t, "the controller ends", func() bool {
+				tgt.mu.Lock()
+				defer tgt.mu.Unlock()
+				return len(tgt.subsystems[testNQN].controllers) == 0
+			})
+			done := make(chan error)
+			go func() { done <- fence(tgt) }()
+			select {
+			case <-done:
+				t.Error("it did not wait for a command that runs")
+				close(s.goOn)
+				return
+			case <-time.After(50 * time.Millisecond): // it may take longer to come that far, and then this shows nothing
+			}
+			close(s.goOn)
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}

@@ -453,15 +453,17 @@ func (t *Target) DropControllers(nqn, host string) error {
 	return nil
 }
 
-// drop ends controllers, and returns the connections that have to end. t.mu is held.
+// drop ends controllers, and returns the connections that have to end, those of controllers that ended before among them. t.mu is held.
 func (t *Target) drop(s *subsystem, which func(*controller) bool) (ended []*conn) {
 	for _, ctrl := range s.controllers {
 		if which(ctrl) {
 			t.remove(ctrl)
-			ended = append(ended, t.cut(func(c *conn) bool { return c.ctrl.Load() == ctrl })...)
 		}
 	}
-	return ended
+	return t.cut(func(c *conn) bool {
+		ctrl := c.ctrl.Load()
+		return ctrl != nil && ctrl.sub == s && which(ctrl)
+	})
 }
 
 // dropOne ends one controller; the connections end by themselves.
