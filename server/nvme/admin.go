@@ -52,10 +52,13 @@ func (c *conn) admin(ctrl *controller, r *request, data []byte) {
 		r.status = wire.StatusInvalidOpcode
 	}
 	if r.status == wire.StatusSuccess && len(out) > 0 {
-		if cmd.SGL.Length != uint32(len(out)) {
+		switch {
+		case cmd.SGL.Length != uint32(len(out)):
 			r.status = wire.StatusSGLLength
-		} else {
-			r.data = out
+		case !c.tryAllot(r, len(out)): // there is too much that the host has not taken
+			r.status = wire.StatusInterrupted
+		default:
+			copy(r.data, out)
 		}
 	}
 	c.complete(r)

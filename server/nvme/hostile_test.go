@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -721,5 +722,47 @@ func TestFenceOfGone(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+// TestLogFlood has a host that nobody knows ask for long log pages and take none.
+func TestLogFlood(t *testing.T) {
+	const n = 400
+	tgt := startTarget(t, testConfig(t, t.TempDir()))
+	q := dial(t, tgt.Addr(1), wire.ICReq{})
+	opts := hostOptions{subsys: wire.DiscoveryNQN}
+	if comp := opts.connect(q, wire.Connect{QueueSize: maxQueueSize}, wire.CntlIDAny); comp.Status != wire.StatusSuccess {
+		t.Fatal(comp.Status)
+	}
+	cc := wire.DefaultConfiguration()
+	cc.Enable = true
+	q.ok(wire.PropertySet{Property: wire.PropCC, Value: uint64(cc.Property())}.Command(), nil, nil)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for range n {
+		q.send(wire.GetLogPage{ID: wire.LogDiscovery, Length: maxTransfer}.Command(), nil)
+	}
+	eventually(t, "all are done", func() bool {
+		tgt.mu.Lock()
+		defer tgt.mu.Unlock()
+		for c := range tgt.conns {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return c.head > n && c.live == 0
+		}
+		return false
+	})
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if more := int64(after.HeapAlloc) - int64(before.HeapAlloc); more > 4*maxConnPayloads {
+		t.Errorf("a connection keeps %d MiB of memory in use", more>>20)
+	}
+	for range n { // those that did not fit may be tried again
+		p := q.recv()
+		var c wire.CapsuleResp
+		if p.Type == wire.PDUCapsuleResp && (c.Decode(p.Header, p.head) != nil || c.Completion.Status != wire.StatusInterrupted || c.Completion.DNR) {
+			t.Fatalf("log page: %+v", c)
+		}
 	}
 }
