@@ -50,7 +50,7 @@ type Grant struct {
 // with is called again for each attempt; a GuardError of a guard that it added is returned as it is. It must guard that the
 // data files are still somebody's: what is given to one after Remove is lost until fsck finds it.
 //
-// Errors that callers can tell apart: ErrNoSpace, ErrInvalid, those of the catalog.
+// Errors that callers can tell apart: ErrNoSpace, ErrInvalid, those of the catalog, ErrNotFound among them if the namespace was dropped.
 func Allocate(ctx context.Context, requests []Request, with func(*catalog.Batch)) ([]Grant, error) {
 	if len(requests) == 0 {
 		return nil, nil
@@ -91,6 +91,8 @@ func Allocate(ctx context.Context, requests []Request, with func(*catalog.Batch)
 			}
 		case errors.As(err, &guard) && guard.Index < theirs, !again(err):
 			return nil, err
+		case errors.As(err, &guard) && guard.Guard.Kind == catalog.Present:
+			return nil, fmt.Errorf("a namespace was dropped: %w", catalog.ErrNotFound)
 		}
 	}
 }
@@ -120,10 +122,10 @@ type group struct {
 	taken bool // units were taken from it
 }
 
-// share divides a batch among requests. One takes its row and the counter (3 entries), 4 at most for each old row, which is guarded and may become two
+// share divides a batch among requests. One takes its row, the namespace's and the counter (4 entries), 4 at most for each old row, which is guarded and may become two
 // others, 2 for each group, and 1 for each row that is full of new units.
 func (a *allocation) share(caps catalog.Caps, requests int) {
-	entries := (caps.MaxKeys-a.b.Len())/requests - 3
+	entries := (caps.MaxKeys-a.b.Len())/requests - 4
 	a.rows = budget{rows: max(entries/8, 1), bytes: (caps.MaxBatchBytes - a.b.Bytes()) / requests / 8}
 	a.pieces = max(entries/8, 1)
 	a.fresh = max(entries/4-1, 1)
@@ -167,6 +169,7 @@ func (a *allocation) allocate(r *Request) (Grant, error) {
 		if err != nil {
 			return Grant{}, err
 		}
+		a.b.GuardPresent(schema.NamespaceKey(s.id))
 		if raw == nil {
 			head.Generation = 1
 			a.b.GuardAbsent(schema.ExtentFileKey(s.id, r.Number))

@@ -751,3 +751,20 @@ func TestSmallBatches(t *testing.T) {
 	}
 	clean(t, s)
 }
+
+// A namespace that was dropped gives nothing any more, though somebody has it open.
+func TestAllocateAfterDrop(t *testing.T) {
+	e := memory.New()
+	s := format(t, e, 4096, mib, 256)
+	var b catalog.Batch
+	s.Drop(&b)
+	commit(t, e, &b)
+	grants, err := Allocate(timed(t), []Request{{Space: s, Number: 1, Range: layout.Range{Len: mib}}}, nil)
+	if !errors.Is(err, catalog.ErrNotFound) {
+		t.Errorf("granted %+v, %v", grants, err)
+	}
+	from, to := schema.OfDevice(schema.PrefixExtents, dev)
+	for kv := range e.Scan(t.Context(), from, to, catalog.ScanOptions{}) {
+		t.Errorf("row %q of a namespace that is not there", kv.Key)
+	}
+}
