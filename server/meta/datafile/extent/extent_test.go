@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -766,5 +767,21 @@ func TestAllocateAfterDrop(t *testing.T) {
 	from, to := schema.OfDevice(schema.PrefixExtents, dev)
 	for kv := range e.Scan(t.Context(), from, to, catalog.ScanOptions{}) {
 		t.Errorf("row %q of a namespace that is not there", kv.Key)
+	}
+}
+
+// A commit of far more than the data file has takes no memory for it.
+func TestValidateTooMuch(t *testing.T) {
+	s := format(t, memory.New(), 4096, mib, 256)
+	g := allocate(t, s, 1, 0, 8*mib)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	err := s.Validate(timed(t), 1, g.Generation, layout.Column{Unit: 64 << 10, Count: 2}, []layout.Range{{Len: 1 << 40}})
+	runtime.ReadMemStats(&after)
+	if !errors.Is(err, ErrNotAllocated) {
+		t.Error(err)
+	}
+	if n := after.TotalAlloc - before.TotalAlloc; n > 16*mib {
+		t.Errorf("it took %d MiB of memory", n/mib)
 	}
 }

@@ -17,9 +17,13 @@ import (
 // invalid again, after that generation (ErrStale); of ranges that take several batches, those before may be valid then. The commits do not wait for
 // the disk: the caller's own one does that says how long the file is.
 func (s *Space) Validate(ctx context.Context, number, generation uint64, column layout.Column, ranges []layout.Range) error {
-	pieces, err := s.pieces(column, ranges)
-	for err == nil && len(pieces) > 0 {
-		pieces, err = s.validate(ctx, number, generation, pieces)
+	left, err := s.merge(ranges)
+	for err == nil && len(left) > 0 {
+		var pieces []piece
+		pieces, left, err = s.pieces(column, left)
+		for err == nil && len(pieces) > 0 {
+			pieces, err = s.validate(ctx, number, generation, pieces)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("data file %x on namespace %v: %w", number, s.id, err)
@@ -30,8 +34,11 @@ func (s *Space) Validate(ctx context.Context, number, generation uint64, column 
 // piece is bytes [off, end) of a data file.
 type piece struct{ off, end int64 }
 
-// pieces is what the column has of the ranges, in order.
-func (s *Space) pieces(column layout.Column, ranges []layout.Range) ([]piece, error) {
+// maxPieces is how many are made at a time: a range may have more than there is memory for.
+const maxPieces = 4096
+
+// merge is the ranges in order, as few as possible.
+func (s *Space) merge(ranges []layout.Range) ([]piece, error) {
 	var list []piece
 	for _, r := range ranges {
 		if err := s.checkRange(r); err != nil {
@@ -40,12 +47,7 @@ func (s *Space) pieces(column layout.Column, ranges []layout.Range) ([]piece, er
 		if r.End() > maxBytes {
 			return nil, fmt.Errorf("%w: a write to the end of the file", ErrInvalid)
 		}
-		for off, end := column.Next(r.Off, r.End()); off < end; off, end = column.Next(end, r.End()) {
-			if (off|end)%s.geo.block != 0 {
-				return nil, fmt.Errorf("%w: bytes %d to %d, which are no whole blocks of %d", ErrInvalid, off, end, s.geo.block)
-			}
-			list = append(list, piece{off, end})
-		}
+		list = append(list, piece{r.Off, r.End()})
 	}
 	slices.SortFunc(list, func(a, b piece) int { return cmp.Compare(a.off, b.off) })
 	n := 0
@@ -58,6 +60,23 @@ func (s *Space) pieces(column layout.Column, ranges []layout.Range) ([]piece, er
 		n++
 	}
 	return list[:n], nil
+}
+
+// pieces is the first of what the column has of merged ranges, in order, and what of these is left.
+func (s *Space) pieces(column layout.Column, ranges []piece) (list, left []piece, err error) {
+	for len(ranges) > 0 && len(list) < maxPieces {
+		off, end := column.Next(ranges[0].off, ranges[0].end)
+		if off == end {
+			ranges = ranges[1:]
+			continue
+		}
+		if (off|end)%s.geo.block != 0 {
+			return nil, nil, fmt.Errorf("%w: bytes %d to %d, which are no whole blocks of %d", ErrInvalid, off, end, s.geo.block)
+		}
+		list = append(list, piece{off, end})
+		ranges[0].off = end
+	}
+	return list, ranges, nil
 }
 
 // validate commits one batch, and returns what is left.
