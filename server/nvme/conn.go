@@ -234,7 +234,8 @@ func (c *conn) linger() {
 	}
 }
 
-// fill reads until n bytes are in c.in. What is queued goes out first, as this may wait.
+// fill reads until n bytes are in c.in. What is queued goes out first, as this may wait: for ever only for a header of which there
+// is nothing yet.
 func (c *conn) fill(n int) error {
 	if c.to-c.from >= n {
 		return nil
@@ -242,7 +243,13 @@ func (c *conn) fill(n int) error {
 	c.to = copy(c.in, c.in[c.from:c.to])
 	c.from = 0
 	c.flush()
+	limited := c.ctrl.Load() == nil || c.mustAuthenticate() // by beginTime
 	for c.to-c.from < n {
+		if !limited && (c.to > c.from || n != wire.HeaderSize) {
+			limited = true
+			c.limitReads(time.Now().Add(c.tx.stall))
+			defer c.limitReads(time.Time{})
+		}
 		end := len(c.in)
 		if c.expected.Load() > 0 {
 			end = min(end, max(c.to+expectedSize, n))

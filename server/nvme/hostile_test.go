@@ -766,3 +766,19 @@ func TestLogFlood(t *testing.T) {
 		}
 	}
 }
+
+// TestPartOfHeader has a host begin a PDU, and send no more of it.
+func TestPartOfHeader(t *testing.T) {
+	t.Parallel()
+	tgt := startTarget(t, testConfig(t, t.TempDir()))
+	tgt.setStall(time.Second)
+	h := newHost(t, tgt.Addr(1), hostOptions{})
+	q, idle := h.queue(1, 8), h.queue(2, 8)
+	q.ok(wire.Flush(1), nil, nil)
+	q.nc.SetReadDeadline(time.Now().Add(20 * time.Second))
+	q.write((&wire.CapsuleCmd{Command: wire.Flush(1)}).Append(nil, q.framing)[:20])
+	if got := q.termination(); got != nil {
+		t.Errorf("%v", got)
+	}
+	idle.ok(wire.Flush(1), nil, nil)
+}
