@@ -24,7 +24,7 @@
 // # Stability
 //
 // Writes go to the page cache, which hosts are told is a volatile write cache that cannot be turned off. Flush, and FUA behind the
-// write, are fdatasync(2); those that come together share one. Once it has failed it fails for ever, as nobody can know what the kernel
+// write or the read, are fdatasync(2); those that come together share one. Once it has failed it fails for ever, as nobody can know what the kernel
 // has dropped. Reservations are kept in memory.
 //
 // # Requests

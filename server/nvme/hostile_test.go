@@ -782,3 +782,20 @@ func TestPartOfHeader(t *testing.T) {
 	}
 	idle.ok(wire.Flush(1), nil, nil)
 }
+
+// TestForcedRead has a Read with FUA make stable what it reads.
+func TestForcedRead(t *testing.T) {
+	tgt := startTarget(t, testConfig(t, t.TempDir()))
+	q := newHost(t, tgt.Addr(1), hostOptions{}).queue(1, 8)
+	defer func() { fdatasync = unix.Fdatasync }()
+	var syncs atomic.Int32
+	fdatasync = func(int) error { syncs.Add(1); return nil }
+	for _, blocks := range []uint32{1, minPages / 512} {
+		before := syncs.Load()
+		q.ok(write(1, 0, blocks, wire.TransportSGL(blocks*512)), nil, make([]byte, blocks*512))
+		q.ok(wire.Range{NSID: 1, Blocks: blocks, FUA: true}.Command(wire.OpRead, wire.TransportSGL(blocks*512)), nil, nil)
+		if syncs.Load() == before {
+			t.Errorf("%d blocks: nothing was made stable", blocks)
+		}
+	}
+}

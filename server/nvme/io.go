@@ -217,6 +217,9 @@ func (c *conn) expect(p *wire.H2CData) (*request, []byte, error) {
 func (c *conn) fetch(r *request) {
 	n := int(r.cmd.SGL.Length)
 	f := r.ns.file
+	if r.fua {
+		f = nil // it has to be made stable, which takes time
+	}
 	if f != nil && n >= minPages && !c.framing.DataDigest && !f.unsendable.Load() && f.cached(r.first[:1], r.off, n) {
 		r.status = c.fromPages(r, n)
 		c.complete(r)
@@ -280,6 +283,9 @@ func (c *conn) perform(r *request) {
 			n, err := b.ReadAt(r.data, r.off)
 			if n == len(r.data) {
 				err = nil
+			}
+			if err == nil && r.fua { // what is read may not be lost afterwards
+				err = b.Sync()
 			}
 			return err
 		})
