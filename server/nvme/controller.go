@@ -61,6 +61,9 @@ const (
 	maxEvents = 4
 	// maxChanged is how many namespaces the log of changes has; one more and it says that there are too many.
 	maxChanged = 1024
+	// discoveryTime is the keep-alive time of hosts that asked the discovery service for none (two minutes, by the specification).
+	// That service is open to all, and has room for so many.
+	discoveryTime = 2 * time.Minute
 )
 
 // touch notes that the host lives.
@@ -73,6 +76,9 @@ func (ctrl *controller) touch() {
 // setKeepAlive begins with a time after which a host that sends nothing is taken for dead: it is found silent after up to twice
 // as long. mu is held.
 func (ctrl *controller) setKeepAlive(d time.Duration) {
+	if d == 0 && ctrl.sub.discovery {
+		d = discoveryTime
+	}
 	ctrl.keepAlive = d
 	if ctrl.timer != nil {
 		ctrl.timer.Stop()

@@ -799,3 +799,21 @@ func TestForcedRead(t *testing.T) {
 		}
 	}
 }
+
+// TestIdleDiscovery has a host that asked for no keep-alive be forgotten by the discovery service all the same.
+func TestIdleDiscovery(t *testing.T) {
+	tgt := startTarget(t, testConfig(t, t.TempDir()))
+	q := dial(t, tgt.Addr(1), wire.ICReq{})
+	if comp := (&hostOptions{subsys: wire.DiscoveryNQN}).connect(q, wire.Connect{QueueSize: 32}, wire.CntlIDAny); comp.Status != wire.StatusSuccess {
+		t.Fatal(comp.Status)
+	}
+	tgt.mu.Lock()
+	defer tgt.mu.Unlock()
+	for _, ctrl := range tgt.subsystems[wire.DiscoveryNQN].controllers {
+		ctrl.mu.Lock()
+		defer ctrl.mu.Unlock()
+		if ctrl.timer == nil {
+			t.Error("it may stay for ever")
+		}
+	}
+}
