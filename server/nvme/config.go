@@ -52,8 +52,8 @@ func (h *Host) validate(nqn string) error {
 
 // Namespace is what a subsystem has at a number.
 type Namespace struct {
-	NSID      uint32 // 1 to MaxNamespaces
-	Backing   Backing
+	NSID      uint32   // 1 to MaxNamespaces
+	Backing   Backing  // a File is of one namespace only
 	BlockSize uint32   // 512 or 4096 bytes; what of the backing is no whole block at its end is not used
 	NGUID     [16]byte // all zeros: none; the same for the next two. One of them is needed
 	UUID      [16]byte

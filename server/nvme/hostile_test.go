@@ -817,3 +817,24 @@ func TestIdleDiscovery(t *testing.T) {
 		}
 	}
 }
+
+// TestOneFile refuses a file that is another namespace already, whose reservations would not hold for it.
+func TestOneFile(t *testing.T) {
+	cfg := testConfig(t, t.TempDir())
+	tgt := startTarget(t, cfg)
+	again := cfg.Subsystems[0].Namespaces[0]
+	again.NSID = 9
+	if err := tgt.AddNamespace(testNQN, again); err == nil {
+		t.Error("a file is two namespaces")
+	}
+	if err := tgt.RemoveNamespace(testNQN, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := tgt.AddNamespace(testNQN, again); err != nil {
+		t.Error(err)
+	}
+	cfg.Subsystems = append(cfg.Subsystems, Subsystem{NQN: testNQN + "2", Serial: "S2", Namespaces: cfg.Subsystems[0].Namespaces[:1]})
+	if _, err := New(cfg); err == nil {
+		t.Error("a file is a namespace of two subsystems")
+	}
+}

@@ -143,7 +143,7 @@ func New(cfg Config) (*Target, error) {
 		sub := newSubsystem(s)
 		t.subsystems[s.NQN] = sub
 		for _, n := range s.Namespaces {
-			if err := sub.add(n); err != nil {
+			if err := t.add(sub, n); err != nil {
 				return nil, fmt.Errorf("NVMe target: subsystem %q: %w", s.NQN, err)
 			}
 		}
@@ -179,20 +179,27 @@ func newSubsystem(cfg Subsystem) *subsystem {
 	return s
 }
 
-// add adds a namespace. Target.mu is held, or nobody knows the target yet.
-func (s *subsystem) add(cfg Namespace) error {
+// add adds a namespace. t.mu is held, or nobody knows the target yet.
+func (t *Target) add(s *subsystem, cfg Namespace) error {
+	file, _ := cfg.Backing.(*File)
+	for _, other := range t.subsystems {
+		for _, n := range other.table.Load().list {
+			if n != nil && file != nil && n.file == file { // it would have other reservations, and a fence would not hold
+				return fmt.Errorf("namespace %d: its file is namespace %d of subsystem %q already", cfg.NSID, n.NSID, other.NQN)
+			}
+		}
+	}
 	old := s.table.Load()
 	if old.get(cfg.NSID) != nil {
 		return fmt.Errorf("namespace %d is there already", cfg.NSID)
 	}
-	n := &namespace{Namespace: cfg, shift: 9}
+	n := &namespace{Namespace: cfg, file: file, shift: 9}
 	if n.BlockSize == 4096 {
 		n.shift = 12
 	}
 	if n.ANAGroup == 0 {
 		n.ANAGroup = 1
 	}
-	n.file, _ = cfg.Backing.(*File)
 	if _, err := n.measure(); err != nil {
 		return err
 	}
@@ -339,7 +346,7 @@ func (t *Target) AddNamespace(nqn string, cfg Namespace) error {
 		return err
 	}
 	if err = cfg.validate(); err == nil {
-		err = s.add(cfg)
+		err = t.add(s, cfg)
 	}
 	if err != nil {
 		return fmt.Errorf("NVMe target: subsystem %q: %w", nqn, err)
