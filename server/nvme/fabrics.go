@@ -86,6 +86,9 @@ func (c *conn) connect(r *request, data []byte) wire.Status {
 	}
 	status := wire.StatusSuccess
 	if err == nil {
+		if args.QID == 0 {
+			await(c.t.former(&d))
+		}
 		status, err = c.join(&args, &d)
 	}
 	var bad *wire.ParamError
@@ -103,6 +106,19 @@ func (c *conn) connect(r *request, data []byte) wire.Status {
 	ctrl := c.ctrl.Load()
 	r.result = uint64(wire.ConnectResult{CntlID: ctrl.id, Authenticate: c.mustAuthenticate()}.DW0())
 	return wire.StatusSuccess
+}
+
+// former is the connections of a host's associations that have ended, of which a command may run still. It must not write over what the
+// host writes when it is connected again.
+func (t *Target) former(d *wire.ConnectData) (list []*conn) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for c := range t.conns {
+		if ctrl := c.ctrl.Load(); ctrl != nil && c.dead.Load() && ctrl.hostNQN == d.HostNQN && ctrl.sub.NQN == d.SubsysNQN {
+			list = append(list, c)
+		}
+	}
+	return list
 }
 
 func badParam(off uint16) error  { return &wire.ParamError{Offset: off} }

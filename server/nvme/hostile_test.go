@@ -838,3 +838,37 @@ func TestOneFile(t *testing.T) {
 		t.Error("a file is a namespace of two subsystems")
 	}
 }
+
+// TestNewAssociation has a host connect again while a Write of its old association runs still: what it writes now must not be
+// overwritten by that.
+func TestNewAssociation(t *testing.T) {
+	cfg := testConfig(t, t.TempDir())
+	s := &slow{File: cfg.Subsystems[0].Namespaces[0].Backing.(*File), begun: make(chan struct{}, 100), goOn: make(chan struct{})}
+	cfg.Subsystems[0].Namespaces[0].Backing = s
+	tgt := startTarget(t, cfg)
+	h := newHost(t, tgt.Addr(1), hostOptions{})
+	h.queue(1, 64).send(write(1, 0, 1, wire.CapsuleSGL(512)), make([]byte, 512))
+	<-s.begun
+	h.admin.nc.Close()
+	eventually(t, "the controller ends", func() bool {
+		tgt.mu.Lock()
+		defer tgt.mu.Unlock()
+		return len(tgt.subsystems[testNQN].controllers) == 0
+	})
+	newHost(t, tgt.Addr(1), hostOptions{nqn: hostNQN + "2"}) // another host does not wait
+	done := make(chan int32, 1)
+	q := dial(t, tgt.Addr(2), wire.ICReq{})
+	go func() {
+		(&hostOptions{}).connect(q, wire.Connect{QueueSize: 32}, wire.CntlIDAny)
+		done <- s.wrote.Load()
+	}()
+	select {
+	case <-done:
+		t.Error("it is connected while the old Write runs")
+	case <-time.After(50 * time.Millisecond): // it may take longer to come that far, and then this shows nothing
+	}
+	close(s.goOn)
+	if !t.Failed() && <-done != 1 {
+		t.Error("the Write had not ended")
+	}
+}
