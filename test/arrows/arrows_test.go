@@ -30,6 +30,7 @@ var rules = map[string][]string{
 	"fs/device":               {"internal"},
 	"server/data":             {"layout", "internal"},
 	"server/meta":             {"layout", "internal", "server/meta", "dataplane"},
+	"server/nvme":             {"internal"},
 	"cmd/weft":                {"layout", "internal", "metaclient", "dataplane", "localio", "fs"},
 	"cmd/weftd":               {"layout", "internal", "server", "dataplane"},
 	"test":                    {""},

@@ -612,7 +612,7 @@ func TestCommandError(t *testing.T) {
 	connect := Connect{QueueSize: 32}.Command()
 	c := Completion{Status: StatusConnectParameter, Result: 0x10100, DNR: true}
 	err := c.Err(&connect, true)
-	if want := "Connect: connect: invalid parameters (0x182): subsystem NQN is not accepted"; err.Error() != want {
+	if want := "Connect: invalid parameters (0x182): subsystem NQN is not accepted"; err.Error() != want {
 		t.Error(err)
 	}
 	if !errors.Is(err, StatusConnectParameter) {

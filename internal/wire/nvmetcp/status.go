@@ -96,7 +96,6 @@ const (
 	statusTypeCommand           = 0x100
 	statusTypeMask              = 0x700
 	statusTypeVendor            = 0x700
-	statusTypeGeneric           = 0x000
 	statusTypeMediaError        = 0x200
 )
 
@@ -186,14 +185,14 @@ var statuses = []statusRow{
 	{StatusInvalidCtrlID, SetAdmin, "invalid controller identifier", syscall.EIO, ClassFail},
 	{StatusANAGroup, SetAdmin, "ANA group identifier invalid", syscall.EIO, ClassFail},
 	{StatusConflictingAttr, SetIO, "conflicting attributes", syscall.EIO, ClassFail},
-	{StatusConnectFormat, SetFabrics, "connect: incompatible format", syscall.EPROTONOSUPPORT, ClassFail},
+	{StatusConnectFormat, SetFabrics, "incompatible format", syscall.EPROTONOSUPPORT, ClassFail},
 	{StatusProtectionInfo, SetIO, "invalid protection information", syscall.EIO, ClassFail},
-	{StatusConnectBusy, SetFabrics, "connect: controller busy", syscall.EBUSY, ClassRetry},
+	{StatusConnectBusy, SetFabrics, "controller busy", syscall.EBUSY, ClassRetry},
 	{StatusReadOnlyRange, SetIO, "attempted write to read only range", syscall.EROFS, ClassFail},
-	{StatusConnectParameter, SetFabrics, "connect: invalid parameters", syscall.EINVAL, ClassFail},
+	{StatusConnectParameter, SetFabrics, "invalid parameters", syscall.EINVAL, ClassFail},
 	{StatusCommandSizeLimit, SetIO, "command size limit exceeded", syscall.EIO, ClassFail},
-	{StatusConnectRestart, SetFabrics, "connect: restart discovery", syscall.EAGAIN, ClassFail},
-	{StatusConnectHost, SetFabrics, "connect: host not allowed", syscall.EACCES, ClassFail},
+	{StatusConnectRestart, SetFabrics, "restart discovery", syscall.EAGAIN, ClassFail},
+	{StatusConnectHost, SetFabrics, "host not allowed", syscall.EACCES, ClassFail},
 	{StatusQueueType, SetFabrics, "invalid queue type", syscall.EINVAL, ClassFail},
 	{StatusDiscoverRestart, SetFabrics, "discover restart", syscall.EAGAIN, ClassRetry},
 	{StatusAuthRequired, SetFabrics, "authentication required", syscall.EACCES, ClassAuth},
