@@ -2,7 +2,7 @@
 // data plane wants, and what is needed to look after it; subsystems, whose namespaces are used over all paths to them; and
 // discovery.
 //
-// It knows nothing of files and data servers.
+// But for [Target], which carries requests for data files that are extents of a namespace, it knows nothing of files and data servers.
 //
 // # Commands
 //

@@ -252,6 +252,7 @@ func (t *Target) PortDown(id uint16) error {
 		p.listener.Close()
 		p.listener = nil
 	}
+	ended := t.cut(func(c *conn) bool { return c.port == p }) // first: nobody is told that the controller is not ready
 	for _, s := range t.subsystems {
 		for _, ctrl := range s.controllers {
 			if ctrl.port == p {
@@ -259,7 +260,6 @@ func (t *Target) PortDown(id uint16) error {
 			}
 		}
 	}
-	ended := t.cut(func(c *conn) bool { return c.port == p })
 	t.discoveryChanged()
 	t.mu.Unlock()
 	await(ended)
@@ -457,8 +457,8 @@ func (t *Target) DropControllers(nqn, host string) error {
 func (t *Target) drop(s *subsystem, which func(*controller) bool) (ended []*conn) {
 	for _, ctrl := range s.controllers {
 		if which(ctrl) {
-			t.remove(ctrl)
 			ended = append(ended, t.cut(func(c *conn) bool { return c.ctrl.Load() == ctrl })...)
+			t.remove(ctrl)
 		}
 	}
 	return ended
@@ -468,8 +468,8 @@ func (t *Target) drop(s *subsystem, which func(*controller) bool) (ended []*conn
 func (t *Target) dropOne(ctrl *controller) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.remove(ctrl)
 	t.cut(func(c *conn) bool { return c.ctrl.Load() == ctrl })
+	t.remove(ctrl)
 }
 
 // remove forgets a controller. t.mu is held.
