@@ -216,7 +216,7 @@ func (c *conn) expect(p *wire.H2CData) (*request, []byte, error) {
 func (c *conn) fetch(r *request) {
 	n := int(r.cmd.SGL.Length)
 	f := r.ns.file
-	if f != nil && n >= minPages && !c.framing.DataDigest && !f.unsendable.Load() && f.cached(r.off, n) {
+	if f != nil && n >= minPages && !c.framing.DataDigest && !f.unsendable.Load() && f.cached(r.first[:1], r.off, n) {
 		r.status = c.fromPages(r, n)
 		c.complete(r)
 		return
@@ -365,8 +365,7 @@ func (c *conn) deallocate(r *request) wire.Status {
 	})
 }
 
-// cached is whether n bytes at off seem to be in memory, from the looks of their ends.
-func (f *File) cached(off int64, n int) bool {
-	var b [1]byte
-	return f.readNow(b[:], off) && f.readNow(b[:], off+int64(n)-1)
+// cached is whether n bytes at off seem to be in memory, from the looks of their ends, which it reads into b.
+func (f *File) cached(b []byte, off int64, n int) bool {
+	return f.readNow(b, off) && f.readNow(b, off+int64(n)-1)
 }
