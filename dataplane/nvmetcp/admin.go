@@ -99,21 +99,27 @@ func (c *Controller) ActiveNamespaces(ctx context.Context) ([]uint32, error) {
 	}
 }
 
-// logChunk is how much of a log page is read at once; controllers that take less are said to exist.
-const logChunk = 4096
+// discoveryChunk is how much of the discovery log is read at once; its controllers may take no more.
+const discoveryChunk = 4096
 
-// GetLogPage reads len(b) bytes of a log page, from args.Offset on, in several pieces if they do not fit into one. args.Length
-// is ignored. Without args.RAE reading the page's last piece clears its event, and no other.
+// GetLogPage reads len(b) bytes of a log page, from args.Offset on, at once or in as few pieces as Limits.MaxTransfer allows; the
+// discovery log in pieces of 4096. args.Length is ignored. Without args.RAE reading the last piece clears the page's event, and no
+// other does.
 //
 // What is read in pieces may have changed between them; the pages that can be so long have a number in their header that
-// tells.
+// tells. Controllers refuse an offset beyond what there is.
 func (c *Controller) GetLogPage(ctx context.Context, args wire.GetLogPage, b []byte) error {
-	if info := c.Info(); len(b) > logChunk && info.Controller.LPA&wire.LPAOffset == 0 {
-		return &RequestError{Op: "Get Log Page", Err: fmt.Errorf("%d bytes, but the controller knows no offsets", len(b))}
+	info := c.Info()
+	chunk := info.Limits.MaxTransfer
+	if args.ID == wire.LogDiscovery {
+		chunk = min(chunk, discoveryChunk)
+	}
+	if len(b) > chunk && info.Controller.LPA&wire.LPAOffset == 0 {
+		return &RequestError{Op: "Get Log Page", Err: fmt.Errorf("%d bytes, but the controller sends %d and knows no offsets", len(b), chunk)}
 	}
 	clears := !args.RAE
 	for len(b) > 0 {
-		n := min(len(b), logChunk)
+		n := min(len(b), chunk)
 		args.Length = uint64(n)
 		args.RAE = !clears || n < len(b)
 		if _, err := c.Admin(ctx, args.Command(), b[:n]); err != nil {

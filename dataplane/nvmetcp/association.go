@@ -46,6 +46,8 @@ type association struct {
 	beat    Command   // Keep Alive
 	beating atomic.Bool
 
+	transactions atomic.Uint32 // of authentication
+
 	mu     sync.Mutex
 	queues []*queue
 	err    error     // why it failed

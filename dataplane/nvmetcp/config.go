@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/weftfs/weft/internal/nvmeauth"
+
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
 
@@ -37,8 +39,9 @@ type Config struct {
 
 	HeaderDigest, DataDigest bool // CRC-32C of headers, of data; without the controller's consent there is no connection
 
-	// Secret is this host's secret, and CtrlSecret the controller's if it is to prove itself too, as "DHHC-1:...". "": none.
-	Secret, CtrlSecret string
+	// Secret is what this host proves itself by on each queue if it is asked to, and CtrlSecret what the controller then has to
+	// prove itself by. Zero: none.
+	Secret, CtrlSecret nvmeauth.Secret
 
 	// ReconnectDelay bounds the time between two attempts to connect again: the first is made after 1 s or less, and then
 	// the time doubles. 0: DefaultReconnectDelay.
@@ -103,7 +106,7 @@ func (c *Config) Validate() error {
 	if c.KATO < 0 || c.KATO != 0 && c.KATO < 100*time.Millisecond || c.KATO > time.Hour || c.KATO%time.Millisecond != 0 {
 		return fmt.Errorf("nvmetcp: keep-alive time-out %v, want 100ms to 1h in whole milliseconds", c.KATO)
 	}
-	if c.CtrlSecret != "" && c.Secret == "" {
+	if !c.CtrlSecret.IsZero() && c.Secret.IsZero() {
 		return errors.New("nvmetcp: a secret of the controller but none of the host: the controller proves itself only to a host that does")
 	}
 	if min(c.ReconnectDelay, c.FastFail, c.IOTimeout, c.AdminTimeout) < 0 {

@@ -92,10 +92,26 @@ func (f *fakeLogs) change(addr string, entries ...wire.DiscoveryEntry) {
 	l.entries = entries
 	l.generation++
 	c := l.conn
+	open := c != nil && !c.closed
 	f.mu.Unlock()
-	if c != nil && !c.closed {
+	if open {
 		c.cfg.OnEvent(wire.EventDiscoveryChanged)
 	}
+}
+
+// allow takes connections again.
+func (f *fakeLogs) allow(addr string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.logs[addr].refuse = nil
+}
+
+// connected reports whether somebody is.
+func (f *fakeLogs) connected(addr string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := f.logs[addr].conn
+	return c != nil && !c.closed
 }
 
 // lose ends a connection; new ones are refused with err if that is not nil.
@@ -131,7 +147,7 @@ const (
 
 func discoveryConfig(t *testing.T, addrs ...string) DiscoveryConfig {
 	return DiscoveryConfig{
-		Controller: Config{HostNQN: testHostNQN, HostID: [16]byte{1}, Log: slog.New(slog.NewTextHandler(t.Output(), nil))},
+		Controller: Config{HostNQN: hostNQN, HostID: [16]byte{1}, Log: slog.New(slog.NewTextHandler(t.Output(), nil))},
 		Addrs:      addrs,
 	}
 }
@@ -172,7 +188,7 @@ func TestDiscover(t *testing.T) {
 		if f.logs[discA].dials != 1 || f.logs[discB].dials != 1 {
 			t.Errorf("connections: %d and %d", f.logs[discA].dials, f.logs[discB].dials)
 		}
-		if err := d.Missing("nqn.x", testHostNQN, []string{discA}); !strings.Contains(err.Error(), testNQN) || !strings.Contains(err.Error(), testHostNQN) {
+		if err := d.Missing("nqn.x", hostNQN, []string{discA}); !strings.Contains(err.Error(), testNQN) || !strings.Contains(err.Error(), hostNQN) {
 			t.Errorf("missing: %v", err)
 		}
 		d2, err := DecodeDirectory(d.Encode())
@@ -268,7 +284,7 @@ func TestFollow(t *testing.T) {
 		if len(told) != 1 {
 			t.Errorf("told %v before all were asked", told)
 		}
-		order := rank(testHostNQN, cfg.Addrs)
+		order := rank(hostNQN, cfg.Addrs)
 		const addrX = "192.0.2.3:4420"
 		f.change(discC, nvm(addrB), nvm(addrX))
 		check(addrA, addrB, addrX)
@@ -276,7 +292,7 @@ func TestFollow(t *testing.T) {
 		check(addrA, addrX)
 		f.change(order[0], nvm(addrA))
 		check(addrA)
-		if !f.logs[discC].conn.closed {
+		if f.connected(discC) {
 			t.Error("still connected to what nothing refers to")
 		}
 		f.change(order[0], nvm(addrA), referral(discC))
@@ -289,7 +305,7 @@ func TestFollow(t *testing.T) {
 		if got := now.Addrs(testNQN); !slices.Equal(got, []string{addrA, addrX}) || len(now.Skipped) != 1 {
 			t.Errorf("with a referral that is gone: %v, skipped %q", got, now.Skipped)
 		}
-		f.logs[discC].refuse = nil
+		f.allow(discC)
 		time.Sleep(time.Minute)
 		f.change(discC, nvm(addrB))
 		check(addrA, addrB)
@@ -324,18 +340,21 @@ func TestFollowKnown(t *testing.T) {
 		}
 		defer d.Close()
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if _, checked := d.Now(); checked || len(told) != 1 || !slices.Equal(told[0], []string{addrA, addrB}) {
 			t.Errorf("told %v, checked %v", told, checked)
 		}
 		f.change(discA, nvm(addrA), referral(discC))
-		f.logs[discA].refuse = nil
+		f.allow(discA)
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if now, checked := d.Now(); !checked || !slices.Equal(now.Addrs(testNQN), []string{addrA, addrB}) {
 			t.Errorf("with a referral that does not answer: %v, checked %v", now, checked)
 		}
 		f.change(discC, nvm("192.0.2.3:4420"))
-		f.logs[discC].refuse = nil
+		f.allow(discC)
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if now, _ := d.Now(); !slices.Equal(now.Addrs(testNQN), []string{addrA, "192.0.2.3:4420"}) {
 			t.Errorf("in the end: %v", now)
 		}
@@ -386,18 +405,19 @@ func TestFollowRandom(t *testing.T) {
 					}
 					f.change(addr, entries...)
 				case 2:
-					if f.logs[addr].conn != nil {
+					if f.connected(addr) {
 						f.lose(addr, errors.New("gone"))
 					}
 				case 3:
-					f.logs[addr].refuse = nil
+					f.allow(addr)
 				}
 				time.Sleep(time.Duration(r.Int64N(int64(3 * time.Second))))
 			}
-			for _, l := range f.logs {
-				l.refuse = nil
+			for addr := range f.logs {
+				f.allow(addr)
 			}
 			time.Sleep(time.Minute)
+			synctest.Wait()
 			want, err := discover(t.Context(), cfg, f.dial)
 			if err != nil {
 				t.Fatal(err)

@@ -22,7 +22,8 @@
 //
 // # Connection and reconnection
 //
-// [Connect] brings a controller up: ICReq and ICResp on each connection, Connect, the enabling of the controller, Identify,
+// [Connect] brings a controller up: ICReq and ICResp on each connection, Connect and, if the controller asks for it, authentication
+// (package nvmeauth), the enabling of the controller, Identify,
 // its features, requests for events, and the I/O queues. Losing any of the connections ends all of them, that is the association:
 // sockets are closed at once, so that nothing which was not sent arrives later; then all commands end; then the controller is
 // connected again, after a second at first and then ever more slowly, until Config.CtrlLossTimeout is over or it says that it is

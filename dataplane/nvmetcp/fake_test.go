@@ -16,10 +16,8 @@ import (
 )
 
 const (
-	testNQN     = "nqn.2024-01.weft.test:s0"
-	testHostNQN = "nqn.2024-01.weft.test:host"
-	testANATT   = 10 * time.Second
-	fakeBlock   = 512
+	testANATT = 10 * time.Second
+	fakeBlock = 512
 )
 
 // fakeSpace is a namespace of a fakeTarget.
@@ -126,7 +124,7 @@ func (f *fakeTarget) dial(_ context.Context, cfg Config) (controller, error) {
 // open makes a Subsystem of all ports.
 func (f *fakeTarget) open(change func(*SubsystemConfig)) (*Subsystem, error) {
 	cfg := SubsystemConfig{
-		Controller: Config{SubsysNQN: testNQN, HostNQN: testHostNQN, HostID: [16]byte{1}, Log: slog.New(slog.NewTextHandler(f.t.Output(), nil))},
+		Controller: Config{SubsysNQN: testNQN, HostNQN: hostNQN, HostID: [16]byte{1}, Log: slog.New(slog.NewTextHandler(f.t.Output(), nil))},
 		Addrs:      slices.Sorted(maps.Keys(f.ports)),
 	}
 	if change != nil {
@@ -533,8 +531,8 @@ func (r *testRequest) wait(t *testing.T) error {
 	return r.Err
 }
 
-// pattern is n blocks that tell their number and a generation.
-func pattern(slba uint64, n int, generation int) []byte {
+// blocksOf is n blocks that tell their number and a generation.
+func blocksOf(slba uint64, n int, generation int) []byte {
 	b := make([]byte, n*fakeBlock)
 	for i := range n {
 		s := fmt.Sprintf("block %d generation %d;", slba+uint64(i), generation)

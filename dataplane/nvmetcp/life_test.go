@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/nvmeauth"
+
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
 
@@ -434,7 +436,7 @@ func TestConfig(t *testing.T) {
 		"queues":     func(c *Config) { c.Queues = 1000 },
 		"queue size": func(c *Config) { c.QueueSize = 1 },
 		"KATO":       func(c *Config) { c.KATO = 1500 * time.Microsecond },
-		"secret":     func(c *Config) { c.CtrlSecret = "DHHC-1:00:x:" },
+		"secret":     func(c *Config) { c.CtrlSecret = nvmeauth.NewSecret(nvmeauth.SHA256) },
 		"negative":   func(c *Config) { c.IOTimeout = -1 },
 	} {
 		cfg := good

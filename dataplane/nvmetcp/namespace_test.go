@@ -71,7 +71,7 @@ func (f *fakeTarget) optimized(addr string) {
 
 func TestReadAndWrite(t *testing.T) {
 	twoPaths(t, nil, func(t *testing.T, f *fakeTarget, s *Subsystem, n *Namespace) {
-		want := pattern(7, 8, 1)
+		want := blocksOf(7, 8, 1)
 		if err := newRequest(wire.OpWrite, 7, want).start(n).wait(t); err != nil {
 			t.Fatal(err)
 		}
@@ -98,8 +98,8 @@ func TestPathLost(t *testing.T) {
 		f.set(addrA, func(p *fakePort) { p.latency = time.Hour })
 		synctest.Wait()
 		read := newRequest(wire.OpRead, 0, make([]byte, 512)).start(n)
-		write := newRequest(wire.OpWrite, 1, pattern(1, 1, 1)).start(n)
-		unsent := newRequest(wire.OpWrite, 2, pattern(2, 1, 1))
+		write := newRequest(wire.OpWrite, 1, blocksOf(1, 1, 1)).start(n)
+		unsent := newRequest(wire.OpWrite, 2, blocksOf(2, 1, 1))
 		n.Start(&unsent.Request)
 		time.Sleep(time.Second)
 		cut := time.Now()
@@ -132,13 +132,13 @@ func TestOldCopyDoesNotLandOverNewData(t *testing.T) {
 		s.SetPolicy(NUMA)
 		f.set(addrA, func(p *fakePort) { p.latency = time.Hour })
 		synctest.Wait()
-		old := newRequest(wire.OpWrite, 5, pattern(5, 4, 1)).start(n)
+		old := newRequest(wire.OpWrite, 5, blocksOf(5, 4, 1)).start(n)
 		time.Sleep(time.Second)
 		f.ctl(addrA).cut(func(*Command) (time.Duration, bool) { return time.Hour, true }) // as late as can be
 		if err := old.wait(t); err != nil {
 			t.Fatal(err)
 		}
-		want := pattern(5, 4, 2)
+		want := blocksOf(5, 4, 2)
 		if err := newRequest(wire.OpWrite, 5, want).start(n).wait(t); err != nil {
 			t.Fatal(err)
 		}
@@ -248,7 +248,7 @@ func TestInternalPathError(t *testing.T) {
 		f.set(addrA, func(p *fakePort) { p.answer = bad })
 		began := time.Now()
 		for range 20 {
-			if err := newRequest(wire.OpWrite, 0, pattern(0, 1, 1)).start(n).wait(t); err != nil {
+			if err := newRequest(wire.OpWrite, 0, blocksOf(0, 1, 1)).start(n).wait(t); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -256,7 +256,7 @@ func TestInternalPathError(t *testing.T) {
 			t.Errorf("20 writes took %v", d)
 		}
 		f.set(addrB, func(p *fakePort) { p.answer = bad })
-		err := newRequest(wire.OpWrite, 0, pattern(0, 1, 1)).start(n).wait(t)
+		err := newRequest(wire.OpWrite, 0, blocksOf(0, 1, 1)).start(n).wait(t)
 		if !errors.Is(err, wire.StatusPathInternal) {
 			t.Errorf("with both paths bad: %v", err)
 		}
@@ -317,7 +317,7 @@ func TestSoft(t *testing.T) {
 	twoPaths(t, soft, func(t *testing.T, f *fakeTarget, s *Subsystem, n *Namespace) {
 		f.optimized(addrA)
 		f.set(addrA, func(p *fakePort) { p.latency = time.Hour })
-		write := newRequest(wire.OpWrite, 0, pattern(0, 1, 1)).start(n)
+		write := newRequest(wire.OpWrite, 0, blocksOf(0, 1, 1)).start(n)
 		time.Sleep(15 * time.Second)
 		f.ctl(addrA).cut(nil)
 		f.ctl(addrB).cut(nil)
@@ -340,13 +340,13 @@ func TestSoft(t *testing.T) {
 	})
 }
 
-func TestClose(t *testing.T) {
+func TestCloseSubsystem(t *testing.T) {
 	twoPaths(t, nil, func(t *testing.T, f *fakeTarget, s *Subsystem, n *Namespace) {
 		f.set(addrA, func(p *fakePort) { p.latency = time.Hour })
 		f.set(addrB, func(p *fakePort) { p.latency = time.Hour })
 		var rs []*testRequest
 		for i := range 6 {
-			rs = append(rs, newRequest(wire.OpWrite, uint64(i), pattern(0, 1, 1)).start(n))
+			rs = append(rs, newRequest(wire.OpWrite, uint64(i), blocksOf(0, 1, 1)).start(n))
 		}
 		f.ctl(addrA).cut(nil) // some wait
 		began := time.Now()
@@ -366,7 +366,7 @@ func TestClose(t *testing.T) {
 }
 
 // TestDetach: whatever state a request is in, its Data is let go of; a read ends, a write is done with what it had.
-func TestDetach(t *testing.T) {
+func TestDetachOnAnyPath(t *testing.T) {
 	for _, state := range []string{"under way", "held", "failing over"} {
 		t.Run(state, func(t *testing.T) {
 			twoPaths(t, nil, func(t *testing.T, f *fakeTarget, s *Subsystem, n *Namespace) {
@@ -378,7 +378,7 @@ func TestDetach(t *testing.T) {
 					f.ctl(addrA).cut(nil)
 					f.ctl(addrB).cut(nil)
 				}
-				want := pattern(3, 2, 1)
+				want := blocksOf(3, 2, 1)
 				data := bytes.Clone(want)
 				write := newRequest(wire.OpWrite, 3, data).start(n)
 				buf := make([]byte, 512)

@@ -91,7 +91,11 @@ func (q *queue) receive() ([]byte, error) {
 
 // broken returns an error if the answer to cmd says that the controller has to be reset.
 func (q *queue) broken(cmd *Command) error {
-	if cmd.Status == wire.StatusSuccess || cmd.own || cmd.Status.Class() != wire.ClassReset {
+	if cmd.Status == wire.StatusSuccess || cmd.own {
+		return nil
+	}
+	var e *wire.CommandError
+	if !errors.As(cmd.Err, &e) || e.Class() != wire.ClassReset && e.Status != wire.StatusAuthRequired {
 		return nil
 	}
 	return &resetError{fmt.Sprintf("a command was answered with %v", cmd.Status)}

@@ -192,6 +192,7 @@ func (a *association) setUpAdmin(ctx context.Context) (cntlID uint16, err error)
 	if err == nil && res.CntlID >= wire.CntlIDStatic {
 		err = unusablef("controller ID %#x", res.CntlID)
 	}
+	a.info.Authenticated = res.Authenticate
 	return res.CntlID, step("connect admin queue", err)
 }
 
@@ -208,11 +209,13 @@ func (a *association) connectQueue(ctx context.Context, q *queue, args wire.Conn
 	res := wire.DecodeConnectResult(answer.DW0())
 	switch {
 	case res.Secure:
-		return res, unusablef("the controller wants a secure channel (TLS), which weft does not have")
+		err = unusablef("the subsystem wants a secure channel (TLS), which weft does not have")
 	case res.Authenticate:
-		return res, unusablef("the controller wants authentication, which weft does not have")
+		err = step("authenticate", a.authenticate(ctx, q))
+	case !cfg.CtrlSecret.IsZero():
+		err = unusablef("the controller does not want to authenticate, and so does not prove itself: set the secrets there, too")
 	}
-	return res, nil
+	return res, err
 }
 
 // dial connects the queue's socket and agrees with the controller on the form of PDUs. size is the queue's, in entries.

@@ -76,7 +76,7 @@ func TestANAErrors(t *testing.T) {
 				s.SetPolicy(NUMA)
 				reads := f.anaReads(addrA)
 				f.set(addrA, func(p *fakePort) { p.ana[1] = state; p.change++ })
-				if err := newRequest(wire.OpWrite, 0, pattern(0, 1, 1)).start(n).wait(t); err != nil {
+				if err := newRequest(wire.OpWrite, 0, blocksOf(0, 1, 1)).start(n).wait(t); err != nil {
 					t.Fatal(err)
 				}
 				synctest.Wait()
@@ -84,7 +84,7 @@ func TestANAErrors(t *testing.T) {
 					t.Error("the ANA log was not read")
 				}
 				before := f.count(addrA, wire.OpWrite)
-				if err := newRequest(wire.OpWrite, 0, pattern(0, 1, 1)).start(n).wait(t); err != nil {
+				if err := newRequest(wire.OpWrite, 0, blocksOf(0, 1, 1)).start(n).wait(t); err != nil {
 					t.Fatal(err)
 				}
 				if f.count(addrA, wire.OpWrite) != before {
@@ -92,7 +92,7 @@ func TestANAErrors(t *testing.T) {
 				}
 				f.ports[addrB].setANA(1, wire.ANAInaccessible)
 				synctest.Wait()
-				r := newRequest(wire.OpWrite, 0, pattern(0, 1, 1)).start(n)
+				r := newRequest(wire.OpWrite, 0, blocksOf(0, 1, 1)).start(n)
 				time.Sleep(5 * time.Second)
 				if r.over() {
 					t.Fatalf("ended with %v", r.Err)
@@ -255,7 +255,7 @@ func TestReconnectLooksFirst(t *testing.T) {
 		synctest.Wait()
 		other := newFakeSpace(9, 4096, 1)
 		f.ctl(addrA).cut(nil)
-		r := newRequest(wire.OpWrite, 0, pattern(0, 1, 1)).start(n)
+		r := newRequest(wire.OpWrite, 0, blocksOf(0, 1, 1)).start(n)
 		f.set(addrA, func(p *fakePort) { p.spaces = map[uint32]*fakeSpace{1: other} })
 		f.ctl(addrA).back()
 		err := r.wait(t)
@@ -304,7 +304,7 @@ func TestRemovedFromOneController(t *testing.T) {
 	twoPaths(t, nil, func(t *testing.T, f *fakeTarget, s *Subsystem, n *Namespace) {
 		s.SetPolicy(NUMA)
 		f.set(addrA, func(p *fakePort) { p.spaces = map[uint32]*fakeSpace{} })
-		if err := newRequest(wire.OpWrite, 0, pattern(0, 1, 1)).start(n).wait(t); err != nil {
+		if err := newRequest(wire.OpWrite, 0, blocksOf(0, 1, 1)).start(n).wait(t); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -473,11 +473,11 @@ func TestSetAddrs(t *testing.T) {
 		s.SetAddrs([]string{addrA})
 		synctest.Wait()
 		f.set(addrA, func(p *fakePort) { p.latency = time.Second })
-		old := newRequest(wire.OpWrite, 0, pattern(0, 1, 1)).start(n)
+		old := newRequest(wire.OpWrite, 0, blocksOf(0, 1, 1)).start(n)
 		s.SetAddrs([]string{addrB})
 		synctest.Wait()
 		began := time.Now()
-		r := newRequest(wire.OpWrite, 1, pattern(1, 1, 1)).start(n)
+		r := newRequest(wire.OpWrite, 1, blocksOf(1, 1, 1)).start(n)
 		if err := r.wait(t); err != nil {
 			t.Fatal(err)
 		}
@@ -537,7 +537,7 @@ func randomFaults(t *testing.T, r *rand.Rand) {
 						slba := uint64(w*regions+i) * 4
 						got := make([]byte, 4*fakeBlock)
 						err := newRequest(wire.OpRead, slba, got).start(n).wait(t)
-						if err == nil && have[i] != 0 && !bytes.Equal(got, pattern(slba, 4, have[i])) {
+						if err == nil && have[i] != 0 && !bytes.Equal(got, blocksOf(slba, 4, have[i])) {
 							err = fmt.Errorf("in the end block %d is %.40q, want generation %d", slba, got, have[i])
 						}
 						if err != nil {
@@ -554,7 +554,7 @@ func randomFaults(t *testing.T, r *rand.Rand) {
 				var err error
 				if r.IntN(2) == 0 {
 					have[i]++
-					data := pattern(slba, 4, have[i])
+					data := blocksOf(slba, 4, have[i])
 					q := newRequest(wire.OpWrite, slba, data).start(n)
 					if r.IntN(10) == 0 {
 						time.Sleep(time.Duration(r.IntN(5)) * time.Millisecond)
@@ -565,7 +565,7 @@ func randomFaults(t *testing.T, r *rand.Rand) {
 				} else {
 					got := make([]byte, 4*fakeBlock)
 					err = newRequest(wire.OpRead, slba, got).start(n).wait(t)
-					if err == nil && have[i] != 0 && !bytes.Equal(got, pattern(slba, 4, have[i])) {
+					if err == nil && have[i] != 0 && !bytes.Equal(got, blocksOf(slba, 4, have[i])) {
 						err = fmt.Errorf("block %d is %.40q, want generation %d", slba, got, have[i])
 					}
 				}
