@@ -42,8 +42,9 @@ type association struct {
 	room  chan struct{}  // a token for each admin command in flight, but for events and keep-alive
 	down  chan struct{}  // closed when it has failed
 
-	alive   keepAlive // of tend
-	beat    Command   // Keep Alive
+	tended  atomic.Bool // tend looks after the commands' time-outs
+	alive   keepAlive   // of tend
+	beat    Command     // Keep Alive
 	beating atomic.Bool
 
 	transactions atomic.Uint32 // of authentication
@@ -193,8 +194,13 @@ func (a *association) lost() (sent, unsent error) {
 	return &s, u
 }
 
-// call runs a command of our own on q and waits for its answer. If ctx ends first the command is let go of. name is for messages.
+// call runs a command of our own on q and waits for its answer, for limit at most. If ctx ends first the command is let go of.
 func (a *association) call(ctx context.Context, q *queue, sqe *wire.Command, data []byte, limit time.Duration) (wire.Completion, error) {
+	if !a.tended.Load() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, limit, &TimeoutError{Op: sqe.Name(q.admin()), After: limit})
+		defer cancel()
+	}
 	ended := make(chan struct{})
 	cmd := &Command{Raw: sqe, NSID: sqe.NSID, Data: data, Done: func(*Command) { close(ended) }}
 	if sqe.Opcode == wire.OpFabrics {

@@ -2,6 +2,9 @@ package nvmetcp
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"syscall"
 
 	"github.com/weftfs/weft/internal/nvmeauth"
 
@@ -27,7 +30,7 @@ func (a *association) authenticate(ctx context.Context, q *queue) error {
 		if len(send) > 0 {
 			sqe := wire.Auth{Length: uint32(len(send))}.Command(true)
 			if _, err := a.call(ctx, q, &sqe, send, cfg.AdminTimeout); err != nil && failed == nil {
-				return err
+				return hungUp(err)
 			}
 		}
 		switch {
@@ -39,7 +42,16 @@ func (a *association) authenticate(ctx context.Context, q *queue) error {
 		received = make([]byte, nvmeauth.MaxMessage)
 		sqe := wire.Auth{Receive: true, Length: nvmeauth.MaxMessage}.Command(false)
 		if _, err := a.call(ctx, q, &sqe, received, cfg.AdminTimeout); err != nil {
-			return err
+			return hungUp(err)
 		}
 	}
+}
+
+// hungUp adds to the error of a connection that was closed what it may mean: the Linux target closes it when a response is wrong,
+// sometimes before it has told the host.
+func hungUp(err error) error {
+	if errors.Is(err, errHungUp) || errors.Is(err, syscall.ECONNRESET) {
+		return fmt.Errorf("%w (if that happens again the controller refuses the host: compare the secrets on both sides)", err)
+	}
+	return err
 }

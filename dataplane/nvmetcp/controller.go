@@ -85,6 +85,7 @@ type Controller struct {
 	cancel    context.CancelCauseFunc
 	wg        sync.WaitGroup
 	establish func(context.Context) (*association, error) // connect, but for tests
+	farewell  func(*association)                          // association.close, but for tests
 
 	live  atomic.Pointer[association] // nil unless commands can be sent
 	info  atomic.Pointer[Info]
@@ -122,7 +123,7 @@ func Connect(ctx context.Context, cfg Config) (*Controller, error) {
 func newController(cfg Config) *Controller {
 	c := &Controller{cfg: cfg, wake: make(chan struct{}, 1)}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
-	c.establish = c.connect
+	c.establish, c.farewell = c.connect, (*association).close
 	return c
 }
 
@@ -191,7 +192,8 @@ func (c *Controller) Do(ctx context.Context, cmd *Command) error {
 	return ctx.Err()
 }
 
-// Reset closes all connections, ends what is outstanding with a *[PathError] and connects again at once. A Controller that
+// Reset closes all connections, ends what is outstanding with a *[PathError] and connects again: at once, if it has not just
+// done so. A Controller that
 // is not live is left as it is.
 func (c *Controller) Reset(reason string) {
 	if a := c.live.Load(); a != nil {
@@ -204,9 +206,7 @@ func (c *Controller) Reset(reason string) {
 // or will be carried out is not known.
 func (c *Controller) Close() error {
 	c.cancel(ErrClosed)
-	if a := c.live.Load(); a != nil {
-		a.close()
-	}
+	c.live.Store(nil)
 	c.wg.Wait()
 	return nil
 }
@@ -216,7 +216,11 @@ func (c *Controller) noPath() error {
 	if c.ctx.Err() != nil {
 		return ErrClosed
 	}
-	return &PathError{Addr: c.cfg.Addr, NQN: c.cfg.SubsysNQN, State: c.State(), Err: c.lastError()}
+	s := c.State()
+	if s == StateLive {
+		s = StateResetting // as it is about to be
+	}
+	return &PathError{Addr: c.cfg.Addr, NQN: c.cfg.SubsysNQN, State: s, Err: c.lastError()}
 }
 
 // lost records the end of an association.

@@ -15,7 +15,12 @@ const firstDelay = time.Second
 func (c *Controller) run(a *association) {
 	defer c.wg.Done()
 	for a != nil {
-		<-a.down
+		select {
+		case <-a.down:
+		case <-c.ctx.Done():
+			c.live.Store(nil)
+			c.farewell(a)
+		}
 		c.become(StateResetting)
 		lost := time.Now()
 		cause := a.stop()
@@ -23,15 +28,19 @@ func (c *Controller) run(a *association) {
 			break
 		}
 		c.lost(cause)
-		if a = c.reconnect(lost, cause); a != nil {
+		delay := min(firstDelay, c.cfg.ReconnectDelay)
+		if errors.Is(cause, ErrReset) && lost.Sub(a.began) > delay {
+			delay = 0
+		}
+		if a = c.reconnect(lost, delay); a != nil {
 			c.become(StateLive)
 		}
 	}
 	c.become(StateDead)
 }
 
-// reconnect makes the next association, or returns nil if the Controller is closed or given up.
-func (c *Controller) reconnect(lost time.Time, cause error) *association {
+// reconnect makes the next association, first after delay, or returns nil if the Controller is closed or given up.
+func (c *Controller) reconnect(lost time.Time, delay time.Duration) *association {
 	ctx := c.ctx
 	if c.cfg.CtrlLossTimeout > 0 {
 		var cancel context.CancelFunc
@@ -43,10 +52,6 @@ func (c *Controller) reconnect(lost time.Time, cause error) *association {
 		defer timer.Stop()
 	}
 	c.become(StateConnecting)
-	delay := min(firstDelay, c.cfg.ReconnectDelay)
-	if errors.Is(cause, ErrReset) {
-		delay = 0
-	}
 	for {
 		timer := time.NewTimer(jitter(delay))
 		select {

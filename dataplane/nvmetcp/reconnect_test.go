@@ -36,10 +36,11 @@ func live(t *testing.T, cfg Config, try func(ctx context.Context, n int) error) 
 		t.Fatal(err)
 	}
 	l.Controller = newController(cfg)
+	l.farewell = func(a *association) { a.fail(ErrClosed) }
 	join := func() *association {
 		a := newAssociation(l.Controller)
 		a.info = &Info{KATO: cfg.KATO}
-		l.Controller.live.Store(a)
+		l.live.Store(a)
 		l.a = a
 		return a
 	}
@@ -56,15 +57,6 @@ func live(t *testing.T, cfg Config, try func(ctx context.Context, n int) error) 
 	l.wg.Add(1)
 	go l.run(join())
 	return l
-}
-
-// Close is the Controller's, without the farewell.
-func (l *life) Close() {
-	l.cancel(ErrClosed)
-	if a := l.Controller.live.Load(); a != nil {
-		a.fail(ErrClosed)
-	}
-	l.wg.Wait()
 }
 
 // lose ends the association.
@@ -188,6 +180,7 @@ func TestReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := live(t, Config{}, func(_ context.Context, n int) error { return nil })
 		defer l.Close()
+		time.Sleep(2 * time.Second)
 		l.lost = time.Now()
 		l.Reset("a test")
 		l.Reset("again") // while it is at it
@@ -196,12 +189,14 @@ func TestReset(t *testing.T) {
 			t.Errorf("attempts at %v", l.attempts)
 		}
 		l.saw(t, StateResetting, StateConnecting, StateLive)
-		time.Sleep(time.Hour)
-		l.lose(errHungUp)
-		time.Sleep(time.Second)
-		synctest.Wait()
-		if len(l.attempts) != 2 || l.attempts[1] < 800*time.Millisecond {
-			t.Errorf("attempts at %v", l.attempts)
+		for i, err := range []error{&resetError{"too soon"}, errHungUp} {
+			l.lose(err)
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if n := len(l.attempts); n != 2+i || l.attempts[n-1] < 800*time.Millisecond {
+				t.Errorf("attempts at %v", l.attempts)
+			}
+			time.Sleep(time.Hour)
 		}
 	})
 }
@@ -236,4 +231,21 @@ func TestKeepAliveTimes(t *testing.T) {
 	if k.due(time.Hour, 0) {
 		t.Error("without KATO")
 	}
+}
+
+// TestCloseWhileConnecting ends also an association that comes when nobody wants it any more.
+func TestCloseWhileConnecting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := live(t, Config{}, func(ctx context.Context, n int) error {
+			<-ctx.Done()
+			return nil // it was there already
+		})
+		l.lose(errHungUp)
+		time.Sleep(time.Minute)
+		l.Close()
+		l.saw(t, StateResetting, StateConnecting, StateLive, StateResetting, StateDead)
+		if l.live.Load() != nil {
+			t.Error("still live")
+		}
+	})
 }

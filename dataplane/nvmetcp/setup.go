@@ -167,6 +167,7 @@ func (a *association) setUp(ctx context.Context) error {
 		return step("identify", err)
 	}
 	a.keep()
+	a.tended.Store(true)
 	a.wg.Add(1)
 	go a.tend()
 	if err := a.configure(ctx); err != nil {
@@ -481,7 +482,7 @@ func (a *association) setUpQueue(ctx context.Context, id uint16, size int, cntlI
 	return q, err
 }
 
-// close ends an association that works: it shuts the controller down, if that does not take long, and then fails.
+// close ends an association: it shuts the controller down, if that does not take long, and then fails.
 func (a *association) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), min(maxShutdown, a.c.cfg.AdminTimeout))
 	defer cancel()

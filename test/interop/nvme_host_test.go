@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/internal/nvmeauth"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
@@ -79,6 +80,7 @@ func TestNVMeTarget(t *testing.T) {
 	t.Run("refused", func(t *testing.T) { nvmeRefused(t, ports) })
 	t.Run("events", func(t *testing.T) { nvmeEvents(t, ports) })
 	t.Run("keep alive", func(t *testing.T) { nvmeKeepAlive(t, ports) })
+	t.Run("authentication", func(t *testing.T) { nvmeAuthentication(t, ports) })
 	t.Run("lost", func(t *testing.T) { nvmeLost(t, ports) })
 }
 
@@ -258,6 +260,61 @@ func nvmeKeepAlive(t *testing.T, ports map[string]string) {
 	}
 	if s := c.Stats(); s.State != nvmetcp.StateLive || s.Losses != 0 {
 		t.Fatalf("after being busy: %+v", s)
+	}
+}
+
+// nvmeAuthentication has secrets that are right and wrong, on one side and on both.
+func nvmeAuthentication(t *testing.T, ports map[string]string) {
+	for _, group := range []string{"null", "ffdhe2048", "ffdhe8192"} {
+		cfg := nvmeConfig(ports, 0)
+		cfg.SubsysNQN = ports["LAB_NQN1"]
+		cfg.HostNQN += "." + group
+		if group == "null" {
+			// A host that is not allowed at all.
+			guest(t, "echo 0 >/sys/kernel/config/nvmet/subsystems/"+cfg.SubsysNQN+"/attr_allow_any_host")
+			if c, err := nvmetcp.Connect(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "allow host "+cfg.HostNQN) {
+				t.Errorf("%v, %v", c, err)
+			}
+		}
+		mine, theirs := nvmeauth.NewSecret(nvmeauth.SHA256), nvmeauth.NewSecret(nvmeauth.SHA512)
+		guest(t, strings.NewReplacer("HOST", cfg.HostNQN, "SUBSYS", cfg.SubsysNQN, "KEY", mine.Text(), "CTRL", theirs.Text(), "GROUP", group).Replace(`
+			cd /sys/kernel/config/nvmet
+			mkdir hosts/HOST
+			echo -n 'KEY' >hosts/HOST/dhchap_key
+			echo -n 'CTRL' >hosts/HOST/dhchap_ctrl_key
+			echo -n 'GROUP' >hosts/HOST/dhchap_dhgroup
+			ln -s /sys/kernel/config/nvmet/hosts/HOST subsystems/SUBSYS/allowed_hosts/HOST`))
+		var none nvmeauth.Secret
+		for _, test := range []struct {
+			name         string
+			secret, ctrl nvmeauth.Secret
+			want         string
+		}{
+			{"host", mine, none, ""}, {"both", mine, theirs, ""}, {"none", none, none, "give this host's secret"},
+			{"wrong", theirs, none, "compare"}, {"wrong controller", mine, mine, "compare"},
+		} {
+			cfg.Secret, cfg.CtrlSecret = test.secret, test.ctrl
+			c, err := nvmetcp.Connect(t.Context(), cfg)
+			if test.want != "" {
+				var ce *nvmetcp.ConnectError
+				if err == nil {
+					c.Close()
+				}
+				if !errors.As(err, &ce) || !strings.Contains(err.Error(), test.want) {
+					t.Errorf("%s, %s: %v", group, test.name, err)
+				}
+				t.Log(err)
+				continue
+			}
+			if err != nil {
+				t.Errorf("%s, %s: %v", group, test.name, err)
+				continue
+			}
+			if err := c.Do(t.Context(), &nvmetcp.Command{Op: wire.OpRead, NSID: 1, Blocks: 1, Data: make([]byte, 512)}); err != nil {
+				t.Errorf("%s, %s: %v", group, test.name, err)
+			}
+			c.Close()
+		}
 	}
 }
 
