@@ -6,10 +6,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/nvmeauth"
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 	"github.com/weftfs/weft/server/nvme"
 	"github.com/weftfs/weft/test/harness"
@@ -156,6 +158,46 @@ func TestKernelInitiator(t *testing.T) {
 		t.Errorf("fio under all of this ended with %s", out)
 	}
 	run(`nvme disconnect-all`)
+}
+
+// TestKernelInitiatorSecrets has the kernel's initiator authenticate itself, and use reservations.
+func TestKernelInitiatorSecrets(t *testing.T) {
+	startVM(t)
+	tgt, vars := nvmeTarget(t)
+	name := strings.TrimSpace(guest(t, "cat /etc/nvme/hostnqn"))
+	h := nvme.Host{NQN: name, Secret: nvmeauth.NewSecret(nvmeauth.SHA256), ControllerSecret: nvmeauth.NewSecret(nvmeauth.SHA512)}
+	if err := tgt.AllowHost(nvmeNQN, h); err != nil {
+		t.Fatal(err)
+	}
+	wrong := nvmeauth.NewSecret(nvmeauth.SHA256)
+	guest(t, vars+fmt.Sprintf(`
+		S=%s C=%s W=%s
+		connect() { nvme connect -t tcp -a 10.0.2.2 -s $P1 -n $NQN --nr-io-queues=2 "$@"; }
+		check() { await dev 1 >/dev/null; dd if=/dev/$(dev 1) of=/dev/null bs=64k count=16 iflag=direct 2>/dev/null; nvme disconnect-all; }
+		connect --dhchap-secret=$S; check
+		connect --dhchap-secret=$S --dhchap-ctrl-secret=$C; check
+		! connect --dhchap-secret=$W
+		! connect --dhchap-secret=$S --dhchap-ctrl-secret=$W
+		! connect
+		[ -z "$(dev 1)" ]`, h.Secret.Text(), h.ControllerSecret.Text(), wrong.Text()))
+	if err := tgt.AllowHost(nvmeNQN, nvme.Host{NQN: name}); err != nil {
+		t.Fatal(err)
+	}
+	out := guest(t, vars+`
+		nvme connect -t tcp -a 10.0.2.2 -s $P1 -n $NQN --nr-io-queues=2
+		await dev 1 >/dev/null
+		D=/dev/$(dev 1)
+		nvme resv-register $D --nrkey=0x11 --rrega=0 --cptpl=0
+		nvme resv-acquire $D --crkey=0x11 --rtype=1 --racqa=0
+		nvme resv-report $D -e
+		dd if=/dev/zero of=$D bs=64k count=1 oflag=direct 2>/dev/null
+		nvme resv-release $D --crkey=0x11 --rtype=1 --rrela=0
+		nvme disconnect-all`)
+	for _, want := range []string{"rtype *: *1", "rkey *: *0?x?11", "regctl *: *1"} {
+		if !regexp.MustCompile(want).MatchString(out) {
+			t.Errorf("the report has no %q:\n%s", want, out)
+		}
+	}
 }
 
 func fileName(t *testing.T, f *nvme.File) string {
