@@ -55,7 +55,8 @@
 // A Controller has one goroutine that waits for its association to end and makes the next one, and one that tells events. An association
 // has one for each queue, which reads it and on which Done runs, and one that sends Keep Alives and looks for commands
 // that take too long. Whoever calls Flush writes until the socket is full; then a goroutine that lives until the queue
-// is empty takes over.
+// is empty takes over. While the one that reads has more answers than the one whose Done runs, Flush leaves it to that one, which
+// writes before it waits: what Done starts for answers that came together goes out together.
 //
 // Lock order: Controller.turn, association.mu, queue.mu, stream.mu or sender.mu; Controller.mu is a leaf. The last two of a
 // queue are held across one non-blocking system call or the making of one digest. No lock but turn is held while a function of
