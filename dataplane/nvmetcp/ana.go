@@ -12,6 +12,8 @@ import (
 const (
 	// maxANALog bounds the ANA log, in bytes.
 	maxANALog = 4 << 20
+	// logChunk is how much of a log is read at once: every controller takes that.
+	logChunk = 4096
 	// maxRestarts is how often the reading of a log that changes meanwhile is begun anew.
 	maxRestarts = 10
 	// defaultANATT is how long a change may take on a controller that does not say it.

@@ -549,7 +549,7 @@ func (d *Discovery) update(s *source, change func()) {
 	}
 	was := s.err
 	change()
-	if s.err != nil && (was == nil || was.Error() != s.err.Error()) {
+	if s.err != nil && was == nil {
 		d.cfg.Controller.Log.Warn("NVMe discovery does not answer, keeping what it told", "error", s.err)
 	}
 	settled := d.reach()

@@ -1,7 +1,8 @@
 // Package nvmetcp is an NVMe/TCP host: the connection to one controller, with its queues, in the start/complete form that the
-// data plane wants, and what is needed to look after it.
+// data plane wants, and what is needed to look after it; subsystems, whose namespaces are used over all paths to them; and
+// discovery.
 //
-// It knows nothing of layouts, files and data servers.
+// It knows nothing of files and data servers.
 //
 // # Commands
 //
@@ -40,6 +41,35 @@
 // only so many are in flight at once, take their place. Asynchronous Event Requests are always outstanding; each event sends the next one
 // and is told by Config.OnEvent.
 //
+// # Paths
+//
+// A [Subsystem] has one Controller at each address, and connects again for as long as the address is given. Namespaces are joined by NSID
+// when UUID, NGUID, EUI64 and command set are equal; what differs in these, in block size or limits is refused, as is an identifier that
+// another namespace has. After every connect the ANA log is read and the namespaces are looked at, and nothing is sent on an
+// association before. The same is done for events, when a command's status says that something is not as it was, and when a controller
+// comes back; a state that does not fit what commands say is asked for again at growing intervals. The size that a controller told last
+// is the namespace's, and controllers that tell another one are out of use. A group that stays in the state change for twice ANATT gets
+// its controller reset. A namespace that every controller has lost is gone, and the same object works again when it comes back; another
+// one with its NSID is another object.
+//
+// A [Request] to a [Namespace] is a Command on the path that the [Policy] chooses. What becomes of it when that ends with an error:
+//
+//   - A status that asks for a retry: up to five times, on the same path, after the delay that CRD means.
+//   - ANA and other path statuses: on another path at once. The path is out until it was looked at.
+//   - No answer, or not sent: on another path. A command that may have been carried out and changes the namespace waits until
+//     PathError.Gone, since its old copy could land behind newer data; what waits so has not ended, so its caller, who never has two writes
+//     to the same blocks under way, does not send newer data either.
+//   - Anything else is the caller's.
+//
+// With no usable path requests wait while some controller may come back, or for as long as Patience says, and fail when none may. Flush goes to one
+// path, as Linux does it: the controllers of a subsystem that share a namespace share its cache.
+//
+// # Discovery
+//
+// [Discover] reads the log of one discovery controller and of those it refers to; [Follow] stays connected to all of them, as a port tells
+// events only to those connected to it. A log is read in pieces and again when GENCTR moved. What a controller told counts until it says
+// something else: one that does not answer takes no address away. A subsystem whose last address is taken away keeps it.
+//
 // # Buffers
 //
 // The payload of a read goes from the socket into Command.Data, but for the few bytes that arrive together with headers; that
@@ -57,6 +87,12 @@
 // that take too long. Whoever calls Flush writes until the socket is full; then a goroutine that lives until the queue
 // is empty takes over. While the one that reads has more answers than the one whose Done runs, Flush leaves it to that one, which
 // writes before it waits: what Done starts for answers that came together goes out together.
+//
+// A Subsystem has one for each address, and a Discovery one for each connection. A Namespace has one while requests wait that can be sent;
+// on the good path a command takes no lock but its own and needs no memory.
+//
+// Lock order of paths: Subsystem.mu, Namespace.mu, Request.mu, then those of a Controller; member.mu is a leaf that OnState and OnEvent
+// take. Discovery.turn is above Discovery.mu and held while OnChange runs.
 //
 // Lock order: Controller.turn, association.mu, queue.mu, stream.mu or sender.mu; Controller.mu is a leaf. The last two of a
 // queue are held across one non-blocking system call or the making of one digest. No lock but turn is held while a function of

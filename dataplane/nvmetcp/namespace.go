@@ -119,9 +119,9 @@ func (n *Namespace) Start(r *Request) {
 
 // Flush sends what was started.
 func (n *Namespace) Flush() {
-	for _, p := range n.paths.Load().list {
-		if p.unflushed.Load() && p.unflushed.Swap(false) {
-			p.link.ctl.Flush()
+	for _, l := range *n.s.links.Load() {
+		if l.unflushed.Load() && l.unflushed.Swap(false) {
+			l.ctl.Flush()
 		}
 	}
 }
@@ -202,7 +202,7 @@ func (r *Request) send(p *path, now int64) bool {
 		return false
 	}
 	p.link.ctl.Start(&r.Command)
-	p.unflushed.Store(true)
+	p.link.unflushed.Store(true)
 	return true
 }
 
@@ -242,11 +242,11 @@ func (n *Namespace) failed(r *Request, now int64) {
 	case doRetry:
 		r.tries++
 		r.same = true
+	case doOther:
 		if v.reset {
 			p.link.ctl.Reset(r.Err.Error())
 		}
-	case doOther:
-		if v.need == needScan {
+		if v.reset || v.need == needScan { // the others end by themselves
 			r.pathTries++
 		}
 	case doWait:
@@ -515,14 +515,15 @@ func judge(err error, modifies bool) judgement {
 	if answer.Status == wire.StatusInvalidNamespace { // here; it may be there on another controller
 		return judgement{what: doOther, need: needScan, alone: true}
 	}
+	if answer.Status.Class() == wire.ClassReset { // the controller is not one to be used, whatever it says about the command
+		return judgement{what: doOther, need: needANA | needScan, reset: true}
+	}
 	if !answer.DNR {
 		switch answer.Class() {
 		case wire.ClassPath:
 			return judgement{what: doOther, need: needScan}
 		case wire.ClassANA:
 			return judgement{what: doOther, need: needANA}
-		case wire.ClassReset:
-			return judgement{what: doRetry, delay: answer.Delay, reset: true}
 		case wire.ClassRetry:
 			return judgement{what: doRetry, delay: answer.Delay}
 		}

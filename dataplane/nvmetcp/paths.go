@@ -45,6 +45,8 @@ type link struct {
 	live     atomic.Bool // connected, and looked at since
 	commands atomic.Int64
 	cost     atomic.Int64 // bytes, and costPerCommand for each command
+	// unflushed says that something was started since the last Flush.
+	unflushed atomic.Bool
 
 	// Guarded by member.mu.
 	need     need
@@ -64,7 +66,6 @@ type path struct {
 	seen    atomic.Int64  // when latency was measured last, by clock
 
 	served, bytes, failed atomic.Uint64
-	unflushed             atomic.Bool
 
 	// Guarded by Subsystem.mu.
 	found found

@@ -42,6 +42,8 @@ type Subsystem struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	dial   func(context.Context, Config) (controller, error) // Connect, but for tests
+	// links are all that are connected. A path may be gone from its namespace while something that was started on it is still to be flushed.
+	links atomic.Pointer[[]*link]
 
 	mu      sync.Mutex
 	members []*member
@@ -74,6 +76,7 @@ func open(ctx context.Context, cfg SubsystemConfig, dial func(context.Context, C
 	}
 	s := &Subsystem{cfg: cfg, nqn: cfg.Controller.SubsysNQN, dial: dial, spaces: map[uint32]*Namespace{}, changed: make(chan struct{})}
 	s.policy.Store(uint32(cfg.Policy))
+	s.links.Store(new([]*link))
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.SetAddrs(cfg.Addrs)
 	if err := s.first(ctx); err != nil {
@@ -582,6 +585,8 @@ func (m *member) connect() (*link, error) {
 	m.s.mu.Lock()
 	defer m.s.mu.Unlock()
 	m.link = l
+	links := append(slices.Clone(*m.s.links.Load()), l)
+	m.s.links.Store(&links)
 	return l, nil
 }
 
@@ -592,7 +597,7 @@ func (m *member) failed(err error) {
 	if m.ctx.Err() != nil {
 		return
 	}
-	if m.err == nil || m.err.Error() != err.Error() {
+	if m.err == nil {
 		m.s.cfg.Controller.Log.Warn("NVMe address cannot be used, trying again", "address", m.addr, "nqn", m.s.nqn, "error", err,
 			slog.Duration("every", m.s.cfg.Controller.ReconnectDelay))
 	}
@@ -783,8 +788,13 @@ func (m *member) end(l *link) {
 	m.s.mu.Unlock()
 	m.s.drop(l, "the controller is left")
 	for deadline := time.Now().Add(leaveTime); l.commands.Load() > 0 && l.ctl.State() == StateLive && m.s.ctx.Err() == nil && time.Now().Before(deadline); {
+		l.ctl.Flush()
 		time.Sleep(10 * time.Millisecond)
 	}
+	m.s.mu.Lock()
+	links := slices.DeleteFunc(slices.Clone(*m.s.links.Load()), func(o *link) bool { return o == l })
+	m.s.links.Store(&links)
+	m.s.mu.Unlock()
 	l.ctl.Close()
 }
 

@@ -641,3 +641,23 @@ func randomFaults(t *testing.T, r *rand.Rand) {
 		t.Errorf("%d commands are still counted as under way", got)
 	}
 }
+
+// TestFlushAfterRemoval: what was started is sent by the next Flush although its address was removed in between.
+func TestFlushAfterRemoval(t *testing.T) {
+	twoPaths(t, nil, func(t *testing.T, f *fakeTarget, s *Subsystem, n *Namespace) {
+		s.SetAddrs([]string{addrA})
+		synctest.Wait()
+		r := newRequest(wire.OpWrite, 0, blocksOf(0, 1, 1))
+		n.Start(&r.Request)
+		began := time.Now()
+		s.SetAddrs([]string{addrB})
+		synctest.Wait()
+		n.Flush()
+		if err := r.wait(t); err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(began); d > time.Second {
+			t.Errorf("it took %v", d)
+		}
+	})
+}

@@ -22,6 +22,7 @@ func (c *conn) mustAuthenticate() bool { return c.auth != nil && !c.auth.proved 
 
 // expectProof makes a host that has a secret prove that it knows it. Target.mu is held.
 func (c *conn) expectProof(sub *subsystem, host string) error {
+	c.auth = nil
 	h := sub.hosts[host]
 	if h.Secret.IsZero() {
 		return nil

@@ -101,6 +101,13 @@ func TestAuthentication(t *testing.T) {
 		t.Errorf("after rubbish: %v", err)
 	}
 
+	// A Connect that failed leaves nothing behind.
+	q = dial(t, tgt.Addr(1), wire.ICReq{})
+	(&hostOptions{}).connect(q, wire.Connect{QueueSize: 32}, 77)
+	if comp := (&hostOptions{subsys: wire.DiscoveryNQN}).connect(q, wire.Connect{QueueSize: 32}, wire.CntlIDAny); comp.Status != wire.StatusSuccess || wire.DecodeConnectResult(comp.DW0()).Authenticate {
+		t.Errorf("discovery after a Connect that failed: %+v", comp)
+	}
+
 	// Secrets change for connections that come later.
 	if err := tgt.AllowHost(testNQN, Host{NQN: hostNQN}); err != nil {
 		t.Fatal(err)

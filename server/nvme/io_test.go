@@ -31,6 +31,8 @@ func checkData(t *testing.T, q *hostQueue, nsid, size uint32) {
 	t.Helper()
 	rnd := rand.New(rand.NewPCG(1, uint64(nsid)))
 	mirror := make([]byte, testSize)
+	noise := make([]byte, 2*maxTransfer)
+	rand.NewChaCha8([32]byte{byte(nsid)}).Read(noise)
 	for i := range 400 {
 		most := min(maxTransfer/size, uint32(1)<<rnd.IntN(12))
 		n := 1 + rnd.Uint32N(most)
@@ -38,9 +40,7 @@ func checkData(t *testing.T, q *hostQueue, nsid, size uint32) {
 		part := mirror[slba*uint64(size):][:n*size]
 		switch rnd.IntN(5) {
 		case 0, 1:
-			for i := range part {
-				part[i] = byte(rnd.Uint32())
-			}
+			copy(part, noise[rnd.IntN(maxTransfer):])
 			if len(part) <= ioCapsule && rnd.IntN(2) == 0 {
 				q.ok(write(nsid, slba, n, wire.CapsuleSGL(n*size)), part, nil)
 			} else {

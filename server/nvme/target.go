@@ -540,7 +540,7 @@ func (t *Target) start(p *port, l net.Listener, nc net.Conn) {
 	}()
 }
 
-// Shutdown stops listening, lets commands that have been read end and be answered, and closes everything. When ctx ends first the
+// Shutdown stops listening, lets commands that have begun end and be answered, and closes everything. When ctx ends first the
 // connections are cut, and only the commands that run are waited for. Backings are not closed.
 func (t *Target) Shutdown(ctx context.Context) error {
 	t.mu.Lock()
