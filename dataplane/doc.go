@@ -49,7 +49,7 @@
 // the same copy; data that the caller has in such memory already (Write.Buf) stays where it is. When its write is
 // acknowledged each data file that answered UNSTABLE keeps a reference, the verifier of the reply, and the count of
 // acknowledgements of the data file. Newer acknowledged data, stable or not, cuts
-// the older out. If there is no memory left the piece is sent DATA_SYNC from the caller's memory instead. An answer less
+// the older out. If there is no memory left the piece is sent DATA_SYNC from the caller's memory instead; so is one of a Write.Shared. An answer less
 // stable than asked counts as UNSTABLE; a piece without a copy is then committed before its write is acknowledged.
 //
 // [File.Commit] sends one COMMIT (offset 0, count 0) to each data file that has retained data. The reply speaks

@@ -84,6 +84,48 @@ func TestKept(t *testing.T) {
 	}
 }
 
+// What somebody else may write is not sent again: it is stable at once, or with this host's kernel.
+func TestShared(t *testing.T) {
+	e, k := newKeeper(t)
+	f, seg := e.plane.NewFile(), e.segment(4096, 1, 1)
+	write := func(what, data string) {
+		t.Helper()
+		done := make(chan error, 1)
+		f.StartWrite(&dataplane.Write{Segment: seg, Data: []byte(data), Stable: layout.Unstable, Shared: true, Done: func(err error) { done <- err }})
+		e.plane.Flush()
+		if err := <-done; err != nil || e.plane.Retained() != 0 {
+			t.Errorf("%s: %v, %d bytes in memory", what, err, e.plane.Retained())
+		}
+	}
+	stable := func(what, want string) {
+		t.Helper()
+		if got := e.servers[0].Stable(&seg.Mirrors[0].Servers[0]); string(got) != want {
+			t.Errorf("%s: stable %q, want %q", what, got, want)
+		}
+	}
+	write("kept", "0123")
+	stable("kept", "")
+	if !f.Dirty() {
+		t.Error("kept: nothing is to be committed")
+	}
+	e.commit(f)
+	k.plain.Store(true)
+	write("not kept after all", "abcd")
+	stable("not kept after all", "abcd")
+	k.number.Store(0)
+	write("not kept", "ABCD")
+	stable("not kept", "ABCD")
+	if f.Dirty() {
+		t.Error("not kept: something is to be committed")
+	}
+	writes := e.servers[0].Count(layout.OpWrite)
+	e.servers[0].Restart()
+	e.commit(f)
+	if n := e.servers[0].Count(layout.OpWrite) - writes; n != 0 {
+		t.Errorf("%d writes were sent again", n)
+	}
+}
+
 // What the disk has not taken is an error until it is written anew.
 func TestKeptLost(t *testing.T) {
 	e, k := newKeeper(t)

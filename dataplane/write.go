@@ -23,6 +23,9 @@ type Write struct {
 	// Stable is what Done without an error shall mean: layout.Unstable, that the data is at every mirror and the plane
 	// keeps a copy until Commit has made it stable; anything else, that it is stable at every mirror.
 	Stable layout.Stability
+	// Shared says that somebody may write the same bytes whom the plane does not see. So no copy is kept that could be sent again, over
+	// what is newer: without an error the data is stable, or with this host's kernel (layout.Op.Kept).
+	Shared bool
 	// Done is called exactly once, from any goroutine, possibly before StartWrite returns. It must be short and must not
 	// block.
 	Done func(err error)
@@ -49,7 +52,7 @@ func (f *File) StartWrite(w *Write) {
 	}
 	q := writeRequests.Get().(*writeRequest)
 	q.mu.Lock()
-	q.file, q.seg, q.data, q.buf, q.off, q.stable, q.done = f, w.Segment, w.Data, w.Buf, w.Off, w.Stable, w.Done
+	q.file, q.seg, q.data, q.buf, q.off, q.stable, q.shared, q.done = f, w.Segment, w.Data, w.Buf, w.Off, w.Stable, w.Shared, w.Done
 	w.req, w.gen = q, q.gen
 	var granted bool
 	q.node, granted = f.locks.acquire(w.Off, w.Off+int64(len(w.Data)), ticket{q, q.gen})
@@ -85,6 +88,7 @@ type writeRequest struct {
 	request
 	buf     *iobuf.Buf // begins with data, or nil; the caller's reference
 	stable  layout.Stability
+	shared  bool
 	done    func(error) // nil once it was called
 	node    *rangeNode
 	orphans *orphans // nil as long as there are none
@@ -177,6 +181,8 @@ func (q *writeRequest) send(server int, off int64, data []byte) {
 	switch {
 	case stable != layout.Unstable:
 	case q.keeps(server):
+	case q.shared:
+		stable = layout.DataSync
 	case q.buf != nil:
 		buf, base = q.buf, q.off
 		buf.Ref()

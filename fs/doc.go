@@ -87,6 +87,9 @@
 // write one of several copies there, so a file that has them cannot be opened for reading and writing then (ETXTBSY). Of one that has none the data
 // file is lent for writing for such an open, or it fails, too (inode.join).
 //
+// What is written through us while the kernel may write the same data file must not be sent again, over what is newer: nothing is retained of it
+// (dataplane.Write.Shared), nor of what was written before (inode.unretain).
+//
 // A file that gets set-ID bits or capabilities while it is open for writing so keeps them when it is written: the kernel leaves it to the
 // WRITE to take them away. O_APPEND that is set later, by fcntl(2), is the kernel's, and knows of appends on other hosts only what
 // the data file says.

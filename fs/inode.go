@@ -146,12 +146,13 @@ func (i *inode) admits(mine bool) bool { return i.gone == nil && i.recalls == 0 
 type admission struct {
 	phase   int
 	session *sessionLife
+	shared  bool // the kernel may write the same data file by itself
 }
 
 // admit counts a write in. mu is held.
 func (i *inode) admit() admission {
 	i.writes[i.phase]++
-	return admission{i.phase, i.fs.session.Load()}
+	return admission{i.phase, i.fs.session.Load(), i.passed != nil}
 }
 
 // finish counts a write out that ended with err and, if it was acknowledged, records what it changed: the data now ends at

@@ -312,7 +312,7 @@ func (fs *FS) StartWrite(w *Write) {
 	}
 	w.admitted = i.admit()
 	i.mu.Unlock()
-	w.io.Segment, w.io.Data, w.io.Buf, w.io.Off = seg, w.Data, w.Buf, w.Off
+	w.io.Segment, w.io.Data, w.io.Buf, w.io.Off, w.io.Shared = seg, w.Data, w.Buf, w.Off, w.admitted.shared
 	if w.io.Done == nil {
 		w.io.Done = w.ended
 	}
@@ -523,7 +523,7 @@ func (i *inode) writeOnce(ctx context.Context, data []byte, off int64, stable la
 	}
 	n := min(int64(len(data)), seg.End()-off)
 	ended := make(chan error, 1)
-	io := &dataplane.Write{Segment: seg, Data: data[:n], Off: off, Stable: stable}
+	io := &dataplane.Write{Segment: seg, Data: data[:n], Off: off, Stable: stable, Shared: admitted.shared}
 	io.Done = func(err error) {
 		ended <- i.finish(admitted, off+n, t.at, err)
 	}

@@ -163,10 +163,25 @@ func (i *inode) join(ctx context.Context, b *backing, flags uint32) error {
 		}
 	} else {
 		i.pass(fd)
+		i.mu.Unlock()
+		err = i.unretain(ctx)
+		i.mu.Lock()
+		if err != nil {
+			err = errors.Join(errUnlent, err)
+		}
 	}
 	if err == nil {
 		b.lost = false
 	}
+	return err
+}
+
+// unretain makes stable what was written here, or it could be sent again, over what the kernel writes.
+func (i *inode) unretain(ctx context.Context) error {
+	if err := i.drain(ctx); err != nil || !i.data.Dirty() {
+		return err
+	}
+	_, err := i.commit(ctx, false)
 	return err
 }
 
@@ -260,7 +275,7 @@ func (i *inode) look() {
 		return
 	}
 	size, mtime := st.Size, st.Mtim.Nano()
-	changed := p.mtime != 0 && (size != p.size || mtime != p.mtime)
+	changed := p.mtime != 0 && (size != p.size || mtime != p.mtime && mtime != timeless)
 	if p.size, p.mtime = size, mtime; changed {
 		i.outdate()
 		i.wrote(size, mtime)
@@ -268,6 +283,19 @@ func (i *inode) look() {
 	if i.end > size { // it has been cut since
 		i.end = size
 		i.epoch++
+	}
+}
+
+// timeless is the modification time that a data file has from retime until it is written again.
+const timeless = int64(time.Second)
+
+// retime has the next write of the kernel change the modification time of the data file, however soon that comes. The clock of files has
+// ticks, and file systems that do not leave the tick for a time that was looked at (before Linux 6.13 all) would keep that of the
+// write before. mu is held.
+func (i *inode) retime() {
+	if p := i.passed; p != nil && !p.lost && unix.UtimesNanoAt(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", p.fd),
+		[]unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(timeless)}, 0) == nil {
+		p.mtime = timeless
 	}
 }
 
@@ -329,13 +357,8 @@ func (p *passthrough) tryBack(ctx context.Context, i *inode, write bool) (*backi
 			unix.Close(fd)
 		}
 	}()
-	if write { // or it could be sent again, over what the kernel writes
-		if err := i.drain(ctx); err != nil {
-			return nil, -1, nil
-		}
-		if i.data.Dirty() && i.data.Commit(ctx) != nil {
-			return nil, -1, nil
-		}
+	if write && i.unretain(ctx) != nil {
+		return nil, -1, nil
 	}
 	// The kernel knows no end but that of the data file.
 	size, err := i.freshSize(ctx)

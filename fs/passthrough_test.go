@@ -328,6 +328,78 @@ func TestPassthroughLook(t *testing.T) {
 	p.wantFree()
 }
 
+// What the kernel writes within one tick of the clock of files leaves the data file's time as it is: the size is told all the same, and a
+// time that was set in between is not that of the file any more.
+func TestPassthroughTick(t *testing.T) {
+	p := newPassRig(t, PassWrites)
+	id := p.make("f", 100)
+	out := p.openAs(id, unix.O_RDWR)
+	at := time.Now().Add(time.Minute).Truncate(time.Microsecond)
+	write := func(size int64) { // as the kernel would that takes the tick's time, if the data file has another one
+		t.Helper()
+		_, err := p.file.WriteAt([]byte{byte(size)}, size-1)
+		if err := errors.Join(err, os.Chtimes(p.file.Name(), time.Time{}, at)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantTime := func(what string, seconds int64) {
+		t.Helper()
+		p.want(p.fsync(id, out.Fh), 0, "fsync")
+		if a := p.stat(id); int64(a.Mtime) != seconds {
+			t.Errorf("%s: modified %d, want %d", what, a.Mtime, seconds)
+		}
+		p.s.mu.Lock()
+		durable := p.s.nodes[id].attr.Mtime
+		p.s.mu.Unlock()
+		if durable/int64(time.Second) != seconds {
+			t.Errorf("%s: durably modified %d, want %d", what, durable, seconds)
+		}
+	}
+	write(100)
+	wantTime("written", at.Unix())
+	write(5000)
+	wantTime("longer", at.Unix())
+	if d := p.durable(id); d != 5000 {
+		t.Errorf("%d bytes are durable, want 5000", d)
+	}
+	p.setAttr(id, fuse.SetAttrInCommon{Valid: fuse.FATTR_MTIME, Mtime: 1000})
+	wantTime("set", 1000)
+	p.peek(id).lookAt()
+	wantTime("set, and looked at", 1000)
+	write(5000)
+	wantTime("written after that", at.Unix())
+	p.setAttr(id, fuse.SetAttrInCommon{Valid: fuse.FATTR_SIZE, Size: 5000})
+	p.setAttr(id, fuse.SetAttrInCommon{Valid: fuse.FATTR_MTIME, Mtime: 1000})
+	write(6000)
+	wantTime("longer after that", at.Unix())
+	if d := p.durable(id); d != 6000 {
+		t.Errorf("%d bytes are durable, want 6000", d)
+	}
+	p.release(out.Fh)
+	p.wantFree()
+}
+
+// What was written here when a file can first be written by a mapping is stable then, and so is what is written from then on: else it
+// could be sent again, over what the kernel has written.
+func TestPassthroughUnretained(t *testing.T) {
+	p := newPassRig(t, PassReads)
+	id := p.make("f", 100)
+	a := p.openAs(id, unix.O_RDONLY)
+	i := p.peek(id)
+	p.write(id, 0, []byte("before"))
+	b := p.openAs(id, unix.O_RDWR)
+	if i.data.Dirty() {
+		t.Error("it is not stable when the file is open for mapping and writing")
+	}
+	p.write(id, 0, []byte("beside"))
+	if i.data.Dirty() {
+		t.Error("it is not stable when it is acknowledged")
+	}
+	p.release(b.Fh)
+	p.release(a.Fh)
+	p.wantFree()
+}
+
 // A file that is read by the kernel is not opened for mapping and writing if nobody lends the data file for that.
 func TestPassUnlent(t *testing.T) {
 	p := newPassRig(t, PassReads)

@@ -92,6 +92,7 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 	}
 	i.mu.Lock()
 	i.look() // what the kernel has written is older than what is set now
+	i.retime()
 	end, mtime := i.end, i.mtime
 	if size >= 0 {
 		i.end = min(i.end, size)

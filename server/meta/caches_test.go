@@ -181,6 +181,67 @@ func TestCacheAndWriter(t *testing.T) {
 // opened makes an empty file that is open.
 func opened(c *client, name string) layout.FileID { return c.create(layout.RootID, name) }
 
+// TestCacheAndLostWriter loses a client that has written a file while a cache of it is begun: there is one only when it cannot write any
+// more and is known to have written what it has; and what was being filled before it wrote goes.
+func TestCacheAndLostWriter(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		maker, reader, writer, other := h.client(), h.client(), h.client(), h.client()
+		defer renewing(maker)()
+		defer renewing(reader)()
+		defer renewing(other)()
+		f, g := written(other, "f", 100), written(other, "g", 100)
+		dead := make(chan struct{})
+		defer close(dead)
+		writer.recall = func(*metarpc.LayoutRecallArgs) metarpc.Status {
+			<-dead
+			return metarpc.StatusOK
+		}
+		for _, id := range []layout.FileID{f, g} {
+			openRead(maker, id)
+			openRead(reader, id)
+			openWrite(writer, id)
+		}
+		filling := startCache(maker, cacheArgs(g))
+		for _, id := range []layout.FileID{f, g} {
+			if n := mirrorsOf(writer, id, layout.IOModeRW); n != 1 {
+				t.Errorf("the writer of %d has %d mirrors", id, n)
+			}
+			h.files.write(t, id, 300)
+		}
+		before := []uint32{h.owner(t, f), h.owner(t, g)}
+		hdr, ch := maker.begin(metarpc.OpCacheStart, cacheArgs(f))
+		synctest.Wait()
+		writer.drop() // so the recall is never answered
+		_, err := ask[metarpc.Empty](maker, metarpc.OpCacheDone, filling)
+		wantStatus(t, err, metarpc.Status(syscall.EBUSY))
+		if n := mirrorsOf(reader, g, layout.IOModeRead); n != 1 || len(h.caches(t, g)) != 0 {
+			t.Errorf("a cache that was being filled: readers have %d mirrors, %d caches", n, len(h.caches(t, g)))
+		}
+		var first metarpc.CacheStartResult
+		refused := maker.finish(hdr, ch, &first)
+		for n, id := range []layout.FileID{f, g} {
+			r, err := first, refused
+			if id == g {
+				r, err = ask[metarpc.CacheStartResult](maker, metarpc.OpCacheStart, cacheArgs(id))
+			}
+			for try := 0; err != nil; try++ {
+				if status := statusOf(err); status != metarpc.Status(syscall.EBUSY) && status != metarpc.StatusLayoutUnavailable || try == 20 {
+					t.Fatalf("cache of %d: %v", id, err)
+				}
+				if c := h.caches(t, id); len(c) != 0 {
+					t.Errorf("refused, and there is %+v", c)
+				}
+				time.Sleep(h.lease / 4)
+				r, err = ask[metarpc.CacheStartResult](maker, metarpc.OpCacheStart, cacheArgs(id))
+			}
+			if len(r.Segments) != 1 || r.Size != 300 || h.owner(t, id) == before[n] {
+				t.Errorf("a cache of %d bytes, want 300; the owner is %d, before that %d: %+v", r.Size, h.owner(t, id), before[n], r)
+			}
+		}
+		h.settled(t, f, g)
+	})
+}
+
 // TestCacheEnds drops caches in all other ways: asked for, by truncation, with the file, with the session that fills it.
 func TestCacheEnds(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host) {

@@ -100,7 +100,8 @@
 //	one copy     that it is the file's data file suffices; it is not moved
 //	several      only while nobody may write; who writes later writes this copy, too, and waits if it fails, as for the last good one
 //	a fence      that would choose between copies, or replace one that cannot be fenced, waits until none is pinned
-//	growing      makes data files longer, whose end is the only one that a kernel knows, under the intent of a truncation
+//	growing      makes data files longer, whose end is the only one that a kernel knows, under the intent of a truncation; after a crash
+//	             all that may be pinned, as nobody knows yet what is
 //	a cache      is not made of a file that a kernel may be writing
 //
 // Who is about to change copies asks what is pinned and has nothing more pinned until he is done (freezePins); who pins reads the layout

@@ -343,7 +343,16 @@ func (f *fakeFiles) Truncate(ctx context.Context, row schema.Layout, size int64)
 func (f *fakeFiles) Grow(ctx context.Context, row schema.Layout, refs []metarpc.CopyRef, size int64) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.grown = max(f.grown, size)
+	files := slices.Concat(row.Mirrors...)
+	for i := range row.Caches {
+		files = append(files, row.Caches[i].File)
+	}
+	for i := range files {
+		if slices.ContainsFunc(refs, files[i].Is) {
+			f.length[files[i].Number] = max(f.length[files[i].Number], size)
+			f.grown = max(f.grown, size)
+		}
+	}
 	return nil
 }
 

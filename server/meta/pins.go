@@ -92,6 +92,20 @@ func (f *file) pinned() (refs []metarpc.CopyRef) {
 	return refs
 }
 
+// maybePinned lists what may be pinned of f, which has this layout: before all clients have come back after a restart, everything that can be.
+func (s *Service) maybePinned(f *file, l *schema.Layout) []metarpc.CopyRef {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.grace {
+		return f.pinned()
+	}
+	refs := refsOf(l.Caches, func(c *schema.Cache) bool { return c.File.State == layout.CopyGood })
+	if l.Width == 1 {
+		refs = append(refs, l.Copies(layout.CopyGood)...)
+	}
+	return refs
+}
+
 // freezePins returns what is pinned of a file. Nothing more is until thaw is called.
 func (s *Service) freezePins(id layout.FileID) (refs []metarpc.CopyRef, thaw func()) {
 	s.mu.Lock()

@@ -269,6 +269,55 @@ func TestGrowPinned(t *testing.T) {
 	})
 }
 
+// TestGrowPinnedRestart kills the service between the intent of a size and the growth of the data file, or of the cache, that a kernel reads:
+// it grows, though the next instance does not know yet that it is pinned.
+func TestGrowPinnedRestart(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		row    schema.Layout
+		number uint64 // of the data file that grows
+	}{
+		{"data file", schema.Layout{Width: 1, Mirrors: [][]schema.DataFile{copyOn(near)}}, 1},
+		{"cache", schema.Layout{Width: 2, Mirrors: [][]schema.DataFile{append(copyOn(far), copyOn(far)...)}, Caches: []schema.Cache{{File: copyOn(near)[0], Bytes: 100}}}, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, h *host) {
+				reader, other := h.client(), h.client()
+				id := reader.create(layout.RootID, "f")
+				c.row.StripeUnit = testUnit
+				setLayout(t, h, id, c.row)
+				if !reader.pin(id, layout.IOModeRead, metarpc.PinAny) {
+					t.Fatal("not pinned")
+				}
+				h.files.hold()
+				other.begin(metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: id, Mask: metarpc.SetSize, Size: 200})
+				h.files.awaitStalled(1)
+				h.restart()
+				h.files.mu.Lock()
+				before := h.files.grown
+				close(h.files.stall)
+				h.files.stall = nil
+				h.files.mu.Unlock()
+				synctest.Wait()
+				if n := countRows(t.Context(), h.engine, schema.PrefixTruncate); n != 0 {
+					t.Errorf("%d intents left", n)
+				}
+				h.files.mu.Lock()
+				defer h.files.mu.Unlock()
+				for number := range uint64(3) {
+					want := int64(0)
+					if number == c.number {
+						want = 200
+					}
+					if got := h.files.length[number]; got != want {
+						t.Errorf("data file %d has %d bytes, want %d; the longest before the restart %d", number, got, want, before)
+					}
+				}
+			})
+		})
+	}
+}
+
 // TestPinsAfterRestart starts the service again: what was pinned is, as soon as its client is back, and until then nobody takes it
 // for free.
 func TestPinsAfterRestart(t *testing.T) {

@@ -366,10 +366,7 @@ func (s *Service) cutData(f *file) {
 			err := s.cfg.Files.Truncate(ctx, l, size)
 			if err == nil {
 				// A kernel that reads a data file without asking knows no other end.
-				s.mu.Lock()
-				pins := f.pinned()
-				s.mu.Unlock()
-				err = s.cfg.Files.Grow(ctx, l, pins, size)
+				err = s.cfg.Files.Grow(ctx, l, s.maybePinned(f, &l), size)
 			}
 			if err == nil {
 				break

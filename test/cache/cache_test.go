@@ -425,6 +425,72 @@ func TestWriters(t *testing.T) {
 	w.end()
 }
 
+// numbers writes a file of 4 MiB again and again, with a number each time, and pauses long enough for it to be cached.
+const numbers = `while i=$((i+1)); do
+	yes $i | dd of="$0" bs=64k count=64 iflag=fullblock conv=notrunc status=none || exit
+	test $((i % 3)) -gt 0 || sleep 0.3
+done`
+
+// A mount dies, or stops for longer than its lease, while it writes a file that is being cached elsewhere: nobody ever reads another content
+// in the cache than in the file, and afterwards it can be cached.
+func TestWriterLost(t *testing.T) {
+	const size = 4 << 20
+	w := newWorld(t, 0, harness.Options{Lease: 2 * time.Second}, func(dir string) { write(t, dir+"/f", make([]byte, size)) })
+	for _, end := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGKILL} {
+		c := w.v.Mount(mountOptions()...)
+		writer := exec.Command("sh", "-c", numbers, c.Dir+"/f") // not here: each process that is started would close the file, too
+		writer.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+		if err := writer.Start(); err != nil {
+			t.Fatal(err)
+		}
+		endWriter := sync.OnceFunc(func() {
+			syscall.Kill(-writer.Process.Pid, syscall.SIGKILL)
+			writer.Wait()
+		})
+		t.Cleanup(endWriter)
+		isCached := func() bool {
+			code, out := weft(t, "prefetch", w.b.Dir+"/f")
+			return code == 0 && strings.Contains(out, "cached 1 files")
+		}
+		harness.Await(t, "a cache between two writes", isCached)
+		harness.Await(t, "a write, which has ended it", func() bool {
+			n, _ := cached(t, w.b)
+			return n == 0
+		})
+		c.Signal(end)
+		harness.Await(t, "a cache after the writer was lost", isCached)
+		// The file is fenced now: nothing changes any more, until the lost one begins anew.
+		want, err := os.ReadFile(w.a.Dir + "/f")
+		if err != nil || len(want) != size {
+			t.Fatalf("%d bytes: %v", len(want), err)
+		}
+		for range 3 {
+			check(t, w.b.Dir+"/f", want)
+		}
+		if n, _ := cached(t, w.b); n != 1 {
+			t.Errorf("%d files are cached", n)
+		}
+		if end == syscall.SIGSTOP {
+			c.Signal(syscall.SIGCONT)
+			harness.Await(t, "a write of the one that was lost, which has ended the cache", func() bool {
+				n, _ := cached(t, w.b)
+				return n == 0
+			})
+			endWriter()
+			c.Unmount()
+		} else {
+			c.Abort()
+			endWriter()
+		}
+		now, err := os.ReadFile(w.a.Dir + "/f")
+		if err != nil || end == syscall.SIGKILL && !bytes.Equal(now, want) {
+			t.Errorf("the file has changed: %v", err)
+		}
+		check(t, w.b.Dir+"/f", now)
+	}
+	w.end()
+}
+
 // Files are removed, cut, renamed and replaced while they are prefetched.
 func TestChanges(t *testing.T) {
 	const count = 40

@@ -17,7 +17,7 @@ type DataServer struct {
 	v      *Volume
 	Dir    string // of weftd
 	addr   string
-	remote bool // lends no descriptors
+	Remote bool // lends no descriptors, when it is started next
 	run    *child
 }
 
@@ -39,7 +39,7 @@ func (v *Volume) AddLocal(room int64) *DataServer {
 // newDataServer starts one, which ends with the test.
 func newDataServer(v *Volume, name string, room int64, remote bool) *DataServer {
 	v.t.Helper()
-	d := &DataServer{v: v, Dir: filepath.Join(v.base, name), addr: FreeAddr(v.t), remote: remote}
+	d := &DataServer{v: v, Dir: filepath.Join(v.base, name), addr: FreeAddr(v.t), Remote: remote}
 	if room > 0 {
 		if err := os.Mkdir(d.Dir, 0o755); err != nil {
 			v.t.Fatal(err)
@@ -63,7 +63,7 @@ func newDataServer(v *Volume, name string, room int64, remote bool) *DataServer 
 func (d *DataServer) Start() {
 	d.v.t.Helper()
 	args := []string{"data", "--dir", d.Dir, "--listen", d.addr}
-	if d.remote {
+	if d.Remote {
 		args = append(args, "--localio=off")
 	}
 	d.run = launch(d.v.t, d.v.log, d.v.opts.Env, "weftd", args...)

@@ -2,6 +2,7 @@ package local
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"strings"
 	"syscall"
@@ -54,6 +55,7 @@ func same(t *testing.T, path string, want []byte) {
 func TestStoppedForLong(t *testing.T) {
 	v := harness.NewVolume(t, harness.Options{Lease: 2 * time.Second, Apart: true})
 	a, b := v.Mount(mountOptions()...), v.Mount(mountOptions()...)
+	harness.Await(t, "four data servers, for four data files", func() bool { return strings.Count(v.Log(), "data server can be used") == 4 })
 	old, late, fresh := bytes.Repeat([]byte("old."), heldBytes/4), bytes.Repeat([]byte("late"), heldBytes/4), bytes.Repeat([]byte("new!"), heldBytes/4)
 	f, err := os.Create(a.Dir + "/f")
 	if err != nil {
@@ -226,6 +228,81 @@ func TestHeldByKernel(t *testing.T) {
 	f.Close()
 	w.Close()
 	a.Abort()
+	b.Unmount()
+	v.Stop()
+	v.Fsck()
+}
+
+// A client dies that was writing a file which another one, who lives, has open in passthrough for writing: the file is fenced only when that
+// one closes it, and weft status tells who is waited for. Until then its kernel goes on, and nothing of that is lost.
+func TestHeldByLiving(t *testing.T) {
+	v := harness.NewVolume(t, harness.Options{Lease: 2 * time.Second, Apart: true})
+	a, b := v.Mount(append(mountOptions(), "passthrough=rw")...), v.Mount(mountOptions()...)
+	dead := v.Mount(mountOptions()...)
+	devices(t, a)
+	harness.Weft(t, "layout", "set", a.Dir, "--placement", "local")
+	data := bytes.Repeat([]byte("old."), heldBytes/4)
+	put(t, a.Dir+"/f", data)
+	harness.Weft(t, "sync", a.Dir)
+	f := open(t, a.Dir+"/f", os.O_RDWR)
+	wantMode(t, a, f, "rw")
+	before := dataFilesOf(t, v, b.Dir+"/f")
+	g := open(t, dead.Dir+"/f", os.O_WRONLY)
+	if _, err := g.WriteAt([]byte("dead"), 0); err != nil {
+		t.Fatal(err)
+	}
+	copy(data, "dead")
+	dead.Signal(syscall.SIGKILL)
+	harness.Await(t, "the end of the client", func() bool { return !dead.Serving() })
+	dead.Abort()
+	g.Close()
+	done := make(chan error, 1)
+	go func() { done <- os.Truncate(b.Dir+"/f", heldBytes+4) }() // ends when the file is fenced
+	for n := 0; n < 2; n++ {
+		harness.Await(t, "who is waited for, in the status", func() bool {
+			for _, held := range passingOf(t, b).Service.HeldUp {
+				if strings.Contains(held.What, "lost client") && len(held.Hosts) == 1 {
+					return true
+				}
+			}
+			return false
+		})
+		if out := harness.Weft(t, "status", a.Dir); !strings.Contains(out, "held up") || !strings.Contains(out, fmt.Sprint(os.Getpid())) {
+			t.Errorf("who holds it up is not in\n%s", out)
+		}
+		at := heldBytes/2 + n*100
+		if _, err := f.WriteAt([]byte("by a kernel"), int64(at)); err != nil {
+			t.Error(err)
+		}
+		copy(data[at:], "by a kernel")
+		if err := f.Sync(); err != nil {
+			t.Error(err)
+		}
+		want(t, "by a kernel", f, data)
+		again := open(t, a.Dir+"/f", os.O_RDONLY)
+		want(t, "opened meanwhile", again, data)
+		again.Close()
+	}
+	select {
+	case err := <-done:
+		t.Fatalf("cut while a lost client's writes could still come: %v", err)
+	default:
+	}
+	if now := dataFilesOf(t, v, b.Dir+"/f"); len(now) != 1 || now[0] != before[0] {
+		t.Errorf("the kernel's data file %v was replaced by %v", before, now)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	data = append(data, 0, 0, 0, 0)
+	for _, m := range []*harness.Mount{a, b} {
+		same(t, m.Dir+"/f", data)
+	}
+	harness.Await(t, "that nothing is held up", func() bool { return len(passingOf(t, b).Service.HeldUp) == 0 })
+	a.Unmount()
 	b.Unmount()
 	v.Stop()
 	v.Fsck()

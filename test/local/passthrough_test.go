@@ -715,6 +715,161 @@ func TestPassthroughDurable(t *testing.T) {
 	v.Fsck()
 }
 
+// A time that is set counts until the next write, however soon that comes, and both outlive all processes.
+func TestPassthroughTouch(t *testing.T) {
+	v, a := wholeVolume(t, harness.Options{Lease: 2 * time.Second}, "passthrough=rw")
+	b := v.Mount(append(mountOptions(), "passthrough=off")...)
+	f := open(t, a.Dir+"/f", os.O_RDWR|os.O_CREATE)
+	wantMode(t, a, f, "rw")
+	size := int64(0)
+	old := time.Date(2001, 2, 3, 4, 5, 6, 0, time.UTC)
+	wantTime := func(what, path string, ok func(time.Time) bool) {
+		t.Helper()
+		if st, err := os.Stat(path); err != nil || st.Size() != size || !ok(st.ModTime()) {
+			t.Fatalf("%s: %s has %d bytes of %d, modified %v: %v", what, path, st.Size(), size, st.ModTime(), err)
+		}
+	}
+	set := func(at time.Time) bool { return at.Equal(old) }
+	lately := func(at time.Time) bool { return time.Since(at) < time.Hour }
+	for n := range 50 {
+		for k := range 3 { // before that, after that, and longer
+			if k == 1 {
+				if err := os.Chtimes(f.Name(), old, old); err != nil {
+					t.Fatal(err)
+				}
+				if n%2 == 0 {
+					wantTime("set", b.Dir+"/f", set)
+				}
+			}
+			at := int64(0)
+			if k == 2 {
+				at = size
+			}
+			if _, err := f.WriteAt([]byte{byte(n)}, at); err != nil {
+				t.Fatal(err)
+			}
+			size = max(size, at+1)
+			if k == 1 {
+				wantTime("written after that", b.Dir+"/f", lately)
+			}
+		}
+		if err := f.Sync(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g := open(t, a.Dir+"/g", os.O_RDWR|os.O_CREATE)
+	if _, err := g.Write(text(int(size))); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Chtimes(g.Name(), old, old), g.Sync()); err != nil {
+		t.Fatal(err)
+	}
+	a.Abort()
+	f.Close()
+	g.Close()
+	b.Unmount()
+	v.Kill()
+	v.Start()
+	b = v.Mount(mountOptions()...)
+	wantTime("written, after a restart", b.Dir+"/f", lately)
+	wantTime("set, after a restart", b.Dir+"/g", set)
+	b.Unmount()
+	v.Stop()
+	v.Fsck()
+}
+
+// The service is killed when a longer size is set and the data file that the kernel reads has yet to grow: with the next one it has.
+func TestPassthroughGrowKilled(t *testing.T) {
+	v, a := wholeVolume(t, harness.Options{Apart: true, DataServers: 1}, "passthrough=rw")
+	b := v.Mount(append(mountOptions(), "passthrough=off")...)
+	data := text(10_000)
+	put(t, a.Dir+"/f", data)
+	put(t, a.Dir+"/g", data)
+	harness.Weft(t, "sync", a.Dir)
+	r := open(t, a.Dir+"/f", os.O_RDONLY)
+	w := open(t, a.Dir+"/g", os.O_RDWR)
+	wantMode(t, a, r, "ro")
+	wantMode(t, a, w, "rw")
+	paths := append(dataFilesOf(t, v, b.Dir+"/f"), dataFilesOf(t, v, b.Dir+"/g")...)
+	v.Servers[0].Pause()
+	done := make(chan error, 2)
+	for _, name := range []string{"f", "g"} {
+		go func() { done <- os.Truncate(b.Dir+"/"+name, 20_000) }() // ends when there is a service again
+		harness.Await(t, "the size of "+name, func() bool {
+			st, err := os.Stat(b.Dir + "/" + name)
+			return err == nil && st.Size() == 20_000
+		})
+	}
+	v.Kill()
+	v.Servers[0].Continue()
+	v.Start()
+	data = append(data, make([]byte, 10_000)...)
+	for range 2 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	for _, path := range paths {
+		wantSize(t, path, 20_000)
+	}
+	want(t, "read by the kernel", r, data)
+	want(t, "read and written by the kernel", w, data)
+	if _, err := w.WriteAt([]byte("at the end"), 20_000); err != nil {
+		t.Error(err)
+	}
+	data = append(data, "at the end"...)
+	for _, m := range []*harness.Mount{a, b} {
+		wantSize(t, m.Dir+"/g", int64(len(data)))
+	}
+	r.Close()
+	w.Close()
+	a.Unmount()
+	b.Unmount()
+	v.Stop()
+	v.Fsck()
+}
+
+// What goes by RPC to a file that the kernel writes is not sent again over what the kernel has written since, when the data server was
+// killed meanwhile.
+func TestPassthroughSentAgain(t *testing.T) {
+	v, m := wholeVolume(t, harness.Options{Apart: true, DataServers: 1}, "passthrough=rw")
+	server := v.Servers[0]
+	data := text(8192)
+	put(t, m.Dir+"/f", data)
+	f := open(t, m.Dir+"/f", os.O_RDWR)
+	w := open(t, m.Dir+"/f", os.O_WRONLY|os.O_APPEND)
+	wantMode(t, m, f, "rw")
+	server.Kill()
+	server.Remote = true
+	server.Start()
+	harness.Await(t, "RPC", func() bool { return !devices(t, m)[0].Local })
+	before := devices(t, m)[0].OpsRPC
+	if _, err := w.Write(bytes.Repeat([]byte("RPC!"), 1024)); err != nil {
+		t.Fatal(err)
+	}
+	if devices(t, m)[0].OpsRPC == before {
+		t.Error("the write did not go by RPC")
+	}
+	if _, err := f.WriteAt(bytes.Repeat([]byte("new!"), 512), 8192); err != nil {
+		t.Fatal(err)
+	}
+	data = append(append(data, bytes.Repeat([]byte("new!"), 512)...), bytes.Repeat([]byte("RPC!"), 512)...)
+	want(t, "written over it", f, data)
+	server.Kill()
+	server.Start()
+	for _, file := range []*os.File{w, f} {
+		if err := file.Sync(); err != nil {
+			t.Error(err)
+		}
+		want(t, "after fsync", f, data)
+	}
+	f.Close()
+	w.Close()
+	m.Unmount()
+	v.Stop()
+	v.Fsck()
+}
+
 // When the service is started again, what is open in passthrough works on, and is known to be: it is not moved from a data server that is
 // drained, which is told in the status, until it is closed.
 func TestPassthroughDrain(t *testing.T) {
