@@ -13,6 +13,10 @@
 // segment. Sparse mapping makes the narrow one a part of the wide one: server 0 and its data file stay the same, so
 // nothing moves and nobody who holds the narrow segment has to give it up.
 //
+// On a device that is an NVMe namespace a data file is no file but a number, and its segment lists the [Extent]s that its bytes have
+// there, with offsets as in any other data file. What was written to an extent that is invalid counts when it was committed to the
+// metadata service, and reads as zeros until then.
+//
 // # Requests
 //
 // An [Op] is one request to one data file. It has the start/complete form: a target's Start queues it and returns, and

@@ -103,6 +103,11 @@ type DataFile struct {
 	// State says what this copy of the column is good for. RFC 8435 leaves mirrors that are out of date out of a layout as a
 	// whole; here it is each column's copies.
 	State CopyState
+	// Extents say where the data file's bytes are on a device that is an NVMe namespace: in the order of their offsets, of which no
+	// two extents have the same. What is in no extent is a hole. Other devices have none.
+	Extents []Extent
+	// Generation is the data file's when the extents were told; it goes back with what was written there.
+	Generation uint64
 }
 
 // CopyState is what one of the copies of a stripe column is good for.
@@ -158,6 +163,7 @@ const (
 	MaxVersions   = 16
 	MaxAddresses  = 64
 	MaxHandle     = 128 // NFS4_FHSIZE; an NFSv3 handle has at most 64
+	MaxExtents    = 1 << 14
 	MinStripeUnit = 4 << 10
 	MaxStripeUnit = 1 << 30
 )
@@ -228,7 +234,7 @@ func (f *DataFile) validate() error {
 	if f.State >= copyStateEnd {
 		return fmt.Errorf("%v", f.State)
 	}
-	return nil
+	return validateExtents(f.Extents)
 }
 
 // Layout is what a client holds of one file: segments in no particular order, possibly overlapping.

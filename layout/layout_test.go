@@ -189,6 +189,10 @@ func TestStrings(t *testing.T) {
 		"DATA_SYNC":                        DataSync,
 		"FILE_SYNC":                        FileSync,
 		"stable_how(3)":                    Stability(3),
+		"read-write":                       ExtentReadWrite,
+		"invalid":                          ExtentInvalid,
+		"none":                             ExtentNone,
+		"extent state(4)":                  ExtentState(4),
 		"0102030405060708090a0b0c0d0e0f10": DeviceID{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16},
 		"stripe_unit=4096 mirrors=2":       Policy{StripeUnit: 4096, Mirrors: 2},
 	} {

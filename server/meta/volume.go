@@ -38,8 +38,8 @@ func readVolume(ctx context.Context, engine catalog.Engine) (schema.Volume, erro
 	if err := schema.Decode(raw, &vol); err != nil {
 		return schema.Volume{}, fmt.Errorf("the catalog's volume row, perhaps of another version of weft: %w", err)
 	}
-	if vol.Format != schema.Format {
-		return schema.Volume{}, fmt.Errorf("the catalog has format %d, this program knows format %d", vol.Format, schema.Format)
+	if err := schema.CheckFormat(vol.Format); err != nil {
+		return schema.Volume{}, err
 	}
 	return vol, nil
 }

@@ -139,6 +139,10 @@ func tame(v any) any {
 			v.Mirrors[i] = append([]DataFile(nil), v.Mirrors[0]...)
 			for j := range v.Mirrors[i] {
 				v.Mirrors[i][j].State = layout.CopyState(i % 3) // the first of each column is good
+				for k := range v.Mirrors[i][j].Extents {
+					e := &v.Mirrors[i][j].Extents[k]
+					*e = Extent{Off: int64(k) << 30, Len: 512 + e.Len%(1<<30)&^511, Addr: e.Addr >> 1 &^ 511, State: layout.ExtentState(k % 3)}
+				}
 			}
 		}
 	case *DevicesResult:
@@ -344,6 +348,15 @@ func TestGolden(t *testing.T) {
 		}, "0000004b" + "96 03 00 01 00 a0 92 91 97 00 ce00100000 02 ce00100000 91 91 96" +
 			"c410 010000000000000000000000000000fe 01 c402aabb 07 08 00 00 00" +
 			"92 c410 010000000000000000000000000000fe c402aabb"},
+		{"extents", func() ([]byte, error) {
+			return AppendReply(nil, ReplyHeader{Slot: 0, Sequence: 1}, &LayoutResult{Segments: []Segment{{
+				Off: 0, Len: 1 << 20, IOMode: layout.IOModeRW,
+				Mirrors: [][]DataFile{{{Device: id, Handle: []byte{0xaa}, Generation: 9, Extents: []Extent{
+					{Len: 4096, Addr: 1 << 32}, {Off: 4096, Len: 512, Addr: 1 << 20, State: layout.ExtentInvalid}}}}}}}})
+		}, "00000061" + "96 03 00 01 00 a0 92 91 97 00 ce00100000 02 00 91 91 98" +
+			"c410 010000000000000000000000000000fe 00 c401aa 00 00 00" +
+			"09 92 94 00 cd1000 cf0000000100000000 00 94 cd1000 cd0200 ce00100000 02" + "00 00" +
+			"92 c410 00000000000000000000000000000000 c0"},
 	}
 	for _, c := range cases {
 		got, err := c.make()
@@ -587,6 +600,10 @@ func TestRefusedResults(t *testing.T) {
 		{OpListXattr, &NamesResult{Names: make([]string, maxElements+1)}, false},
 		{OpLayoutGet, &LayoutResult{}, true},
 		{OpLayoutGet, &LayoutResult{Pinned: CopyRef{Handle: make([]byte, maxHandle)}}, true},
+		{OpLayoutGet, extents(Extent{Len: 4096}, Extent{Off: 8192, Len: 512, Addr: 512}), true},
+		{OpLayoutGet, extents(Extent{Len: 4096}, Extent{Off: 2048, Len: 4096}), false},
+		{OpLayoutGet, extents(Extent{Len: 4096, State: 4}), false},
+		{OpLayoutGet, extents(make([]Extent, layout.MaxExtents+1)...), false},
 		{OpLayoutGet, &LayoutResult{Pinned: CopyRef{Handle: make([]byte, maxHandle+1)}}, false},
 		{OpLayoutGet, &LayoutResult{Segments: []Segment{{Len: 1, IOMode: layout.IOModeRead}}}, false},
 		{OpLayoutGet, &LayoutResult{Segments: []Segment{{Len: 1, IOMode: layout.IOModeRead, Mirrors: [][]DataFile{{{Handle: make([]byte, 65)}}}}}}, false},
@@ -613,6 +630,48 @@ func TestRefusedResults(t *testing.T) {
 		if c.fine && err != nil || !c.fine && !errors.Is(err, ErrMalformed) {
 			t.Errorf("%v %.80v: %v", c.op, c.result, err)
 		}
+	}
+}
+
+// extents is a layout with a data file that has them.
+func extents(list ...Extent) *LayoutResult {
+	return &LayoutResult{Segments: []Segment{{Len: 1, IOMode: layout.IOModeRead, Mirrors: [][]DataFile{{{Handle: []byte{1}, Extents: list}}}}}}
+}
+
+// Optional fields are all there or none.
+func TestOptionalFields(t *testing.T) {
+	const head, tail = "91 97 00 01 01 00 91 91", "00 00 92 c410 00000000000000000000000000000000 c0"
+	const file = "c410 01000000000000000000000000000000 00 c401aa 01 02 00"
+	want := DataFile{Device: layout.DeviceID{1}, Handle: []byte{0xaa}, UID: 1, GID: 2}
+	for _, c := range []struct {
+		name, file string
+		generation uint64
+		extents    []Extent
+		fine       bool
+	}{
+		{"none", "96" + file, 0, nil, true},
+		{"all, zero", "98" + file + "00 c0", 0, nil, true},
+		{"no extent", "98" + file + "09 90", 9, nil, true},
+		{"an extent", "98" + file + "09 91 94 00 cd0200 00 03", 9, []Extent{{Len: 512, State: layout.ExtentNone}}, true},
+		{"one of two", "97" + file + "09", 0, nil, false},
+		{"one too many", "99" + file + "09 c0 00", 0, nil, false},
+		{"one too few", "95" + file[:len(file)-3], 0, nil, false},
+		{"a short extent", "98" + file + "09 91 93 00 cd0200 00", 0, nil, false},
+	} {
+		var got LayoutResult
+		err := DecodeResult(OpLayoutGet, unhex(t, "92"+head+c.file+tail), &got)
+		if !c.fine {
+			if !errors.Is(err, ErrMalformed) {
+				t.Errorf("%s: %v", c.name, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		want.Generation, want.Extents = c.generation, c.extents
+		same(t, c.name, got.Segments[0].Mirrors[0][0], want)
 	}
 }
 
@@ -859,6 +918,8 @@ func TestConversions(t *testing.T) {
 		Mirrors: []layout.Mirror{{Servers: []layout.DataFile{
 			{Device: layout.DeviceID{1}, Efficiency: 2, Handles: [][]byte{{1, 2}}, Cred: layout.Credential{UID: 3, GID: 4}},
 			{Device: layout.DeviceID{2}, Efficiency: 3, Handles: [][]byte{{3}}, Cred: layout.Credential{UID: 5, GID: 6}},
+			{Device: layout.DeviceID{3}, Handles: [][]byte{{4}}, Generation: 7, Extents: []layout.Extent{
+				{Len: 4096, Addr: 1 << 20}, {Off: 4096, Len: 4096, Addr: 1 << 30, State: layout.ExtentInvalid}}},
 		}}},
 	}
 	w := SegmentOf(s)

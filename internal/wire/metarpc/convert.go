@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/vmihailenco/msgpack/v5"
+
 	"github.com/weftfs/weft/layout"
 )
 
@@ -22,6 +24,10 @@ func SegmentOf(s *layout.Segment) Segment {
 		for j, f := range m.Servers {
 			w.Mirrors[i][j] = DataFile{
 				Device: f.Device, Efficiency: f.Efficiency, Handle: f.Handles[0], UID: f.Cred.UID, GID: f.Cred.GID, State: f.State,
+				Generation: f.Generation,
+			}
+			for _, e := range f.Extents {
+				w.Mirrors[i][j].Extents = append(w.Mirrors[i][j].Extents, Extent{Off: e.Off, Len: e.Len, Addr: e.Addr, State: e.State})
 			}
 		}
 	}
@@ -44,6 +50,10 @@ func (s *Segment) Layout() (*layout.Segment, error) {
 			servers[j] = layout.DataFile{
 				Device: f.Device, Efficiency: f.Efficiency, Handles: [][]byte{f.Handle},
 				Cred: layout.Credential{UID: f.UID, GID: f.GID}, State: f.State,
+				Generation: f.Generation,
+			}
+			for _, e := range f.Extents {
+				servers[j].Extents = append(servers[j].Extents, layout.Extent{Off: e.Off, Len: e.Len, Addr: e.Addr, State: e.State})
 			}
 		}
 		l.Mirrors[i].Servers = servers
@@ -52,6 +62,45 @@ func (s *Segment) Layout() (*layout.Segment, error) {
 		return nil, err
 	}
 	return l, nil
+}
+
+// plainDataFile is the form of a data file without its optional fields.
+type plainDataFile struct {
+	_msgpack   struct{} `msgpack:",as_array"`
+	Device     layout.DeviceID
+	Efficiency uint32
+	Handle     []byte
+	UID, GID   uint32
+	State      layout.CopyState
+}
+
+// wholeDataFile is the form of one with them: DataFile without its methods.
+type wholeDataFile DataFile
+
+// EncodeMsgpack implements [msgpack.CustomEncoder].
+func (f *DataFile) EncodeMsgpack(e *msgpack.Encoder) error {
+	if f.Generation != 0 || len(f.Extents) > 0 {
+		return e.Encode((*wholeDataFile)(f))
+	}
+	return e.Encode(&plainDataFile{
+		Device: f.Device, Efficiency: f.Efficiency, Handle: f.Handle, UID: f.UID, GID: f.GID, State: f.State,
+	})
+}
+
+// DecodeMsgpack implements [msgpack.CustomDecoder]. The input has the shape of a DataFile.
+func (f *DataFile) DecodeMsgpack(d *msgpack.Decoder) error {
+	n, err := d.DecodeArrayLen()
+	if err != nil {
+		return err
+	}
+	err = d.DecodeMulti(&f.Device, &f.Efficiency, &f.Handle, &f.UID, &f.GID, &f.State)
+	if err == nil && n > 6 {
+		err = d.DecodeMulti(&f.Generation, &f.Extents)
+	}
+	if len(f.Extents) == 0 {
+		f.Extents = nil
+	}
+	return err
 }
 
 // DeviceOf is the wire form of an NFSv3 device.

@@ -5,7 +5,8 @@
 //
 // A connection is TCP. Each side sends frames: a big-endian uint32 length L (1 to [MaxFrame]) and L bytes, one msgpack
 // array whose first element is the frame kind. Structures are msgpack arrays with their fields in the order of the Go
-// type; both sides speak the one version agreed in the hello, so the number of fields is fixed. Names, texts and link
+// type; both sides speak the one version agreed in the hello, so the number of fields is fixed, but for those that are said to be
+// optional: they are the last of their structure, and all there or all left out. Names, texts and link
 // targets are msgpack str whatever their bytes are, []byte and [16]byte are bin, numbers take any msgpack integer that
 // fits, and only a list or a []byte may be nil. A frame that does not decode, or is of a kind not allowed there, ends the
 // connection. A Call whose header decodes but whose arguments do not, or are out of bounds, is answered with

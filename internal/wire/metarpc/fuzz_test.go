@@ -124,13 +124,14 @@ func FuzzParseCall(f *testing.F) {
 func FuzzParseReply(f *testing.F) {
 	attr := Attr{ID: 1, Mode: 0o100644, Size: 5}
 	for op, result := range map[Op]any{
-		OpGetAttr:        &AttrResult{Attr: attr, Lease: LeaseAttrs},
-		OpLookup:         &LookupResult{Attr: attr, Lease: LeaseAttrs, Names: LeaseNames},
-		OpCreate:         &CreateResult{Attr: attr, Created: true, Lease: LeaseAttrs},
-		OpTestLock:       &LockResult{Type: LockRead, End: 5, Host: "h"},
-		OpReserve:        &ReserveResult{Off: 5, Mtime: 6},
-		OpReadDir:        &ReadDirResult{Entries: []DirEntry{{Name: "a", Cookie: 17, Attr: attr}}, EOF: true},
-		OpLayoutGet:      &LayoutResult{Segments: []Segment{{Len: 1, IOMode: 1, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}},
+		OpGetAttr:  &AttrResult{Attr: attr, Lease: LeaseAttrs},
+		OpLookup:   &LookupResult{Attr: attr, Lease: LeaseAttrs, Names: LeaseNames},
+		OpCreate:   &CreateResult{Attr: attr, Created: true, Lease: LeaseAttrs},
+		OpTestLock: &LockResult{Type: LockRead, End: 5, Host: "h"},
+		OpReserve:  &ReserveResult{Off: 5, Mtime: 6},
+		OpReadDir:  &ReadDirResult{Entries: []DirEntry{{Name: "a", Cookie: 17, Attr: attr}}, EOF: true},
+		OpLayoutGet: &LayoutResult{Segments: []Segment{{Len: 1, IOMode: 1, Mirrors: [][]DataFile{{{Handle: []byte{1}}},
+			{{Handle: []byte{2}, Generation: 3, Extents: []Extent{{Len: 4096, Addr: 512, State: layout.ExtentInvalid}}}}}}}},
 		OpDevices:        &DevicesResult{Devices: []DeviceInfo{{Device: Device{Addrs: []string{"192.0.2.1:1"}}, URL: "nfs://h/e"}}},
 		OpListXattr:      &NamesResult{Names: []string{"user.a"}},
 		OpCacheStart:     &CacheStartResult{Size: 1, Segments: []Segment{{Len: 1, IOMode: layout.IOModeRW, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}},

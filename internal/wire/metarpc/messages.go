@@ -657,7 +657,7 @@ type (
 	}
 )
 
-// Segment, Mirror, DataFile and Device are the wire forms of package layout's types.
+// Segment, DataFile, Extent and Device are the wire forms of package layout's types.
 type (
 	Segment struct {
 		_msgpack   struct{} `msgpack:",as_array"`
@@ -675,6 +675,13 @@ type (
 		Handle     []byte
 		UID, GID   uint32
 		State      layout.CopyState
+		Generation uint64   `metarpc:"optional"` // these two are left out where both are zero,
+		Extents    []Extent `metarpc:"optional"` // which they are on NFSv3 servers
+	}
+	Extent struct {
+		_msgpack       struct{} `msgpack:",as_array"`
+		Off, Len, Addr int64
+		State          layout.ExtentState
 	}
 	Device struct {
 		_msgpack     struct{} `msgpack:",as_array"`

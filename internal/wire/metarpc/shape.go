@@ -22,6 +22,7 @@ type shape struct {
 	length int          // of an array, which is of bytes
 	elem   *shape       // of a slice; nil for bytes
 	fields []*shape     // of a structure
+	least  int          // of them are always there; the rest, tagged metarpc:"optional", are all there or none
 }
 
 // maxElements bounds every list; those of which the protocol says less are checked after decoding.
@@ -60,6 +61,9 @@ func makeShape(t reflect.Type) *shape {
 		for i := range t.NumField() {
 			if f := t.Field(i); f.IsExported() {
 				s.fields = append(s.fields, shapeOf(f.Type))
+				if f.Tag.Get("metarpc") != "optional" {
+					s.least = len(s.fields)
+				}
 			}
 		}
 		return s
@@ -98,8 +102,12 @@ func (s *shape) walk(c *cursor) {
 			s.elem.walk(c)
 		}
 	case reflect.Struct:
-		c.exactly(len(s.fields))
-		for _, f := range s.fields {
+		n := c.array()
+		if n != s.least && n != len(s.fields) {
+			c.fail("array of %d elements, want %d", n, len(s.fields))
+			return
+		}
+		for _, f := range s.fields[:n] {
 			if c.err != nil {
 				return
 			}

@@ -69,8 +69,8 @@ func (c *checker) connect(ctx context.Context) error {
 	if err := decode(schema.KeyVolume, value, &c.volume); err != nil {
 		return err
 	}
-	if c.volume.Format != schema.Format {
-		return fmt.Errorf("the catalog has format %d, this program knows format %d", c.volume.Format, schema.Format)
+	if err := schema.CheckFormat(c.volume.Format); err != nil {
+		return err
 	}
 	rows := map[*device]schema.Device{}
 	err = c.scan(ctx, schema.PrefixDevice, func(key, value []byte) error {

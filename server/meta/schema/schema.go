@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
 
 	"github.com/vmihailenco/msgpack/v5"
 
@@ -13,22 +14,27 @@ import (
 
 // Prefixes of the keys, see the package comment.
 const (
-	PrefixInUse    = 'c'
-	PrefixDevice   = 'd'
-	PrefixEntry    = 'e'
-	PrefixFill     = 'f'
-	PrefixGarbage  = 'g'
-	PrefixCache    = 'h'
-	PrefixInode    = 'i'
-	PrefixCounters = 'k'
-	PrefixLayout   = 'l'
-	PrefixOrphan   = 'o'
-	PrefixMove     = 'p'
-	PrefixReply    = 'r'
-	PrefixSession  = 's'
-	PrefixTruncate = 't'
-	PrefixWriter   = 'w'
-	PrefixXattr    = 'x'
+	PrefixNamespace = 'a'
+	PrefixUnits     = 'b'
+	PrefixInUse     = 'c'
+	PrefixDevice    = 'd'
+	PrefixEntry     = 'e'
+	PrefixFill      = 'f'
+	PrefixGarbage   = 'g'
+	PrefixCache     = 'h'
+	PrefixInode     = 'i'
+	PrefixExtents   = 'j'
+	PrefixCounters  = 'k'
+	PrefixLayout    = 'l'
+	PrefixOrphan    = 'o'
+	PrefixMove      = 'p'
+	PrefixCondemned = 'q'
+	PrefixReply     = 'r'
+	PrefixSession   = 's'
+	PrefixTruncate  = 't'
+	PrefixWriter    = 'w'
+	PrefixXattr     = 'x'
+	PrefixSpace     = 'y'
 )
 
 // Keys of single rows.
@@ -48,8 +54,26 @@ const (
 	CounterCtime
 )
 
-// Format is the version of what the package comment describes; a catalog of another one is refused.
-const Format = 3
+// Fields of the counter row of a namespace.
+const (
+	SpaceTaken     = iota // units that data files have
+	SpaceCondemned        // units that are condemned
+)
+
+// Format is the version of what the package comment describes, and FormatNamespaces that of a catalog which has, or had, devices that
+// are NVMe namespaces; a catalog of another one is refused.
+const (
+	Format           = 3
+	FormatNamespaces = 4
+)
+
+// CheckFormat says whether a catalog of this format can be used.
+func CheckFormat(format int) error {
+	if format != Format && format != FormatNamespaces {
+		return fmt.Errorf("the catalog has format %d, this program knows formats %d and %d", format, Format, FormatNamespaces)
+	}
+	return nil
+}
 
 // Volume is the file system as a whole.
 type Volume struct {
@@ -270,6 +294,57 @@ type Device struct {
 	MountPort uint16 // of its MOUNT service; 0 = on Port, or where the port mapper says
 }
 
+// Namespace is what a device is that is an NVMe namespace. It is cut into units, which are what data files get.
+type Namespace struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	NGUID    [16]byte // zero if it has none, as the two below; it has at least one of them
+	EUI64    [8]byte
+	UUID     [16]byte
+	Block    int64  // bytes; what is written and becomes valid as a whole
+	Size     int64  // bytes of the namespace
+	Unit     int64  // bytes
+	Group    int64  // units that one row of the map of free units is about
+	Label    uint64 // generation of its label
+}
+
+// ExtentFile is a data file on a namespace.
+type ExtentFile struct {
+	_msgpack   struct{} `msgpack:",as_array"`
+	Generation uint64   // raised when it loses bytes: what was told to clients before may no longer be true
+	Units      int64    // that it has
+}
+
+// Extents are units of a data file that lie behind each other in it, though not without gaps.
+type Extents struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Runs     []ExtentRun
+}
+
+// ExtentRun is Count units from unit At of a data file on. They are the units from Unit on of the namespace.
+type ExtentRun struct {
+	_msgpack   struct{} `msgpack:",as_array"`
+	At, Unit   int64
+	Count      int64
+	Generation uint64 // of the data file when it got them, or when blocks of them were made invalid
+	State      RunState
+	Valid      []byte // if it is RunPartly: a bit for each block of the one unit, the first one the lowest of the first byte
+}
+
+// RunState says which blocks of a run are valid.
+type RunState uint8
+
+const (
+	RunInvalid RunState = iota // none
+	RunValid                   // all
+	RunPartly                  // some
+)
+
+// Condemned are units of a namespace that are neither a data file's nor free.
+type Condemned struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Count    int64
+}
+
 // Session is a client's session.
 type Session struct {
 	_msgpack struct{} `msgpack:",as_array"`
@@ -389,6 +464,67 @@ func InUseKey(id layout.DeviceID) []byte { return append([]byte{PrefixInUse}, id
 
 func GarbageKey(id layout.DeviceID, number uint64) []byte {
 	return binary.BigEndian.AppendUint64(append([]byte{PrefixGarbage}, id[:]...), number)
+}
+
+func NamespaceKey(id layout.DeviceID) []byte { return append([]byte{PrefixNamespace}, id[:]...) }
+
+// SpaceKey is the counter of a namespace's units.
+func SpaceKey(id layout.DeviceID) []byte { return append([]byte{PrefixSpace}, id[:]...) }
+
+// deviceKey is a key of prefix, device and numbers.
+func deviceKey(prefix byte, id layout.DeviceID, numbers ...uint64) []byte {
+	k := append(make([]byte, 0, 1+len(id)+8*len(numbers)), prefix)
+	k = append(k, id[:]...)
+	for _, n := range numbers {
+		k = binary.BigEndian.AppendUint64(k, n)
+	}
+	return k
+}
+
+// numberIn reads the i-th number behind the device in a key.
+func numberIn(key []byte, i int) uint64 {
+	at := 1 + len(layout.DeviceID{}) + 8*i
+	return binary.BigEndian.Uint64(key[at : at+8])
+}
+
+// UnitsKey is the key of a group of a namespace's units.
+func UnitsKey(id layout.DeviceID, group int64) []byte {
+	return deviceKey(PrefixUnits, id, uint64(group))
+}
+
+// UnitsOf takes apart the key of a group.
+func UnitsOf(key []byte) (group int64) { return int64(numberIn(key, 0)) }
+
+func ExtentFileKey(id layout.DeviceID, number uint64) []byte {
+	return deviceKey(PrefixExtents, id, number)
+}
+
+// ExtentsKey is the key of extents whose first one begins at a unit of the data file. It is behind that of the ExtentFile.
+func ExtentsKey(id layout.DeviceID, number uint64, at int64) []byte {
+	return deviceKey(PrefixExtents, id, number, uint64(at))
+}
+
+// ExtentsOf takes apart an ExtentFileKey, which is none of extents, or an ExtentsKey.
+func ExtentsOf(key []byte) (number uint64, at int64, extents bool) {
+	if len(key) < len(ExtentsKey(layout.DeviceID{}, 0, 0)) {
+		return numberIn(key, 0), 0, false
+	}
+	return numberIn(key, 0), int64(numberIn(key, 1)), true
+}
+
+// CondemnedKey is the key of units that a data file had until it got a generation.
+func CondemnedKey(id layout.DeviceID, number, generation uint64, unit int64) []byte {
+	return deviceKey(PrefixCondemned, id, number, generation, uint64(unit))
+}
+
+// CondemnedOf takes apart a CondemnedKey.
+func CondemnedOf(key []byte) (number, generation uint64, unit int64) {
+	return numberIn(key, 0), numberIn(key, 1), int64(numberIn(key, 2))
+}
+
+// OfDevice is the range of all keys of a prefix that are about a device, or about a data file there.
+func OfDevice(prefix byte, id layout.DeviceID, number ...uint64) (from, to []byte) {
+	return Of(deviceKey(prefix, id, number...)...)
 }
 
 // CacheKey is the key of the cache of a file on a device.
