@@ -196,7 +196,9 @@ func manyParts(p *peer) {
 					n := min(len(b), part)
 					last := n == len(b)
 					success := last && r.cmd.CID&2 == 0
+					p.dmu.Lock() // the host may have let go of the read, and be writing there
 					pc.data(wire.C2HData{CID: r.cmd.CID, Offset: uint32(r.off), Last: last, Success: success}, b[:n])
+					p.dmu.Unlock()
 					r.off += n
 					if !last {
 						continue
@@ -215,7 +217,9 @@ func manyParts(p *peer) {
 					mu.Lock()
 					defer mu.Unlock()
 					for _, r := range held[pc] {
+						p.dmu.Lock()
 						pc.data(wire.C2HData{CID: r.cmd.CID, Offset: uint32(r.off), Last: true, Success: true}, pc.at(&r.cmd)[r.off:])
+						p.dmu.Unlock()
 					}
 					held[pc] = nil
 				}()
