@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/weftfs/weft/internal/rangemap"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -166,7 +167,7 @@ func (f *File) commitOnce(ctx context.Context, d *dataFile) error {
 		return err
 	}
 	d.mu.Lock()
-	upto, count := d.clock, d.retained.count
+	upto, count := d.clock, d.retained.Len()
 	d.mu.Unlock()
 	if count == 0 {
 		return nil
@@ -206,8 +207,8 @@ func (d *dataFile) holds(goal uint64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	found := false
-	d.retained.overlapping(0, math.MaxInt64, func(e *extent[retained]) bool {
-		found = e.val.acked <= goal
+	d.retained.Overlapping(0, math.MaxInt64, func(e *rangemap.Entry[retained]) bool {
+		found = e.Val.acked <= goal
 		return !found
 	})
 	return found
@@ -222,16 +223,16 @@ func (d *dataFile) committed(upto uint64, commit *layout.Op) (lost int) {
 			d.verifier = commit.Verifier
 		}
 		end, n := int64(math.MaxInt64), 0
-		d.retained.overlapping(next, math.MaxInt64, func(e *extent[retained]) bool {
+		d.retained.Overlapping(next, math.MaxInt64, func(e *rangemap.Entry[retained]) bool {
 			if n++; n > releaseBatch {
-				end = e.off
+				end = e.Off
 				return false
 			}
 			return true
 		})
-		before := d.retained.count
-		d.retained.deleteFunc(next, end, func(e *extent[retained]) bool {
-			r := &e.val
+		before := d.retained.Len()
+		d.retained.DeleteFunc(next, end, func(e *rangemap.Entry[retained]) bool {
+			r := &e.Val
 			switch {
 			case r.sent > upto:
 				return false
@@ -245,7 +246,7 @@ func (d *dataFile) committed(upto uint64, commit *layout.Op) (lost int) {
 			releaseRetained(r)
 			return true
 		})
-		d.file.count(d.retained.count - before)
+		d.file.count(d.retained.Len() - before)
 		d.mu.Unlock()
 		next = end
 	}
@@ -270,9 +271,9 @@ func isWriteBack(err error) bool {
 func (f *File) resendLost(ctx context.Context, d *dataFile, stable layout.Stability) error {
 	var spans []span
 	d.mu.Lock()
-	d.retained.overlapping(0, math.MaxInt64, func(e *extent[retained]) bool {
-		if e.val.lost {
-			spans = append(spans, span{e.off, e.end})
+	d.retained.Overlapping(0, math.MaxInt64, func(e *rangemap.Entry[retained]) bool {
+		if e.Val.lost {
+			spans = append(spans, span{e.Off, e.End})
 		}
 		return true
 	})
@@ -327,11 +328,11 @@ func (f *File) resendLost(ctx context.Context, d *dataFile, stable layout.Stabil
 
 // resend sends again what is lost in s, whose range is locked: newer writes have either replaced it or wait.
 func (f *File) resend(d *dataFile, s span, stable layout.Stability) error {
-	var lost []extent[retained]
+	var lost []rangemap.Entry[retained]
 	d.mu.Lock()
-	d.retained.overlapping(s.off, s.end, func(e *extent[retained]) bool {
-		if e.val.lost {
-			refRetained(&e.val)
+	d.retained.Overlapping(s.off, s.end, func(e *rangemap.Entry[retained]) bool {
+		if e.Val.lost {
+			refRetained(&e.Val)
 			lost = append(lost, *e)
 		}
 		return true
@@ -344,17 +345,17 @@ func (f *File) resend(d *dataFile, s span, stable layout.Stability) error {
 				errs = append(errs, err)
 			}
 		}
-		releaseRetained(&lost[i].val)
+		releaseRetained(&lost[i].Val)
 	}
 	return errors.Join(errs...)
 }
 
-func (f *File) resendExtent(d *dataFile, e *extent[retained], stable layout.Stability) error {
+func (f *File) resendExtent(d *dataFile, e *rangemap.Entry[retained], stable layout.Stability) error {
 	// The range stays locked until the server has answered, or the copy is given up.
 	ctx := d.ctx
 	use := d.use.Load()
-	if e.val.buf == nil {
-		return opError(&layout.Op{Kind: layout.OpCommit, File: use, Off: e.off}, ErrNotKept)
+	if e.Val.buf == nil {
+		return opError(&layout.Op{Kind: layout.OpCommit, File: use, Off: e.Off}, ErrNotKept)
 	}
 	c, err := f.plane.connectWait(ctx, use.Device)
 	if err != nil {
@@ -364,9 +365,9 @@ func (f *File) resendExtent(d *dataFile, e *extent[retained], stable layout.Stab
 	_, wsize := c.Limits()
 	var first *layout.Op
 	all := true // so far stable as asked
-	for off := e.off; off < e.end; {
-		end := min(e.end, off+int64(max(wsize, 1)))
-		pc := piece{op: layout.Op{Kind: layout.OpWrite, File: use, Off: off, Data: e.val.bytes(off, end), Stable: stable}}
+	for off := e.Off; off < e.End; {
+		end := min(e.End, off+int64(max(wsize, 1)))
+		pc := piece{op: layout.Op{Kind: layout.OpWrite, File: use, Off: off, Data: e.Val.bytes(off, end), Stable: stable}}
 		if err := c.do(ctx, &pc.op); err != nil {
 			return opError(&pc.op, err)
 		}
@@ -381,7 +382,7 @@ func (f *File) resendExtent(d *dataFile, e *extent[retained], stable layout.Stab
 		all = all && pc.stableAsAsked()
 		off = end
 	}
-	d.resent(e.off, e.end, first.Verifier, epoch, all)
+	d.resent(e.Off, e.End, first.Verifier, epoch, all)
 	return nil
 }
 
@@ -391,9 +392,9 @@ func (d *dataFile) resent(off, end int64, verf layout.Verifier, epoch uint64, st
 	defer d.mu.Unlock()
 	d.verifier = verf
 	d.clock++
-	before := d.retained.count
-	d.retained.deleteFunc(off, end, func(e *extent[retained]) bool {
-		r := &e.val
+	before := d.retained.Len()
+	d.retained.DeleteFunc(off, end, func(e *rangemap.Entry[retained]) bool {
+		r := &e.Val
 		if !r.lost {
 			return false
 		}
@@ -404,5 +405,5 @@ func (d *dataFile) resent(off, end int64, verf layout.Verifier, epoch uint64, st
 		r.verifier, r.epoch, r.sent, r.lost = verf, epoch, d.clock, false
 		return false
 	})
-	d.file.count(d.retained.count - before)
+	d.file.count(d.retained.Len() - before)
 }

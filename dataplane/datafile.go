@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/weftfs/weft/internal/iobuf"
+	"github.com/weftfs/weft/internal/rangemap"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -27,7 +28,7 @@ type dataFile struct {
 
 	mu       sync.Mutex
 	orphans  []*piece // pieces of this data file that requests no longer wait for
-	retained extents[retained]
+	retained rangemap.Map[retained]
 	clock    uint64          // counts acknowledgements
 	verifier layout.Verifier // of the last reply
 }
@@ -69,10 +70,10 @@ func (r *retained) coveredBy(commit *layout.Op) bool {
 // replace cuts [off, end) out of what is retained, because newer data was acknowledged or the file was truncated. mu is
 // held.
 func (d *dataFile) replace(off, end int64) {
-	before := d.retained.count
+	before := d.retained.Len()
 	if before > 0 {
-		d.retained.cut(off, end, releaseRetained, refRetained)
-		d.file.count(d.retained.count - before)
+		d.retained.Cut(off, end, releaseRetained, refRetained)
+		d.file.count(d.retained.Len() - before)
 	}
 }
 
@@ -94,7 +95,7 @@ func (d *dataFile) retain(pc *piece) {
 	d.verifier = pc.op.Verifier
 	d.replace(pc.op.Off, pc.end())
 	d.clock++
-	d.retained.insert(pc.op.Off, pc.end(), retained{
+	d.retained.Insert(pc.op.Off, pc.end(), retained{
 		buf: pc.buf, kept: pc.op.Kept, base: pc.base, verifier: pc.op.Verifier, epoch: pc.epoch, acked: d.clock, sent: d.clock,
 	})
 	d.file.count(1)
@@ -107,8 +108,8 @@ func (d *dataFile) retain(pc *piece) {
 func (d *dataFile) examine(off, end int64, epoch uint64) (overlaps, doubt bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.retained.overlapping(off, end, func(e *extent[retained]) bool {
-		overlaps, doubt = true, d.inDoubt(&e.val, epoch)
+	d.retained.Overlapping(off, end, func(e *rangemap.Entry[retained]) bool {
+		overlaps, doubt = true, d.inDoubt(&e.Val, epoch)
 		return !doubt
 	})
 	return overlaps, doubt
@@ -125,10 +126,10 @@ func (d *dataFile) inDoubt(r *retained, epoch uint64) bool {
 func (d *dataFile) overlay(data []byte, off int64, epoch uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.retained.overlapping(off, off+int64(len(data)), func(e *extent[retained]) bool {
-		if d.inDoubt(&e.val, epoch) && e.val.buf != nil {
-			from, to := max(e.off, off), min(e.end, off+int64(len(data)))
-			copy(data[from-off:to-off], e.val.bytes(from, to))
+	d.retained.Overlapping(off, off+int64(len(data)), func(e *rangemap.Entry[retained]) bool {
+		if d.inDoubt(&e.Val, epoch) && e.Val.buf != nil {
+			from, to := max(e.Off, off), min(e.End, off+int64(len(data)))
+			copy(data[from-off:to-off], e.Val.bytes(from, to))
 		}
 		return true
 	})

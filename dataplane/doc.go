@@ -81,6 +81,17 @@
 // punch cuts out what was retained there, so that nothing sent again brings it back. Other servers get zeros instead,
 // which are ordinary unstable writes, and are taken to have data everywhere.
 //
+// # Extents
+//
+// The bytes of a data file on an NVMe namespace are where the layout's extents say (layout.Extent), and its target goes by
+// those of the segment that a request came with. What it writes to INVALID extents it remembers and reads back; to
+// all others these blocks are zeros until the service has been told. So after Commit the caller asks for what was written
+// and is stable ([File.Written], for each data file the ranges), sends it with the layoutcommit, and when that was
+// answered, and the segments it keeps say so, calls [File.Validated]. This must be done before a segment of a newer generation is used: that
+// voids what the target knows. [File.Forget] ends the memory that this takes; it must be called before a File is given up, and
+// [File.Drop] does what it takes for a file that was cut. A write to a hole fails with ESTALE, as one to a data file that is gone: the
+// caller needs another layout. See [Validator].
+//
 // # Statistics
 //
 // For each device the plane counts the requests that are at its target, and of those that have ended bytes, times (a histogram)

@@ -166,14 +166,15 @@ func (f *File) lock(ctx context.Context, off, end int64) (*rangeNode, error) {
 	}
 }
 
-// Drop forgets unstable data at and past from: the file is being truncated, or removed (from 0). The caller holds
-// LockRange(from, layout.ToEOF), so that no write or resend is under way there.
+// Drop forgets unstable data at and past from, and what was written to INVALID extents there: the file is being truncated,
+// or removed (from 0). The caller holds LockRange(from, layout.ToEOF), so that no write or resend is under way there.
 func (f *File) Drop(from int64) {
 	for _, d := range f.dataFiles() {
 		d.mu.Lock()
 		d.replace(from, math.MaxInt64)
 		d.mu.Unlock()
 	}
+	f.eachValidator(func(v Validator, df *layout.DataFile) { v.Cut(df, from) })
 }
 
 // Forsaken reports whether a copy was given up.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/weftfs/weft/internal/rangemap"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -380,8 +381,8 @@ func (d *dataFile) firstRetained(off, end int64) span {
 	first := span{end, end}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.retained.overlapping(off, end, func(e *extent[retained]) bool {
-		first = span{max(e.off, off), min(e.end, end)}
+	d.retained.Overlapping(off, end, func(e *rangemap.Entry[retained]) bool {
+		first = span{max(e.Off, off), min(e.End, end)}
 		return false
 	})
 	return first

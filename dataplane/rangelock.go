@@ -1,6 +1,10 @@
 package dataplane
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/weftfs/weft/internal/rangemap"
+)
 
 // rangeLock orders requests for overlapping ranges of one file: first come, first served, each alone. Waiting needs no
 // goroutine; the last blocker's release resumes the waiter.
@@ -10,7 +14,7 @@ import "sync"
 // square of the length of a queue.
 type rangeLock struct {
 	mu    sync.Mutex
-	table extents[*rangeNode]
+	table rangemap.Map[*rangeNode]
 	nodes int // held or waiting
 }
 
@@ -35,17 +39,17 @@ func (r *rangeLock) acquire(off, end int64, owner ticket) (n *rangeNode, granted
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.nodes++
-	if r.table.count > 0 {
-		r.table.overlapping(off, end, func(e *extent[*rangeNode]) bool {
+	if r.table.Len() > 0 {
+		r.table.Overlapping(off, end, func(e *rangemap.Entry[*rangeNode]) bool {
 			n.blockers++
-			e.val.waiters = append(e.val.waiters, n)
+			e.Val.waiters = append(e.Val.waiters, n)
 			return true
 		})
 		if n.blockers > 0 {
-			r.table.cut(off, end, ignoreNode, ignoreNode)
+			r.table.Cut(off, end, ignoreNode, ignoreNode)
 		}
 	}
-	r.table.insert(off, end, n)
+	r.table.Insert(off, end, n)
 	n.granted = n.blockers == 0
 	return n, n.granted
 }
@@ -62,7 +66,7 @@ func (r *rangeLock) release(p *Plane, n *rangeNode) {
 func (r *rangeLock) releaseLocked(p *Plane, n *rangeNode) {
 	for n != nil {
 		next := n.link
-		r.table.deleteFunc(n.off, n.end, func(e *extent[*rangeNode]) bool { return e.val == n })
+		r.table.DeleteFunc(n.off, n.end, func(e *rangemap.Entry[*rangeNode]) bool { return e.Val == n })
 		r.nodes--
 		for i, w := range n.waiters {
 			n.waiters[i] = nil

@@ -123,8 +123,8 @@ func TestRangeLockModel(t *testing.T) {
 		}
 		settle()
 	}
-	if !r.idle() || r.table.count != 0 {
-		t.Errorf("idle %v, %d extents left", r.idle(), r.table.count)
+	if !r.idle() || r.table.Len() != 0 {
+		t.Errorf("idle %v, %d extents left", r.idle(), r.table.Len())
 	}
 	select {
 	case <-wake:

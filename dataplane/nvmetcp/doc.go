@@ -2,7 +2,7 @@
 // data plane wants, and what is needed to look after it; subsystems, whose namespaces are used over all paths to them; and
 // discovery.
 //
-// It knows nothing of files and data servers.
+// But for [Target], which carries requests for data files that are extents of a namespace, it knows nothing of files and data servers.
 //
 // # Commands
 //
@@ -85,7 +85,8 @@
 // A Controller has one goroutine that waits for its association to end and makes the next one, and one that tells events. An association
 // has one for each queue, which reads it and on which Done runs, and one that sends Keep Alives and looks for commands
 // that take too long. Whoever calls Flush writes until the socket is full; then a goroutine that lives until the queue
-// is empty takes over.
+// is empty takes over. While the one that reads has more answers than the one whose Done runs, Flush leaves it to that one, which
+// writes before it waits: what Done starts for answers that came together goes out together.
 //
 // A Subsystem has one for each address, and a Discovery one for each connection. A Namespace has one while requests wait that can be sent;
 // on the good path a command takes no lock but its own and needs no memory.

@@ -64,6 +64,63 @@ func TestData(t *testing.T) {
 	}
 }
 
+// TestAnswersTogether: what Done starts for answers that came together goes out together, behind the last of them.
+func TestAnswersTogether(t *testing.T) {
+	const depth = 8
+	p := newPeer(t)
+	var first, second []wire.Command // that arrived, in two rounds
+	p.io = func(pc *peerConn, cmd wire.Command, _ []byte) bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if len(first) < depth {
+			if first = append(first, cmd); len(first) == depth {
+				var b []byte
+				for i := range first {
+					r := wire.CapsuleResp{Completion: wire.Completion{CID: first[i].CID, SQHead: uint16(i)}}
+					b = r.Append(b, pc.send)
+				}
+				pc.raw(b)
+			}
+			return true
+		}
+		second = append(second, cmd)
+		return false
+	}
+	c := p.host(nil)
+	q := c.live.Load().io[0]
+	var wg sync.WaitGroup
+	var written []uint64
+	for range depth {
+		wg.Add(1)
+		again := false
+		c.Start(&Command{Op: wire.OpFlush, NSID: 1, Done: func(cmd *Command) {
+			if again {
+				wg.Done()
+				return
+			}
+			again = true
+			c.Start(cmd)
+			c.Flush()
+			written = append(written, q.out.pos.Load())
+		}})
+	}
+	c.Flush()
+	wait(t, &wg)
+	for i, pos := range written[:depth-1] {
+		if pos != written[0] {
+			t.Errorf("written before Done %d: %d bytes, want %d", i, pos, written[0])
+		}
+	}
+	if got := int(written[depth-1] - written[0]); got != depth*wire.CapsuleCmdSize {
+		t.Errorf("behind the last Done %d bytes are written, want %d", got, depth*wire.CapsuleCmdSize)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(second) != depth {
+		t.Errorf("%d commands", len(second))
+	}
+}
+
 // batch starts commands for pieces of the namespace that do not overlap, and waits for them.
 func batch(t *testing.T, c *Controller, rnd *rand.Rand, op wire.Opcode, before, after func(off int, b []byte)) {
 	t.Helper()
@@ -139,7 +196,9 @@ func manyParts(p *peer) {
 					n := min(len(b), part)
 					last := n == len(b)
 					success := last && r.cmd.CID&2 == 0
+					p.dmu.Lock() // the host may have let go of the read, and be writing there
 					pc.data(wire.C2HData{CID: r.cmd.CID, Offset: uint32(r.off), Last: last, Success: success}, b[:n])
+					p.dmu.Unlock()
 					r.off += n
 					if !last {
 						continue
@@ -158,7 +217,9 @@ func manyParts(p *peer) {
 					mu.Lock()
 					defer mu.Unlock()
 					for _, r := range held[pc] {
+						p.dmu.Lock()
 						pc.data(wire.C2HData{CID: r.cmd.CID, Offset: uint32(r.off), Last: true, Success: true}, pc.at(&r.cmd)[r.off:])
+						p.dmu.Unlock()
 					}
 					held[pc] = nil
 				}()

@@ -93,6 +93,10 @@ func (n *Namespace) Blocks() uint64 { return n.blocks.Load() }
 // WriteProtected reports whether it refuses to be written to.
 func (n *Namespace) WriteProtected() bool { return n.fixed.Load() }
 
+// Lost is how often what was written and not flushed may have been lost: a connection to a controller of the subsystem was, of
+// which nobody knows why. Nothing is sent on a new connection before that has counted.
+func (n *Namespace) Lost() uint64 { return n.s.losses.Load() }
+
 // Start queues r and returns at once, without any I/O; it goes out at the next Flush or before.
 func (n *Namespace) Start(r *Request) {
 	if r.bound == nil {

@@ -42,7 +42,8 @@ type queue struct {
 	answers   atomic.Uint64 // that have come
 	cost      atomic.Int64  // of the commands that are on the queue
 	unflushed atomic.Bool
-	drain     func() // writeRest, made once
+	more      atomic.Bool // read has received more answers, and will flush when it has ended their commands
+	drain     func()      // writeRest, made once
 
 	mu        sync.Mutex
 	dead      bool
@@ -96,7 +97,7 @@ func newQueue(a *association, id uint16, nc net.Conn, size int) *queue {
 		q.slots[i].tag = uint16(i)
 		q.free[i] = uint16(size - 1 - i)
 	}
-	q.in.before = q.flush
+	q.in.before = q.caughtUp
 	q.idle.L = &q.mu
 	q.drain = q.writeRest
 	return q
@@ -283,10 +284,16 @@ func (q *queue) fill() {
 
 func (q *queue) queued() bool { return q.capsules.head != nil || q.transfers.head != nil }
 
-// flush writes what is queued, unless somebody is at it, until the socket is full. Then a goroutine that lives until all is
-// written takes over.
+// caughtUp is called before read may wait for more to come.
+func (q *queue) caughtUp() {
+	q.more.Store(false)
+	q.flush()
+}
+
+// flush writes what is queued, unless somebody is at it or about to be, until the socket is full. Then a goroutine that lives
+// until all is written takes over.
 func (q *queue) flush() {
-	if !q.unflushed.Load() || !q.unflushed.Swap(false) {
+	if !q.unflushed.Load() || q.more.Load() || !q.unflushed.Swap(false) {
 		return
 	}
 	q.mu.Lock()

@@ -83,6 +83,7 @@ func (q *queue) receive() ([]byte, error) {
 	}
 	if cmd != nil {
 		broken := q.broken(cmd)
+		q.more.Store(q.in.buffered() > 0) // what is started for all of these answers goes out together
 		cmd.Done(cmd)
 		return nil, broken
 	}

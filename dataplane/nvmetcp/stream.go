@@ -75,6 +75,9 @@ func (s *stream) head(k int) ([]byte, error) {
 // consume drops k bytes that head has returned.
 func (s *stream) consume(k int) { s.r += k }
 
+// buffered is how many bytes were received and not consumed.
+func (s *stream) buffered() int { return s.w - s.r }
+
 // payload moves the next n bytes to dst, which has room for them, or drops them if dst is nil or becomes so. With digest
 // set it computes their digest.
 func (s *stream) payload(n int, digest bool) (sum uint32, err error) {

@@ -38,6 +38,7 @@ type Subsystem struct {
 	cfg    SubsystemConfig
 	nqn    string
 	policy atomic.Uint32
+	losses atomic.Uint64 // of associations
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -612,6 +613,7 @@ func (m *member) state(l *link, s State) {
 	if s != StateLive {
 		l.live.Store(false)
 		if s == StateResetting || s == StateDead {
+			m.s.losses.Add(1)
 			l.epoch++
 		}
 		l.need = needANA | needScan // anything may have changed meanwhile
@@ -777,6 +779,7 @@ const leaveTime = 30 * time.Second
 func (m *member) end(l *link) {
 	m.mu.Lock()
 	l.live.Store(false)
+	m.s.losses.Add(1)
 	l.epoch++
 	m.mu.Unlock()
 	m.s.mu.Lock()

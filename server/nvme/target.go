@@ -259,6 +259,7 @@ func (t *Target) PortDown(id uint16) error {
 		p.listener.Close()
 		p.listener = nil
 	}
+	ended := t.cut(func(c *conn) bool { return c.port == p }) // first: nobody is told that the controller is not ready
 	for _, s := range t.subsystems {
 		for _, ctrl := range s.controllers {
 			if ctrl.port == p {
@@ -266,7 +267,6 @@ func (t *Target) PortDown(id uint16) error {
 			}
 		}
 	}
-	ended := t.cut(func(c *conn) bool { return c.port == p })
 	t.discoveryChanged()
 	t.mu.Unlock()
 	await(ended)
@@ -462,23 +462,24 @@ func (t *Target) DropControllers(nqn, host string) error {
 
 // drop ends controllers, and returns the connections that have to end, those of controllers that ended before among them. t.mu is held.
 func (t *Target) drop(s *subsystem, which func(*controller) bool) (ended []*conn) {
+	ended = t.cut(func(c *conn) bool {
+		ctrl := c.ctrl.Load()
+		return ctrl != nil && ctrl.sub == s && which(ctrl)
+	})
 	for _, ctrl := range s.controllers {
 		if which(ctrl) {
 			t.remove(ctrl)
 		}
 	}
-	return t.cut(func(c *conn) bool {
-		ctrl := c.ctrl.Load()
-		return ctrl != nil && ctrl.sub == s && which(ctrl)
-	})
+	return ended
 }
 
 // dropOne ends one controller; the connections end by themselves.
 func (t *Target) dropOne(ctrl *controller) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.remove(ctrl)
 	t.cut(func(c *conn) bool { return c.ctrl.Load() == ctrl })
+	t.remove(ctrl)
 }
 
 // remove forgets a controller. t.mu is held.

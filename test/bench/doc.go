@@ -9,7 +9,8 @@
 // end reads and writes the same files, a loop that speaks NFS version 3. Where a loop's number of connections and depth
 // matter, short trials choose them each time. Slow networks and devices are data servers of this program that delay
 // their replies or pass a bounded number of bytes a second, for a server or for each connection; one that is to take
-// requests and answer none is stopped. NFS-Ganesha, rpcbind if none runs, and all else is started for a row, on free
+// requests and answer none is stopped. NVMe/TCP targets are of this program, too. NFS-Ganesha, rpcbind if none runs, and
+// all else is started for a row, on free
 // ports, and ended after it.
 //
 // The lab-kernel rows run in the virtual machine of test/lab, which is started for the first of them and ended with the

@@ -62,7 +62,7 @@ type row struct {
 func main() {
 	do := run
 	if len(os.Args) > 1 {
-		for name, serve := range map[string]func([]string) error{bareCommand: serveBare, dataCommand: serveData, filesCommand: serveFiles} {
+		for name, serve := range map[string]func([]string) error{bareCommand: serveBare, dataCommand: serveData, filesCommand: serveFiles, nvmeCommand: serveNVMe} {
 			if os.Args[1] == name {
 				do = func() error { return serve(os.Args[2:]) }
 			}

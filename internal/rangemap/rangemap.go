@@ -1,29 +1,32 @@
-package dataplane
+package rangemap
 
 import "slices"
 
-// extents maps ranges that do not overlap to values: a list sorted by offset, cut into leaves of at most leafMax, so
+// Map maps ranges that do not overlap to values: a list sorted by offset, cut into leaves of at most leafMax, so
 // that an insertion moves little however many there are. The zero value is empty.
-type extents[T any] struct {
-	leaves [][]extent[T] // none is empty
-	spare  []extent[T]   // a leaf to reuse, so that a map which has one element now and then does not allocate
+type Map[T any] struct {
+	leaves [][]Entry[T] // none is empty
+	spare  []Entry[T]   // a leaf to reuse, so that a map which has one element now and then does not allocate
 	count  int
 }
 
-// extent is the value of the bytes [off, end).
-type extent[T any] struct {
-	off, end int64
-	val      T
+// Entry is the value of the bytes [Off, End).
+type Entry[T any] struct {
+	Off, End int64
+	Val      T
 }
 
 const leafMax = 64
 
-// find returns the place of the first extent that ends after off: leaf l, index i. If there is none, l == len(leaves).
-func (m *extents[T]) find(off int64) (l, i int) {
+// Len is how many entries there are.
+func (m *Map[T]) Len() int { return m.count }
+
+// find returns the place of the first entry that ends after off: leaf l, index i. If there is none, l == len(leaves).
+func (m *Map[T]) find(off int64) (l, i int) {
 	lo, hi := 0, len(m.leaves)
 	for lo < hi {
 		mid := (lo + hi) / 2
-		if leaf := m.leaves[mid]; leaf[len(leaf)-1].end > off {
+		if leaf := m.leaves[mid]; leaf[len(leaf)-1].End > off {
 			hi = mid
 		} else {
 			lo = mid + 1
@@ -36,7 +39,7 @@ func (m *extents[T]) find(off int64) (l, i int) {
 	a, b := 0, len(leaf)
 	for a < b {
 		mid := (a + b) / 2
-		if leaf[mid].end > off {
+		if leaf[mid].End > off {
 			b = mid
 		} else {
 			a = mid + 1
@@ -45,13 +48,13 @@ func (m *extents[T]) find(off int64) (l, i int) {
 	return lo, a
 }
 
-// insert adds an extent. No other may overlap it.
-func (m *extents[T]) insert(off, end int64, val T) {
+// Insert adds an entry. No other may overlap it.
+func (m *Map[T]) Insert(off, end int64, val T) {
 	l, i := m.find(off)
-	m.insertAt(l, i, extent[T]{off, end, val})
+	m.insertAt(l, i, Entry[T]{off, end, val})
 }
 
-func (m *extents[T]) insertAt(l, i int, e extent[T]) {
+func (m *Map[T]) insertAt(l, i int, e Entry[T]) {
 	m.count++
 	if l == len(m.leaves) {
 		// Behind everything: the last leaf if it has room, else a new one, which leaves full ones full when a file is
@@ -66,7 +69,7 @@ func (m *extents[T]) insertAt(l, i int, e extent[T]) {
 	}
 	leaf := m.leaves[l]
 	if len(leaf) == leafMax {
-		right := append(make([]extent[T], 0, leafMax), leaf[leafMax/2:]...)
+		right := append(make([]Entry[T], 0, leafMax), leaf[leafMax/2:]...)
 		clear(leaf[leafMax/2:])
 		leaf = leaf[:leafMax/2]
 		m.leaves[l] = leaf
@@ -79,27 +82,27 @@ func (m *extents[T]) insertAt(l, i int, e extent[T]) {
 	m.leaves[l] = slices.Insert(leaf, i, e)
 }
 
-// overlapping calls fn for every extent that has a byte in [off, end), in order, until fn returns false. fn may change
+// Overlapping calls fn for every entry that has a byte in [off, end), in order, until fn returns false. fn may change
 // the value and nothing else.
-func (m *extents[T]) overlapping(off, end int64, fn func(e *extent[T]) bool) {
+func (m *Map[T]) Overlapping(off, end int64, fn func(e *Entry[T]) bool) {
 	l, i := m.find(off)
 	for ; l < len(m.leaves); l, i = l+1, 0 {
 		leaf := m.leaves[l]
 		for ; i < len(leaf); i++ {
-			if leaf[i].off >= end || !fn(&leaf[i]) {
+			if leaf[i].Off >= end || !fn(&leaf[i]) {
 				return
 			}
 		}
 	}
 }
 
-// deleteFunc removes every extent that has a byte in [off, end) and for which fn returns true.
-func (m *extents[T]) deleteFunc(off, end int64, fn func(e *extent[T]) bool) {
+// DeleteFunc removes every entry that has a byte in [off, end) and for which fn returns true.
+func (m *Map[T]) DeleteFunc(off, end int64, fn func(e *Entry[T]) bool) {
 	l, i := m.find(off)
-	for l < len(m.leaves) && m.leaves[l][i].off < end {
+	for l < len(m.leaves) && m.leaves[l][i].Off < end {
 		leaf := m.leaves[l]
 		kept := i
-		for ; i < len(leaf) && leaf[i].off < end; i++ {
+		for ; i < len(leaf) && leaf[i].Off < end; i++ {
 			if fn(&leaf[i]) {
 				continue
 			}
@@ -121,7 +124,7 @@ func (m *extents[T]) deleteFunc(off, end int64, fn func(e *extent[T]) bool) {
 }
 
 // shrunk puts a leaf back from which something was removed; it returns 0 if the following leaf has its place now, else 1.
-func (m *extents[T]) shrunk(l int, leaf []extent[T]) int {
+func (m *Map[T]) shrunk(l int, leaf []Entry[T]) int {
 	if len(leaf) == 0 {
 		m.leaves = slices.Delete(m.leaves, l, l+1)
 		m.spare = leaf
@@ -138,28 +141,28 @@ func (m *extents[T]) shrunk(l int, leaf []extent[T]) int {
 	return 1
 }
 
-// cut makes [off, end) free. Extents that reach into it are trimmed; drop is called for each that vanishes and dup for
+// Cut makes [off, end) free. Extents that reach into it are trimmed; drop is called for each that vanishes and dup for
 // one that becomes two.
-func (m *extents[T]) cut(off, end int64, drop, dup func(val *T)) {
+func (m *Map[T]) Cut(off, end int64, drop, dup func(val *T)) {
 	l, i := m.find(off)
-	if l == len(m.leaves) || m.leaves[l][i].off >= end {
+	if l == len(m.leaves) || m.leaves[l][i].Off >= end {
 		return
 	}
-	if e := &m.leaves[l][i]; e.off < off {
-		right := extent[T]{end, e.end, e.val}
-		e.end = off
-		if right.end > end {
-			dup(&right.val)
+	if e := &m.leaves[l][i]; e.Off < off {
+		right := Entry[T]{end, e.End, e.Val}
+		e.End = off
+		if right.End > end {
+			dup(&right.Val)
 			l, i = m.find(off)
 			m.insertAt(l, i, right)
 			return
 		}
 	}
-	if l, i = m.find(end); l < len(m.leaves) && m.leaves[l][i].off < end {
-		m.leaves[l][i].off = end
+	if l, i = m.find(end); l < len(m.leaves) && m.leaves[l][i].Off < end {
+		m.leaves[l][i].Off = end
 	}
-	m.deleteFunc(off, end, func(e *extent[T]) bool {
-		drop(&e.val)
+	m.DeleteFunc(off, end, func(e *Entry[T]) bool {
+		drop(&e.Val)
 		return true
 	})
 }

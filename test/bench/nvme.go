@@ -1,0 +1,418 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/server/nvme"
+
+	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
+)
+
+// The rows of NVMe/TCP: our host and our target.
+
+// nvmeCommand makes this program serve a file as a namespace: serve-nvme PORTS FILE. It writes the addresses of so many ports, in
+// a line, to its standard output.
+const nvmeCommand = "serve-nvme"
+
+const (
+	nvmeNQN   = "nqn.2024-01.io.github.weftfs:bench"
+	nvmeNSID  = 1
+	nvmeBlock = 4096 // bytes
+)
+
+func serveNVMe(args []string) error {
+	if len(args) != 2 {
+		return fmt.Errorf("%s takes PORTS FILE", nvmeCommand)
+	}
+	ports, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	_, addrs, end, err := nvmeTarget(args[1], ports)
+	if err != nil {
+		return err
+	}
+	for _, a := range addrs {
+		fmt.Print(a, " ")
+	}
+	fmt.Println()
+	awaitTerm()
+	return end()
+}
+
+// nvmeTarget makes a target that serves a file at so many ports, 1 the first of them, and returns it with their addresses and its end.
+func nvmeTarget(path string, ports int) (t *nvme.Target, addrs []netip.AddrPort, end func() error, err error) {
+	f, err := nvme.OpenFile(path, false)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	cfg := nvme.Config{
+		Subsystems: []nvme.Subsystem{{
+			NQN: nvmeNQN, Serial: "bench", AnyHost: true,
+			Namespaces: []nvme.Namespace{{NSID: nvmeNSID, Backing: f, BlockSize: nvmeBlock, NGUID: [16]byte{1}}},
+		}},
+		Log: slog.New(slog.DiscardHandler),
+	}
+	for i := range ports {
+		cfg.Ports = append(cfg.Ports, nvme.Port{ID: uint16(i + 1), Listen: "127.0.0.1:0"})
+	}
+	if t, err = nvme.New(cfg); err != nil {
+		return nil, nil, nil, errors.Join(err, f.Close())
+	}
+	for i := range ports {
+		addrs = append(addrs, netip.MustParseAddrPort(t.Addr(uint16(i+1))))
+	}
+	return t, addrs, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		t.Shutdown(ctx) // an error says that connections were cut
+		return f.Close()
+	}, nil
+}
+
+// nvmeFile makes a file of dataSize bytes.
+func (l *lab) nvmeFile() (path string, err error) {
+	path = filepath.Join(l.mem, "namespace")
+	return path, fillColumn(path, 0, 1)
+}
+
+// nvmeHost is how host i connects.
+func nvmeHost(i int) nvmetcp.Config {
+	id := wire.HostID{15: 1}
+	id[0], id[1] = byte(i), byte(i>>8)
+	return nvmetcp.Config{
+		SubsysNQN: nvmeNQN, HostNQN: fmt.Sprint("nqn.2024-01.io.github.weftfs:host", i), HostID: id,
+		Log: slog.New(slog.DiscardHandler),
+	}
+}
+
+// openNVMe opens the namespace by the addresses of its subsystem, and waits until all are in use.
+func openNVMe(cfg nvmetcp.SubsystemConfig) (*nvmetcp.Subsystem, *nvmetcp.Namespace, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	s, err := nvmetcp.Open(ctx, cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	err = await("paths to the namespace", func() bool {
+		st := s.Stats()
+		return len(st.Namespaces) == 1 && len(st.Namespaces[0].Paths) == len(cfg.Addrs)
+	})
+	var ns *nvmetcp.Namespace
+	if err == nil {
+		ns, err = s.Namespace(nvmeNSID)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, s.Close())
+	}
+	return s, ns, nil
+}
+
+// nvmeIO measures our host on our target, one path, with depth commands outstanding, against the loop on the same file with as
+// many at most.
+func nvmeIO(w workload, depth int) func(*lab) (figures, error) {
+	return func(l *lab) (f figures, err error) {
+		path, err := l.nvmeFile()
+		if err != nil {
+			return f, err
+		}
+		defer func() { err = errors.Join(err, os.Remove(path)) }()
+		p, addrs, err := startAddrs(nvmeCommand, "1", path)
+		if err != nil {
+			return f, err
+		}
+		f.weft, err = nvmeLoad(addrs[0], w, depth, sample)
+		if err := errors.Join(err, p.stop()); err != nil {
+			return f, err
+		}
+		if p, addrs, err = startAddrs(filesCommand, path); err != nil {
+			return f, err
+		}
+		f.baseline, err = best(filesFormat{}, []file{{addr: addrs[0]}}, w, [2]int{1, 4}, [2]int{1, depth}, [2]int{2, depth / 2}, [2]int{4, depth / 4})
+		return f, errors.Join(err, p.stop())
+	}
+}
+
+// nvmeLoad keeps depth commands outstanding for so long.
+func nvmeLoad(addr netip.AddrPort, w workload, depth int, long time.Duration) (v float64, err error) {
+	s, ns, err := openNVMe(nvmetcp.SubsystemConfig{Controller: nvmeHost(0), Addrs: []string{addr.String()}})
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	var requests atomic.Int64
+	var wg sync.WaitGroup
+	errs := make(chan error, depth)
+	all := &offsets{workload: w}
+	begin := time.Now()
+	for range depth {
+		r := &nvmetcp.Request{}
+		r.Op, r.Blocks, r.Data = wire.OpRead, uint32(w.size/nvmeBlock), make([]byte, w.size)
+		if w.write {
+			r.Op = wire.OpWrite
+			dirty(r.Data)
+		}
+		start := func() {
+			r.SLBA = uint64(all.take() / nvmeBlock)
+			ns.Start(r)
+			ns.Flush()
+		}
+		r.Done = func(r *nvmetcp.Request) {
+			if r.Err == nil {
+				requests.Add(1)
+				if time.Since(begin) < long {
+					start()
+					return
+				}
+			}
+			errs <- r.Err
+			wg.Done()
+		}
+		wg.Add(1)
+		start()
+	}
+	wg.Wait()
+	took := time.Since(begin)
+	for range depth {
+		if e := <-errs; e != nil {
+			err = e // any of them: they are alike
+		}
+	}
+	return w.figure(requests.Load(), took), err
+}
+
+const (
+	nvmeEventTime = 50 * time.Millisecond  // that an event may take
+	nvmeSilence   = 500 * time.Millisecond // time-out of commands
+)
+
+// nvmePaths makes a namespace that is reached in two ways, of which the second goes through a relay. One is used until it is no longer the best.
+func (l *lab) nvmePaths(do func(t *nvme.Target, s *nvmetcp.Subsystem, ns *nvmetcp.Namespace, addrs []string, r *relay) error) error {
+	path, err := l.nvmeFile()
+	if err != nil {
+		return err
+	}
+	t, ports, end, err := nvmeTarget(path, 2)
+	if err != nil {
+		return err
+	}
+	r, err := newRelay(ports[1].String())
+	if err == nil {
+		cfg := nvmetcp.SubsystemConfig{Controller: nvmeHost(0), Addrs: []string{ports[0].String(), r.addr()}, Policy: nvmetcp.NUMA}
+		cfg.Controller.IOTimeout = nvmeSilence
+		s, ns, e := openNVMe(cfg)
+		if err = e; err == nil {
+			err = errors.Join(do(t, s, ns, cfg.Addrs, r), s.Close())
+		}
+		r.close()
+	}
+	return errors.Join(err, end(), os.Remove(path))
+}
+
+// readUntil reads, one block after the other, until ok, and returns when the last of them was done.
+func readUntil(ns *nvmetcp.Namespace, ok func() bool) (time.Time, error) {
+	r := &nvmetcp.Request{}
+	r.Op, r.Blocks, r.Data = wire.OpRead, 1, make([]byte, nvmeBlock)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	for {
+		if err := ns.Do(ctx, r); err != nil {
+			return time.Time{}, err
+		}
+		if at := time.Now(); ok() {
+			return at, nil
+		}
+	}
+}
+
+// commandsAt is how many commands a path has done.
+func commandsAt(s *nvmetcp.Subsystem, addr string) uint64 {
+	for _, p := range s.Stats().Namespaces[0].Paths {
+		if p.Addr == addr {
+			return p.Commands
+		}
+	}
+	return 0
+}
+
+// nvmeEvent is the time, in ms, from the moment when the path in use stops being optimized, though it still serves, to the end of the first read
+// on the other one.
+func nvmeEvent(l *lab) (f figures, err error) {
+	f.baseline = ms(nvmeEventTime)
+	return f, l.nvmePaths(func(t *nvme.Target, s *nvmetcp.Subsystem, ns *nvmetcp.Namespace, addrs []string, _ *relay) error {
+		if err := t.SetANA(2, 1, wire.ANANonOptimized); err != nil {
+			return err
+		}
+		first := func() bool { return commandsAt(s, addrs[0]) > 100 }
+		if _, err := readUntil(ns, first); err != nil {
+			return err
+		}
+		if err := t.SetANA(2, 1, wire.ANAOptimized); err != nil {
+			return err
+		}
+		time.Sleep(nvmeEventTime) // both are optimized, and the first is used
+		before := commandsAt(s, addrs[1])
+		begin := time.Now()
+		if err := t.SetANA(1, 1, wire.ANANonOptimized); err != nil {
+			return err
+		}
+		end, err := readUntil(ns, func() bool { return commandsAt(s, addrs[1]) > before })
+		f.weft = ms(end.Sub(begin))
+		return err
+	})
+}
+
+// nvmeDead is the time, in ms, from the moment when a connection in use falls silent to the end of the first read that was
+// on it.
+func nvmeDead(l *lab) (f figures, err error) {
+	f.baseline = ms(nvmeSilence)
+	return f, l.nvmePaths(func(t *nvme.Target, s *nvmetcp.Subsystem, ns *nvmetcp.Namespace, addrs []string, r *relay) error {
+		if err := t.SetANA(1, 1, wire.ANANonOptimized); err != nil {
+			return err
+		}
+		if _, err := readUntil(ns, func() bool { return commandsAt(s, addrs[1]) > 100 }); err != nil {
+			return err
+		}
+		before := commandsAt(s, addrs[0])
+		r.stall()
+		begin := time.Now()
+		end, err := readUntil(ns, func() bool { return commandsAt(s, addrs[0]) > before })
+		f.weft = ms(end.Sub(begin))
+		return err
+	})
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// relay passes connections on until it is stalled: then they stay open, and nothing arrives any more.
+type relay struct {
+	l       net.Listener
+	to      string
+	silent  chan struct{} // closed by stall
+	stalled sync.Once
+
+	mu   sync.Mutex
+	open []net.Conn
+}
+
+func newRelay(to string) (*relay, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	r := &relay{l: l, to: to, silent: make(chan struct{})}
+	go func() { // ends with the listener
+		for {
+			nc, err := l.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("tcp", to)
+			if err != nil {
+				nc.Close()
+				continue
+			}
+			r.mu.Lock()
+			r.open = append(r.open, nc, far)
+			r.mu.Unlock()
+			go r.pass(nc, far) // as the next one: ends with either connection
+			go r.pass(far, nc)
+		}
+	}()
+	return r, nil
+}
+
+func (r *relay) addr() string { return r.l.Addr().String() }
+
+func (r *relay) stall() { r.stalled.Do(func() { close(r.silent) }) }
+
+func (r *relay) pass(from, to net.Conn) {
+	b := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(b)
+		select {
+		case <-r.silent:
+			return
+		default:
+		}
+		if err == nil {
+			_, err = to.Write(b[:n])
+		}
+		if err != nil {
+			from.Close()
+			to.Close()
+			return
+		}
+	}
+}
+
+func (r *relay) close() {
+	r.l.Close()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, nc := range r.open {
+		nc.Close()
+	}
+}
+
+// nvmeStorm is how long it takes, in seconds, until the last of many hosts that begin together has asked a discovery service: that one of three
+// endpoints which a hash of its name chooses, against one for all.
+func nvmeStorm(l *lab) (f figures, err error) {
+	var addrs []string
+	for i := range 3 {
+		path := filepath.Join(l.mem, fmt.Sprint("namespace", i))
+		if err := os.WriteFile(path, make([]byte, nvmeBlock), 0o600); err != nil {
+			return f, err
+		}
+		defer os.Remove(path)
+		p, at, err := startAddrs(nvmeCommand, "1", path)
+		if err != nil {
+			return f, err
+		}
+		defer p.stop()
+		addrs = append(addrs, at[0].String())
+	}
+	if f.weft, err = discoverAll(addrs); err == nil {
+		f.baseline, err = discoverAll(addrs[:1])
+	}
+	return f, err
+}
+
+// discoverAll has all hosts ask at once.
+func discoverAll(addrs []string) (float64, error) {
+	const hosts = 1000
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	errs := make(chan error, hosts)
+	begin := time.Now()
+	for i := range hosts {
+		go func() { // a host
+			cfg := nvmetcp.DiscoveryConfig{Controller: nvmeHost(i), Addrs: addrs}
+			cfg.Controller.SubsysNQN = wire.DiscoveryNQN
+			d, err := nvmetcp.Discover(ctx, cfg)
+			if err == nil && len(d.Addrs(nvmeNQN)) == 0 {
+				err = d.Missing(nvmeNQN, cfg.Controller.HostNQN, addrs)
+			}
+			errs <- err
+		}()
+	}
+	var failed error
+	for range hosts {
+		if err := <-errs; err != nil {
+			failed = err // any of them: they are alike
+		}
+	}
+	return time.Since(begin).Seconds(), failed
+}
