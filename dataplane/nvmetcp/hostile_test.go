@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -721,14 +722,16 @@ func TestSilence(t *testing.T) {
 	_ = silent
 }
 
-// TestUnsentStaysUnsent closes a connection whose controller reads nothing: what was not read by then never arrives, and
+// TestUnsentStaysUnsent closes a connection whose controller reads nothing: what waits in our socket's buffer never arrives, and
 // what was not sent is said to be so.
 func TestUnsentStaysUnsent(t *testing.T) {
 	p := newPeer(t)
 	p.inCaps, p.ctrl.IOCCSZ = 1<<20, 4+1<<20/16
 	held := make(chan struct{})
-	arrived := make(chan uint64, 100)
+	arrived := make(chan uint64, 200)
+	var old atomic.Pointer[peerConn]
 	p.io = func(pc *peerConn, cmd wire.Command, _ []byte) bool {
+		old.CompareAndSwap(nil, pc)
 		<-held
 		var r wire.Range
 		r.Decode(&cmd)
@@ -739,9 +742,9 @@ func TestUnsentStaysUnsent(t *testing.T) {
 	var mu sync.Mutex
 	sent := map[uint64]bool{}
 	var wg sync.WaitGroup
-	const n = 40
+	const n = 120
 	for i := range n {
-		cmd := writeCommand(uint64(i), make([]byte, 1<<20))
+		cmd := writeCommand(uint64(i), make([]byte, 256<<10))
 		wg.Add(1)
 		cmd.Done = func(cmd *Command) {
 			var path *PathError
@@ -761,6 +764,11 @@ func TestUnsentStaysUnsent(t *testing.T) {
 	c.Reset("a test")
 	wait(t, &wg)
 	close(held)
+	eventually(t, "all that arrives is read", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return !p.conns[old.Load()]
+	})
 	l := 0
 	for _, s := range sent {
 		if s {
@@ -775,6 +783,9 @@ func TestUnsentStaysUnsent(t *testing.T) {
 	c.Close()
 	p.wg.Wait()
 	close(arrived)
+	if len(arrived) >= l {
+		t.Errorf("%d writes arrived, as many as were sent", len(arrived))
+	}
 	for slba := range arrived {
 		if !sent[slba] {
 			t.Errorf("write %d arrived but was said to be unsent", slba)
@@ -782,7 +793,8 @@ func TestUnsentStaysUnsent(t *testing.T) {
 	}
 }
 
-// TestLateCompletions sends many answers again, later, and some in a queue whose slots are in use again.
+// TestLateCompletions has an answer come again when its slot has another command, which it would end: a Flush has nothing that
+// could be missing.
 func TestLateCompletions(t *testing.T) {
 	p := newPeer(t)
 	var old wire.Completion
@@ -792,17 +804,17 @@ func TestLateCompletions(t *testing.T) {
 			old = wire.Completion{CID: cmd.CID}
 		}
 		if n == 5 {
-			pc.answer(old) // the slot has another command now
+			pc.answer(old)
 			return true
 		}
 		return false
 	}
 	c := p.host(func(cfg *Config) { cfg.QueueSize = 2 })
 	for i := range 5 {
-		err := do(t, c, readCommand(0, 512))
+		err := do(t, c, &Command{Op: wire.OpFlush, NSID: 1})
 		var path *PathError
 		if i < 4 && err != nil || i == 4 && !errors.As(err, &path) {
-			t.Fatalf("read %d: %v", i, err)
+			t.Fatalf("Flush %d: %v", i, err)
 		}
 	}
 }

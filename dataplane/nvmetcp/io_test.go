@@ -48,9 +48,7 @@ func TestData(t *testing.T) {
 			model := make([]byte, peerSize)
 			for range 4 {
 				batch(t, c, rnd, wire.OpWrite, func(off int, b []byte) {
-					for i := range b {
-						b[i] = byte(rnd.Uint32())
-					}
+					copy(b, pattern(rnd.Uint64(), len(b)))
 					copy(model[off:], b)
 				}, nil)
 				batch(t, c, rnd, wire.OpRead, nil, func(off int, b []byte) {
@@ -355,10 +353,11 @@ func TestDetach(t *testing.T) {
 				return false
 			}
 			b := pattern(1, int(cmd.SGL.Length))
-			pc.data(wire.C2HData{CID: cmd.CID}, b[:1024])
+			d := wire.C2HData{CID: cmd.CID, Length: cmd.SGL.Length, Last: true, Success: true}
+			pc.raw(append(d.Append(nil, pc.send), b[:1024]...)) // a PDU in two parts
 			arrived <- struct{}{}
 			<-goOn
-			pc.data(wire.C2HData{CID: cmd.CID, Offset: 1024, Last: true, Success: true}, b[1024:])
+			pc.raw(b[1024:])
 			return true
 		}
 		c := p.host(func(cfg *Config) { cfg.QueueSize = 2 })
@@ -370,6 +369,12 @@ func TestDetach(t *testing.T) {
 		c.Start(second)
 		c.Flush()
 		<-arrived
+		q := c.live.Load().io[0]
+		eventually(t, "receiving", func() bool {
+			q.mu.Lock()
+			defer q.mu.Unlock()
+			return q.current != nil
+		})
 		for _, cmd := range []*Command{second, first} {
 			c.Detach(cmd)
 			if err := <-done; !errors.Is(err, context.Canceled) {
@@ -462,7 +467,7 @@ func TestDetachUnderLoad(t *testing.T) {
 		wg.Go(func() {
 			rnd := rand.New(rand.NewPCG(seed, uint64(i)))
 			base := uint64(i) * 4096
-			for range 60 {
+			for range 30 {
 				data := pattern(rnd.Uint64(), 256<<10)
 				done := make(chan error, 1)
 				w := writeCommand(base, data)

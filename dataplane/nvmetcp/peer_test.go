@@ -2,6 +2,7 @@ package nvmetcp
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"log/slog"
@@ -467,11 +468,11 @@ func writeCommand(slba uint64, data []byte) *Command {
 
 func pattern(seed uint64, n int) []byte {
 	rnd := rand.New(rand.NewPCG(seed, 1))
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = byte(rnd.Uint32())
+	b := make([]byte, 0, n+8)
+	for len(b) < n {
+		b = binary.LittleEndian.AppendUint64(b, rnd.Uint64())
 	}
-	return b
+	return b[:n]
 }
 
 // eventually waits until ok returns true.

@@ -122,7 +122,7 @@ func newConn(t *Target, p *port, nc net.Conn) (*conn, error) {
 		done:  make(chan struct{}),
 	}
 	c.changed.L = &c.mu
-	c.tx.nc, c.tx.raw = nc, raw
+	c.tx.nc, c.tx.raw, c.tx.stall = nc, raw, t.stall
 	c.tx.fn = c.tx.run
 	return c, nil
 }
@@ -205,13 +205,13 @@ func (c *conn) serve() error {
 		c.linger()
 		return err
 	case errors.Is(sendErr, os.ErrDeadlineExceeded):
-		return fmt.Errorf("the host has not taken anything for %v", stallTime)
+		return fmt.Errorf("the host has not taken anything for %v", c.tx.stall)
 	case errors.Is(err, os.ErrDeadlineExceeded) && c.ctrl.Load() == nil:
 		return fmt.Errorf("no Connect command came within %v", beginTime)
 	case errors.Is(err, os.ErrDeadlineExceeded) && c.mustAuthenticate():
 		return fmt.Errorf("the host has not authenticated itself within %v", beginTime)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("the rest of a PDU did not come within %v", stallTime)
+		return fmt.Errorf("the rest of a PDU did not come within %v", c.tx.stall)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), errors.As(err, &ne):
 		return nil // the host is gone
 	}
@@ -272,7 +272,7 @@ func (c *conn) readFull(b []byte) error {
 		return nil
 	}
 	c.flush()
-	c.limitReads(time.Now().Add(stallTime))
+	c.limitReads(time.Now().Add(c.tx.stall))
 	defer c.limitReads(time.Time{})
 	_, err := io.ReadFull(c.nc, b[n:])
 	return err

@@ -3,6 +3,7 @@ package nvme
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"math/rand/v2"
@@ -338,6 +339,7 @@ func TestFence(t *testing.T) {
 func TestStalledHost(t *testing.T) {
 	t.Parallel()
 	tgt := startTarget(t, testConfig(t, ramDir(t)))
+	tgt.setStall(3 * time.Second)
 	h := newHost(t, tgt.Addr(1), hostOptions{ic: wire.ICReq{DataDigest: true}}) // so that reads need memory
 	q := h.queue(1, 512)
 	q.nc.(*net.TCPConn).SetReadBuffer(4096)
@@ -376,6 +378,37 @@ func TestStalledHost(t *testing.T) {
 	w.nc.Close()
 	h.admin.nc.Close()
 	eventually(t, "all memory is given back", func() bool { return tgt.payloads.Load() == 0 })
+}
+
+func (t *Target) setStall(d time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.stall = d
+}
+
+// TestSlowHost has a host take what is sent later than it can be sent at once, but in time, and go on after more than that time.
+func TestSlowHost(t *testing.T) {
+	t.Parallel()
+	tgt := startTarget(t, testConfig(t, ramDir(t)))
+	tgt.setStall(2 * time.Second)
+	q := newHost(t, tgt.Addr(1), hostOptions{}).queue(1, 64)
+	var cids []uint16
+	for range 32 {
+		cids = append(cids, q.send(read(1, 0, maxTransfer/512, 512), nil))
+	}
+	time.Sleep(500 * time.Millisecond)
+	got := map[uint16]bool{}
+	for range cids {
+		p := q.recv()
+		got[binary.LittleEndian.Uint16(p.head[8:])] = true
+	}
+	if len(got) != len(cids) {
+		t.Errorf("%d answers to %d commands", len(got), len(cids))
+	}
+	time.Sleep(3 * time.Second)
+	for range 3 {
+		q.ok(read(1, 0, 8, 512), nil, nil)
+	}
 }
 
 // TestShutdown lets commands that were read end, and answers them.

@@ -34,6 +34,7 @@ const maxVec = 512
 type transmit struct {
 	nc    net.Conn
 	raw   syscall.RawConn
+	stall time.Duration // how long the socket may take nothing
 	batch []message
 	next  int  // the first of batch of which something is left
 	done  int  // the first of batch that was not given back
@@ -54,7 +55,8 @@ func (p *transmit) pending() bool { return p.next < len(p.batch) }
 func (p *transmit) send(block bool) {
 	p.block = block
 	if block {
-		p.nc.SetWriteDeadline(time.Now().Add(stallTime))
+		p.nc.SetWriteDeadline(time.Now().Add(p.stall))
+		defer p.nc.SetWriteDeadline(time.Time{}) // it would be in the way of the next who does not wait
 	}
 	if err := p.raw.Write(p.fn); err != nil && p.err == nil {
 		p.err = err
@@ -73,7 +75,7 @@ func (p *transmit) run(fd uintptr) bool {
 		case nil, unix.EINTR:
 		case unix.EAGAIN:
 			if p.block {
-				p.nc.SetWriteDeadline(time.Now().Add(stallTime)) // from the last progress on
+				p.nc.SetWriteDeadline(time.Now().Add(p.stall)) // from the last progress on
 			}
 			return !p.block
 		default:

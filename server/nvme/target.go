@@ -40,6 +40,7 @@ type Target struct {
 	proofs     chan struct{} // an element for each step of an authentication that runs
 
 	mu         sync.Mutex
+	stall      time.Duration         // stallTime, but in tests
 	subsystems map[string]*subsystem // the discovery service is one
 	ports      map[uint16]*port
 	conns      map[*conn]bool
@@ -126,6 +127,7 @@ func New(cfg Config) (*Target, error) {
 	}
 	t := &Target{
 		log:        cfg.Log,
+		stall:      stallTime,
 		maxConns:   int(min(nofile.Cur/4, 1<<16)),
 		subsystems: map[string]*subsystem{},
 		ports:      map[uint16]*port{},
