@@ -407,6 +407,7 @@ func (s *Subsystem) unlink(n *Namespace, l *link, why string) {
 	s.cfg.Controller.Log.Info("NVMe path removed", "address", l.m.addr, "nqn", s.nqn, "nsid", n.nsid, "why", why)
 	list := slices.Delete(slices.Clone(set.list), i, i+1)
 	n.paths.Store(newPathSet(list))
+	set.list[i].class.Store(uint32(classOut)) // for a request that waits to be repeated on it
 	if len(list) == 0 {
 		s.cfg.IDs.release(n.id, s.nqn, n.nsid)
 	}
