@@ -38,3 +38,38 @@ func TestRetryAfterReplacement(t *testing.T) {
 		}
 	})
 }
+
+// TestTransientIdentify: a status that asks for a retry, to the questions what a namespace is, makes it neither another one nor one that
+// cannot be used: it is asked for again, and requests wait.
+func TestTransientIdentify(t *testing.T) {
+	for _, what := range []string{"namespace", "descriptors"} {
+		for _, status := range []wire.Status{wire.StatusInternal, wire.StatusNotReady, wire.StatusPathInternal} {
+			t.Run(what+" "+status.String(), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					f := newFakeTarget(t, addrA)
+					s, n := f.use(nil)
+					synctest.Wait()
+					f.set(addrA, func(p *fakePort) {
+						p.admin = func(w string, _ uint32) error {
+							if w == what {
+								return testStatus(status, false)
+							}
+							return nil
+						}
+					})
+					f.ctl(addrA).cut(nil)
+					f.ctl(addrA).back()
+					r := newRequest(wire.OpWrite, 0, blocksOf(0, 1, 1)).start(n)
+					time.Sleep(5 * time.Second)
+					f.set(addrA, func(p *fakePort) { p.admin = nil })
+					if err := r.wait(t); err != nil {
+						t.Fatal(err)
+					}
+					if now, err := s.Namespace(1); now != n {
+						t.Errorf("the namespace is another one now: %v", err)
+					}
+				})
+			})
+		}
+	}
+}

@@ -541,6 +541,9 @@ func (m *member) hopeless(n *Namespace) error {
 		return nil
 	}
 	if err := m.refused[n.nsid]; err != nil {
+		if passing(err) {
+			return nil
+		}
 		return err
 	}
 	for _, p := range n.paths.Load().list {
@@ -741,6 +744,11 @@ func (m *member) read(l *link, need need, change *anaTimer) error {
 		list, refused, err := scan(ctx, l.ctl, m.addr+" of "+m.s.nqn)
 		if err != nil {
 			return err
+		}
+		for _, err := range refused {
+			if passing(err) {
+				m.suspect(l, needScan)
+			}
 		}
 		m.s.apply(m, l, list, refused)
 	}
