@@ -2,6 +2,7 @@ package nvmetcp
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -194,6 +195,43 @@ func TestANAGroups(t *testing.T) {
 			t.Errorf("moved to group 1: at %q", got)
 		}
 	})
+}
+
+// wholeLog is a controller that sends its ANA log from the start whatever the offset, as Linux does.
+type wholeLog struct {
+	*fakeController
+	reads int
+}
+
+func (c *wholeLog) GetLogPage(_ context.Context, get wire.GetLogPage, b []byte) error {
+	c.reads++
+	clear(b)
+	copy(b, c.port.anaLog())
+	return nil
+}
+
+// TestReadWholeANA: a log that the controller sends only as a whole.
+func TestReadWholeANA(t *testing.T) {
+	f := newFakeTarget(t, addrA)
+	p := f.ports[addrA]
+	for nsid := uint32(10); nsid < 1010; nsid++ {
+		f.spaces[nsid] = newFakeSpace(0, 0, 1+nsid%100)
+	}
+	for g := range uint32(128) {
+		p.ana[g+1] = wire.ANAOptimized
+	}
+	ctl, _ := f.dial(t.Context(), Config{Addr: addrA})
+	c := &wholeLog{fakeController: ctl.(*fakeController)}
+	g, err := readANA(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(g.states) != 128 || len(g.groups) != 1001 {
+		t.Errorf("%d groups, %d namespaces", len(g.states), len(g.groups))
+	}
+	if c.reads > 4 {
+		t.Errorf("%d reads", c.reads)
+	}
 }
 
 func TestWithoutANA(t *testing.T) {
