@@ -58,6 +58,7 @@ type fakePort struct {
 	admin  func(what string, nsid uint32) error // may refuse an admin command: active, namespace, descriptors, log
 	mdts   int
 	vwc    uint8
+	kato   time.Duration
 
 	dials, resets, anaReads int
 	ops                     map[wire.Opcode]int
@@ -168,7 +169,7 @@ func (c *fakeController) Info() *Info {
 	i.Controller.ONCS = wire.ONCSReservations
 	c.port.target.mu.Lock()
 	defer c.port.target.mu.Unlock()
-	i.Controller.VWC = c.port.vwc
+	i.Controller.VWC, i.KATO = c.port.vwc, c.port.kato
 	if c.port.ana != nil {
 		i.Controller.CMIC = wire.CMICANA
 	}

@@ -237,6 +237,9 @@ func (n *Namespace) failed(r *Request, now int64) {
 		p.stale.Store(true)
 		p.link.m.suspect(p.link, v.need)
 	}
+	if v.what == doWait && errors.Is(r.Err, ErrClosed) {
+		v.delay = max(v.delay, p.link.ctl.Info().lingers())
+	}
 	r.until, r.unknown, r.same = now+int64(v.delay), false, false
 	switch v.what {
 	case doRetry:
