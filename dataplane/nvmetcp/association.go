@@ -282,9 +282,9 @@ type keepAlive struct {
 	answers uint64        // until the last time
 }
 
-// due tells whether to send one now, when so many answers have come.
-func (k *keepAlive) due(now time.Duration, answers uint64) bool {
-	if k.every == 0 || now < k.next {
+// due tells whether to send one now, when so many answers have come, busy if the last one has none.
+func (k *keepAlive) due(now time.Duration, answers uint64, busy bool) bool {
+	if k.every == 0 || now < k.next || busy {
 		return false
 	}
 	k.next = now + k.every
@@ -338,7 +338,7 @@ func (a *association) tend() {
 				return
 			}
 		}
-		if a.alive.due(now, a.answers()) && a.beating.CompareAndSwap(false, true) {
+		if a.alive.due(now, a.answers(), a.beating.Load()) && a.beating.CompareAndSwap(false, true) {
 			a.beat.limit = a.info.KATO
 			a.admin.start(&a.beat)
 			a.admin.flush()

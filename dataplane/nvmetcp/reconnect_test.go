@@ -206,7 +206,7 @@ func TestKeepAliveTimes(t *testing.T) {
 	k := keepAlive{every: 2 * time.Second}
 	sent := 0
 	for now := time.Duration(0); now < 20*time.Second; now += 250 * time.Millisecond {
-		if k.due(now, uint64(now)) {
+		if k.due(now, uint64(now), false) {
 			sent++
 		}
 	}
@@ -220,7 +220,7 @@ func TestKeepAliveTimes(t *testing.T) {
 		if now > 3*time.Second && now < 6*time.Second {
 			answers++
 		}
-		if k.due(now, answers) {
+		if k.due(now, answers, false) {
 			at = append(at, now/time.Second)
 		}
 	}
@@ -228,7 +228,7 @@ func TestKeepAliveTimes(t *testing.T) {
 		t.Errorf("at %v, want %v", at, want)
 	}
 	k = keepAlive{}
-	if k.due(time.Hour, 0) {
+	if k.due(time.Hour, 0, false) {
 		t.Error("without KATO")
 	}
 }
@@ -248,4 +248,19 @@ func TestCloseWhileConnecting(t *testing.T) {
 			t.Error("still live")
 		}
 	})
+}
+
+// TestBusyKeepAliveIsNotSkipped: one that is answered late is followed by the next at once, not at the next time but one.
+func TestBusyKeepAliveIsNotSkipped(t *testing.T) {
+	k := keepAlive{every: 2 * time.Second}
+	var at []time.Duration
+	for now := time.Duration(0); now <= 6*time.Second; now += 500 * time.Millisecond {
+		busy := now >= 2*time.Second && now < 3*time.Second
+		if k.due(now, 0, busy) {
+			at = append(at, now)
+		}
+	}
+	if want := []time.Duration{0, 3 * time.Second, 5 * time.Second}; !slices.Equal(at, want) {
+		t.Errorf("at %v, want %v", at, want)
+	}
 }
