@@ -165,6 +165,7 @@ func (a *association) fail(err error) {
 
 // stop ends all commands of an association that has failed, and returns why that was.
 func (a *association) stop() error {
+	<-a.down // if another one is just ending it: then it is known when the connections were closed
 	a.wg.Wait()
 	a.c.live.CompareAndSwap(a, nil) // it may have come to that after it failed
 	sent, unsent := a.lost()
