@@ -77,6 +77,8 @@ type fakeController struct {
 	gone    time.Duration // after which what was sent is not carried out any more, if the connection is lost
 	spare   []*Command
 	silence bool // no command is answered
+	made    uint64
+	pause   func() // called once, before the next command is started
 }
 
 func newFakeTarget(t *testing.T, addrs ...string) *fakeTarget {
@@ -118,7 +120,7 @@ func (f *fakeTarget) dial(_ context.Context, cfg Config) (controller, error) {
 	if p.refuse != nil {
 		return nil, p.refuse
 	}
-	p.ctl = &fakeController{port: p, cfg: cfg, flying: map[*Command]*time.Timer{}, gone: 10 * time.Second}
+	p.ctl = &fakeController{port: p, cfg: cfg, flying: map[*Command]*time.Timer{}, gone: 10 * time.Second, made: 1}
 	return p.ctl, nil
 }
 
@@ -163,7 +165,9 @@ func (c *fakeController) become(s State) {
 }
 
 func (c *fakeController) Info() *Info {
-	i := new(Info)
+	c.mu.Lock()
+	i := &Info{Association: c.made}
+	c.mu.Unlock()
 	i.Controller.OAES = wire.EventsNamespaces | wire.EventsANA
 	i.Controller.ANATT = testANATT
 	i.Controller.ONCS = wire.ONCSReservations
@@ -192,9 +196,14 @@ func (c *fakeController) lost(sent bool) error {
 
 func (c *fakeController) Start(cmd *Command) {
 	cmd.Status, cmd.Result, cmd.Err = 0, 0, nil
+	if c.pause != nil {
+		pause := c.pause
+		c.pause = nil
+		pause()
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.state != StateLive {
+	if c.state != StateLive || cmd.Association != 0 && cmd.Association != c.made {
 		cmd.Err = c.lost(false)
 		if c.state == StateDead {
 			cmd.Err = ErrClosed
@@ -359,6 +368,7 @@ func (c *fakeController) cut(late func(w *Command) (after time.Duration, lands b
 func (c *fakeController) back() {
 	c.mu.Lock()
 	c.silence = false
+	c.made++
 	c.mu.Unlock()
 	c.become(StateLive)
 }

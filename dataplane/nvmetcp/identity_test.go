@@ -2,6 +2,7 @@ package nvmetcp
 
 import (
 	"bytes"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,6 +38,50 @@ func TestRetryAfterReplacement(t *testing.T) {
 			t.Error("the other namespace was written to")
 		}
 	})
+}
+
+// TestStartDuringReconnect: a write that is just being started when its connection is lost and made again does not go to what is there
+// then before that was looked at.
+func TestStartDuringReconnect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeTarget(t, addrA)
+		_, n := f.use(nil)
+		synctest.Wait()
+		other := newFakeSpace(9, 4096, 1)
+		c := f.ctl(addrA)
+		c.pause = func() {
+			f.set(addrA, func(p *fakePort) { p.spaces = map[uint32]*fakeSpace{1: other} })
+			c.cut(nil)
+			c.back()
+		}
+		if err := newRequest(wire.OpWrite, 0, blocksOf(0, 1, 1)).start(n).wait(t); err == nil {
+			t.Error("it succeeded")
+		}
+		if !bytes.Equal(other.data, make([]byte, len(other.data))) {
+			t.Error("the other namespace was written to")
+		}
+	})
+}
+
+// TestAssociation: a command for one association is not sent on another.
+func TestAssociation(t *testing.T) {
+	p := newPeer(t)
+	c := p.host(nil)
+	cmd := readCommand(0, 512)
+	cmd.Association = c.Info().Association
+	if err := do(t, c, cmd); err != nil {
+		t.Fatal(err)
+	}
+	c.Reset("test")
+	eventually(t, "connected again", func() bool { return p.connects.Load() == 2 && c.State() == StateLive })
+	var path *PathError
+	if err := do(t, c, cmd); !errors.As(err, &path) || path.Sent {
+		t.Errorf("on the next one: %v", err)
+	}
+	cmd.Association = c.Info().Association
+	if err := do(t, c, cmd); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestTransientIdentify: a status that asks for a retry, to the questions what a namespace is, makes it neither another one nor one that

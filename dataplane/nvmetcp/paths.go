@@ -42,7 +42,8 @@ type link struct {
 	ctl  controller
 	node int // memory node of the network interface, or -1
 
-	live     atomic.Bool // connected, and looked at since
+	live     atomic.Bool   // connected, and looked at since
+	looked   atomic.Uint64 // at this association
 	commands atomic.Int64
 	cost     atomic.Int64 // bytes, and costPerCommand for each command
 	// unflushed says that something was started since the last Flush.

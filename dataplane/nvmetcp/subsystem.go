@@ -695,6 +695,7 @@ func (m *member) refresh(l *link, change *anaTimer) error {
 		if need == 0 {
 			return nil
 		}
+		association := l.ctl.Info().Association
 		err := m.read(l, need, change)
 		m.mu.Lock()
 		if err != nil {
@@ -703,6 +704,7 @@ func (m *member) refresh(l *link, change *anaTimer) error {
 		same := l.epoch == epoch
 		if err == nil && same {
 			// Under mu: state cannot tell of a loss in between, so nothing goes to an association that was not looked at.
+			l.looked.Store(association)
 			l.live.Store(true)
 		}
 		m.mu.Unlock()
