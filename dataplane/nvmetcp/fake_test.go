@@ -78,6 +78,7 @@ type fakeController struct {
 	spare   []*Command
 	silence bool // no command is answered
 	made    uint64
+	why     error  // it is not live
 	pause   func() // called once, before the next command is started
 }
 
@@ -155,6 +156,12 @@ func (c *fakeController) State() State {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.state
+}
+
+func (c *fakeController) lastError() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.why
 }
 
 func (c *fakeController) become(s State) {

@@ -536,7 +536,7 @@ func (m *member) hopeless(n *Namespace) error {
 	}
 	switch state := l.ctl.State(); {
 	case state == StateFailing || state == StateDead:
-		return fmt.Errorf("%s of %s is %v", m.addr, m.s.nqn, state)
+		return fmt.Errorf("%s of %s is %v: %w", m.addr, m.s.nqn, state, l.lost())
 	case state != StateLive || !l.live.Load():
 		return nil
 	}
@@ -793,7 +793,7 @@ func (m *member) end(l *link) {
 	m.s.mu.Lock()
 	m.link, m.scanned = nil, false
 	if m.err == nil {
-		m.err = fmt.Errorf("nvmetcp: %s of %s: given up: away for longer than the controller-loss time-out", m.addr, m.s.nqn)
+		m.err = fmt.Errorf("nvmetcp: %s of %s: given up: %w", m.addr, m.s.nqn, l.lost())
 	}
 	m.since = time.Time{} // it had its time
 	m.s.mu.Unlock()

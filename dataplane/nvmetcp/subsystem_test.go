@@ -489,6 +489,31 @@ func TestOpenErrors(t *testing.T) {
 	})
 }
 
+// TestGivenUpSaysWhy: the error of a controller that is not expected back, and that of a request, say why.
+func TestGivenUpSaysWhy(t *testing.T) {
+	for _, state := range []State{StateFailing, StateDead} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakeTarget(t, addrA)
+			s, n := f.use(nil)
+			synctest.Wait()
+			c := f.ctl(addrA)
+			c.mu.Lock()
+			c.why = &ConnectError{Addr: addrA, NQN: testNQN, Step: "connect admin queue", Final: true, Err: errors.New("host not allowed"), Advice: "allow it"}
+			c.mu.Unlock()
+			c.cut(nil)
+			r := newRequest(wire.OpRead, 0, make([]byte, 512)).start(n)
+			c.become(state)
+			if err := r.wait(t); err == nil || !strings.Contains(err.Error(), "host not allowed: allow it") {
+				t.Errorf("%v: %v", state, err)
+			}
+			synctest.Wait()
+			if err := s.Stats().Controllers[0].Err; state == StateDead && (err == nil || !strings.Contains(err.Error(), "host not allowed: allow it")) {
+				t.Errorf("%v: of the address: %v", state, err)
+			}
+		})
+	}
+}
+
 // TestAddressLater: an address that cannot be reached at first is used as soon as it can.
 func TestAddressLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
