@@ -39,7 +39,7 @@ type association struct {
 	admin *queue
 	io    []*queue
 	wg    sync.WaitGroup // of the goroutines that use the connections
-	room  chan struct{}  // a token for each admin command in flight, but for events and keep-alive
+	room  chan struct{}  // a token for each admin command of a caller, from do until its slot is free
 	down  chan struct{}  // closed when it has failed
 
 	tended  atomic.Bool // tend looks after the commands' time-outs
@@ -197,13 +197,19 @@ func (a *association) lost() (sent, unsent error) {
 
 // call runs a command of our own on q and waits for its answer, for limit at most. If ctx ends first the command is let go of.
 func (a *association) call(ctx context.Context, q *queue, sqe *wire.Command, data []byte, limit time.Duration) (wire.Completion, error) {
+	return a.run(ctx, q, &Command{Raw: sqe, Data: data}, limit)
+}
+
+// run is call of a command of which Raw and Data are set.
+func (a *association) run(ctx context.Context, q *queue, cmd *Command, limit time.Duration) (wire.Completion, error) {
+	sqe, data := cmd.Raw, cmd.Data
 	if !a.tended.Load() {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, limit, &TimeoutError{Op: sqe.Name(q.admin()), After: limit})
 		defer cancel()
 	}
 	ended := make(chan struct{})
-	cmd := &Command{Raw: sqe, NSID: sqe.NSID, Data: data, Done: func(*Command) { close(ended) }}
+	cmd.NSID, cmd.Done = sqe.NSID, func(*Command) { close(ended) }
 	if sqe.Opcode == wire.OpFabrics {
 		cmd.NSID = 0 // it is the type there
 	}
@@ -261,14 +267,15 @@ const maxEvents = 4
 func (a *association) do(ctx context.Context, sqe *wire.Command, data []byte) (wire.Completion, error) {
 	select {
 	case a.room <- struct{}{}:
-		defer func() { <-a.room }()
 	case <-ctx.Done():
 		return wire.Completion{}, context.Cause(ctx)
 	case <-a.down:
 		_, unsent := a.lost()
 		return wire.Completion{}, unsent
 	}
-	answer, err := a.call(ctx, a.admin, sqe, data, a.c.cfg.AdminTimeout)
+	cmd := &Command{Raw: sqe, Data: data}
+	cmd.token = true
+	answer, err := a.run(ctx, a.admin, cmd, a.c.cfg.AdminTimeout)
 	if err != nil && err == a.cause() {
 		err, _ = a.lost()
 	}
