@@ -635,6 +635,9 @@ func (m *member) serve(l *link) {
 		if state == StateDead {
 			return
 		}
+		if state != StateLive {
+			change.stop() // what the next association says of its groups counts
+		}
 		if doubt == nil {
 			m.mu.Lock()
 			if l.suspects != 0 {

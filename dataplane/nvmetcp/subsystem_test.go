@@ -161,6 +161,25 @@ func TestANAChangeTimer(t *testing.T) {
 	})
 }
 
+// TestANAChangeTimerAfterLoss: the time of a change begins anew with the association.
+func TestANAChangeTimerAfterLoss(t *testing.T) {
+	twoPaths(t, nil, func(t *testing.T, f *fakeTarget, s *Subsystem, n *Namespace) {
+		f.ports[addrA].setANA(1, wire.ANAChange)
+		time.Sleep(2*testANATT - 2*time.Second)
+		f.ctl(addrA).cut(nil)
+		time.Sleep(time.Second)
+		f.ctl(addrA).back()
+		time.Sleep(2*testANATT - time.Second)
+		if f.resets(addrA) != 0 {
+			t.Error("reset too early")
+		}
+		time.Sleep(2 * time.Second)
+		if f.resets(addrA) != 1 {
+			t.Errorf("%d resets after twice ANATT", f.resets(addrA))
+		}
+	})
+}
+
 // TestANAGroups: states are those of a controller and a group, and a namespace may move to another group.
 func TestANAGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
