@@ -157,7 +157,7 @@ func (c *Controller) Start(cmd *Command) {
 		err = a.start(cmd)
 	}
 	if err != nil {
-		cmd.Err = err
+		cmd.Status, cmd.Result, cmd.Err = 0, 0, err
 		go cmd.Done(cmd) // not here: the caller may hold what Done wants
 	}
 }

@@ -118,3 +118,12 @@ func TestTransientIdentify(t *testing.T) {
 		}
 	}
 }
+
+// TestReusedWithoutAnswer: a command that is used again and has no answer does not show that of its last use.
+func TestReusedWithoutAnswer(t *testing.T) {
+	c := newController(Config{})
+	cmd := &Command{Op: wire.OpFlush, NSID: 1, Status: wire.StatusReserved, Result: 7}
+	if err := do(t, c, cmd); err == nil || cmd.Status != 0 || cmd.Result != 0 {
+		t.Errorf("%v, status %v, result %d", err, cmd.Status, cmd.Result)
+	}
+}
