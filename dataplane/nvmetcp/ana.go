@@ -66,7 +66,8 @@ func (g *anaGroups) changing() bool {
 // errMoves is a log that changes faster than it can be read.
 var errMoves = errors.New("the log changes while it is read, again and again: look at what changes at the target")
 
-// readANA reads the ANA log: in pieces, which belong together if CHGCNT is the same in the end. That last look also arms the event again.
+// readANA reads the ANA log, at once if the controller can send so much, since Linux takes no notice of an offset; else in pieces, which
+// belong together if CHGCNT is the same in the end. That last look also arms the event again.
 func readANA(ctx context.Context, c controller) (*anaGroups, error) {
 	for range maxRestarts {
 		g, whole, err := readANAOnce(ctx, c)
@@ -84,16 +85,14 @@ func readANAOnce(ctx context.Context, c controller) (g *anaGroups, whole bool, e
 	var log []byte
 	var head wire.ANAHeader
 	g = &anaGroups{states: map[uint32]wire.ANAState{}, groups: map[uint32]uint32{}}
-	for {
-		piece := make([]byte, logChunk)
+	for next := logChunk; ; {
+		piece := make([]byte, next)
 		if err := c.GetLogPage(ctx, wire.GetLogPage{ID: wire.LogANA, RAE: true, NSID: wire.AllNamespaces, Offset: uint64(len(log))}, piece); err != nil {
 			return nil, false, err
 		}
 		log = append(log, piece...)
-		if len(log) == logChunk {
-			if err := head.Decode(log); err != nil {
-				return nil, false, err
-			}
+		if err := head.Decode(log); err != nil {
+			return nil, false, err
 		}
 		clear(g.states)
 		clear(g.groups)
@@ -116,6 +115,10 @@ func readANAOnce(ctx context.Context, c controller) (g *anaGroups, whole bool, e
 				return nil, false, merr
 			}
 			return nil, false, err
+		}
+		next = max(c.Limits().MaxTransfer, logChunk)
+		if 2*len(log) <= next {
+			log, next = nil, 2*len(log)
 		}
 	}
 	g.count = head.ChangeCount

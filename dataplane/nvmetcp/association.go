@@ -39,7 +39,7 @@ type association struct {
 	admin *queue
 	io    []*queue
 	wg    sync.WaitGroup // of the goroutines that use the connections
-	room  chan struct{}  // a token for each admin command in flight, but for events and keep-alive
+	room  chan struct{}  // a token for each admin command of a caller, from do until its slot is free
 	down  chan struct{}  // closed when it has failed
 
 	tended  atomic.Bool // tend looks after the commands' time-outs
@@ -165,6 +165,7 @@ func (a *association) fail(err error) {
 
 // stop ends all commands of an association that has failed, and returns why that was.
 func (a *association) stop() error {
+	<-a.down // if another one is just ending it: then it is known when the connections were closed
 	a.wg.Wait()
 	a.c.live.CompareAndSwap(a, nil) // it may have come to that after it failed
 	sent, unsent := a.lost()
@@ -196,13 +197,19 @@ func (a *association) lost() (sent, unsent error) {
 
 // call runs a command of our own on q and waits for its answer, for limit at most. If ctx ends first the command is let go of.
 func (a *association) call(ctx context.Context, q *queue, sqe *wire.Command, data []byte, limit time.Duration) (wire.Completion, error) {
+	return a.run(ctx, q, &Command{Raw: sqe, Data: data}, limit)
+}
+
+// run is call of a command of which Raw and Data are set.
+func (a *association) run(ctx context.Context, q *queue, cmd *Command, limit time.Duration) (wire.Completion, error) {
+	sqe, data := cmd.Raw, cmd.Data
 	if !a.tended.Load() {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, limit, &TimeoutError{Op: sqe.Name(q.admin()), After: limit})
 		defer cancel()
 	}
 	ended := make(chan struct{})
-	cmd := &Command{Raw: sqe, NSID: sqe.NSID, Data: data, Done: func(*Command) { close(ended) }}
+	cmd.NSID, cmd.Done = sqe.NSID, func(*Command) { close(ended) }
 	if sqe.Opcode == wire.OpFabrics {
 		cmd.NSID = 0 // it is the type there
 	}
@@ -260,14 +267,15 @@ const maxEvents = 4
 func (a *association) do(ctx context.Context, sqe *wire.Command, data []byte) (wire.Completion, error) {
 	select {
 	case a.room <- struct{}{}:
-		defer func() { <-a.room }()
 	case <-ctx.Done():
 		return wire.Completion{}, context.Cause(ctx)
 	case <-a.down:
 		_, unsent := a.lost()
 		return wire.Completion{}, unsent
 	}
-	answer, err := a.call(ctx, a.admin, sqe, data, a.c.cfg.AdminTimeout)
+	cmd := &Command{Raw: sqe, Data: data}
+	cmd.token = true
+	answer, err := a.run(ctx, a.admin, cmd, a.c.cfg.AdminTimeout)
 	if err != nil && err == a.cause() {
 		err, _ = a.lost()
 	}
@@ -282,9 +290,9 @@ type keepAlive struct {
 	answers uint64        // until the last time
 }
 
-// due tells whether to send one now, when so many answers have come.
-func (k *keepAlive) due(now time.Duration, answers uint64) bool {
-	if k.every == 0 || now < k.next {
+// due tells whether to send one now, when so many answers have come, busy if the last one has none.
+func (k *keepAlive) due(now time.Duration, answers uint64, busy bool) bool {
+	if k.every == 0 || now < k.next || busy {
 		return false
 	}
 	k.next = now + k.every
@@ -338,7 +346,7 @@ func (a *association) tend() {
 				return
 			}
 		}
-		if a.alive.due(now, a.answers()) && a.beating.CompareAndSwap(false, true) {
+		if a.alive.due(now, a.answers(), a.beating.Load()) && a.beating.CompareAndSwap(false, true) {
 			a.beat.limit = a.info.KATO
 			a.admin.start(&a.beat)
 			a.admin.flush()

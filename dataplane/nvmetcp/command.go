@@ -12,6 +12,7 @@ type inner struct {
 	data       []byte
 	limit      time.Duration // how long an answer may take; 0: for ever
 	own        bool          // one of ours, not for the I/O queues to check
+	token      bool          // it has one of association.room until its slot is free
 	prev, next *Command
 }
 

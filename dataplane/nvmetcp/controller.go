@@ -44,7 +44,9 @@ type Command struct {
 	// Data is the destination of what reads and the source of what writes, in whole dwords and no longer than
 	// Limits.MaxTransfer; of Read and Write, all their blocks.
 	Data []byte
-	Done func(*Command) // called exactly once, from any goroutine; must be short and not block
+	// Association is the only one that the command may be sent on, as Info has it: for who has looked at what is behind it. 0: any.
+	Association uint64
+	Done        func(*Command) // called exactly once, from any goroutine; must be short and not block
 
 	// Set before Done.
 	Status wire.Status // the controller's answer, if there was one
@@ -89,6 +91,7 @@ type Controller struct {
 
 	live  atomic.Pointer[association] // nil unless commands can be sent
 	info  atomic.Pointer[Info]
+	made  atomic.Uint64 // associations
 	state atomic.Int32
 
 	turn sync.Mutex // held while OnState runs, so that it is told one state after the other
@@ -148,13 +151,13 @@ func (c *Controller) Limits() Limits { return c.info.Load().Limits }
 func (c *Controller) Start(cmd *Command) {
 	a := c.live.Load()
 	var err error
-	if a == nil {
+	if a == nil || cmd.Association != 0 && cmd.Association != a.info.Association {
 		err = c.noPath()
 	} else {
 		err = a.start(cmd)
 	}
 	if err != nil {
-		cmd.Err = err
+		cmd.Status, cmd.Result, cmd.Err = 0, 0, err
 		go cmd.Done(cmd) // not here: the caller may hold what Done wants
 	}
 }

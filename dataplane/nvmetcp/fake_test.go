@@ -58,6 +58,7 @@ type fakePort struct {
 	admin  func(what string, nsid uint32) error // may refuse an admin command: active, namespace, descriptors, log
 	mdts   int
 	vwc    uint8
+	kato   time.Duration
 
 	dials, resets, anaReads int
 	ops                     map[wire.Opcode]int
@@ -76,6 +77,9 @@ type fakeController struct {
 	gone    time.Duration // after which what was sent is not carried out any more, if the connection is lost
 	spare   []*Command
 	silence bool // no command is answered
+	made    uint64
+	why     error  // it is not live
+	pause   func() // called once, before the next command is started
 }
 
 func newFakeTarget(t *testing.T, addrs ...string) *fakeTarget {
@@ -117,7 +121,7 @@ func (f *fakeTarget) dial(_ context.Context, cfg Config) (controller, error) {
 	if p.refuse != nil {
 		return nil, p.refuse
 	}
-	p.ctl = &fakeController{port: p, cfg: cfg, flying: map[*Command]*time.Timer{}, gone: 10 * time.Second}
+	p.ctl = &fakeController{port: p, cfg: cfg, flying: map[*Command]*time.Timer{}, gone: 10 * time.Second, made: 1}
 	return p.ctl, nil
 }
 
@@ -154,6 +158,12 @@ func (c *fakeController) State() State {
 	return c.state
 }
 
+func (c *fakeController) lastError() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.why
+}
+
 func (c *fakeController) become(s State) {
 	c.mu.Lock()
 	c.state = s
@@ -162,13 +172,15 @@ func (c *fakeController) become(s State) {
 }
 
 func (c *fakeController) Info() *Info {
-	i := new(Info)
+	c.mu.Lock()
+	i := &Info{Association: c.made}
+	c.mu.Unlock()
 	i.Controller.OAES = wire.EventsNamespaces | wire.EventsANA
 	i.Controller.ANATT = testANATT
 	i.Controller.ONCS = wire.ONCSReservations
 	c.port.target.mu.Lock()
 	defer c.port.target.mu.Unlock()
-	i.Controller.VWC = c.port.vwc
+	i.Controller.VWC, i.KATO = c.port.vwc, c.port.kato
 	if c.port.ana != nil {
 		i.Controller.CMIC = wire.CMICANA
 	}
@@ -191,9 +203,14 @@ func (c *fakeController) lost(sent bool) error {
 
 func (c *fakeController) Start(cmd *Command) {
 	cmd.Status, cmd.Result, cmd.Err = 0, 0, nil
+	if c.pause != nil {
+		pause := c.pause
+		c.pause = nil
+		pause()
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.state != StateLive {
+	if c.state != StateLive || cmd.Association != 0 && cmd.Association != c.made {
 		cmd.Err = c.lost(false)
 		if c.state == StateDead {
 			cmd.Err = ErrClosed
@@ -358,6 +375,7 @@ func (c *fakeController) cut(late func(w *Command) (after time.Duration, lands b
 func (c *fakeController) back() {
 	c.mu.Lock()
 	c.silence = false
+	c.made++
 	c.mu.Unlock()
 	c.become(StateLive)
 }

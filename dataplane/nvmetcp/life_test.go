@@ -291,6 +291,27 @@ func TestAdminGivenUp(t *testing.T) {
 	}
 }
 
+// TestAdminGivenUpOften: admin commands that the controller does not answer, and nobody waits for any more, leave room for Keep Alives.
+func TestAdminGivenUpOften(t *testing.T) {
+	p := newPeer(t)
+	p.admin = func(pc *peerConn, cmd wire.Command, _ []byte) bool { return cmd.Opcode == wire.OpGetFeatures }
+	c := p.host(func(cfg *Config) { cfg.AdminTimeout, cfg.KATO = time.Minute, 2*time.Second })
+	var wg sync.WaitGroup
+	for range 2 * wire.AdminQueueSize {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			if _, err := c.GetFeature(ctx, wire.Feature{ID: wire.FeatureKATO}, nil); !errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+		})
+		time.Sleep(5 * time.Millisecond)
+	}
+	wait(t, &wg)
+	before := p.beats.Load()
+	eventually(t, "two more Keep Alives", func() bool { return p.beats.Load() >= before+2 })
+}
+
 // TestAdminLost ends admin commands that have no answer in time, and those that wait for them.
 func TestAdminLost(t *testing.T) {
 	p := newPeer(t)

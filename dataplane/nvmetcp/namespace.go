@@ -22,7 +22,7 @@ const maxTries = 5
 // Request is one command to a Namespace. From Start until Done it and Data belong to the namespace. It may be used again, also from
 // its own Done, but not before a Detach of it has returned.
 type Request struct {
-	// Command is what to do, and afterwards how it ended. NSID and Command.Done are set by Start. Err is also a *[GoneError], a
+	// Command is what to do, and afterwards how it ended. NSID, Association and Command.Done are set by Start. Err is also a *[GoneError], a
 	// *[NoPathError] or a *layout.TimeoutError.
 	Command
 	// Done is called exactly once, from any goroutine, never from within Start; it must be short and not block.
@@ -200,8 +200,9 @@ func (n *Namespace) choose(r *Request, now int64) *path {
 // send gives r to a path, unless that is going away at this moment.
 func (r *Request) send(p *path, now int64) bool {
 	r.path, r.began = p, now
+	r.Association = p.link.looked.Load() // and not the one that may have come when Start is called
 	p.started(len(r.Data))
-	if !p.link.live.Load() {
+	if p.usable() == classOut {
 		p.ended(len(r.Data)) // member.end looks at what was started after it has made the link not live
 		return false
 	}
@@ -240,6 +241,9 @@ func (n *Namespace) failed(r *Request, now int64) {
 	if v.need != 0 {
 		p.stale.Store(true)
 		p.link.m.suspect(p.link, v.need)
+	}
+	if v.what == doWait && errors.Is(r.Err, ErrClosed) {
+		v.delay = max(v.delay, p.link.ctl.Info().lingers())
 	}
 	r.until, r.unknown, r.same = now+int64(v.delay), false, false
 	switch v.what {

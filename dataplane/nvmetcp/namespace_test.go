@@ -150,6 +150,25 @@ func TestOldCopyDoesNotLandOverNewData(t *testing.T) {
 	})
 }
 
+// TestWriteOnAddressRemoved: a write that the controller of an address which is left has not answered is not repeated before that has given
+// the association up, however long its keep-alive time is.
+func TestWriteOnAddressRemoved(t *testing.T) {
+	twoPaths(t, nil, func(t *testing.T, f *fakeTarget, s *Subsystem, n *Namespace) {
+		f.optimized(addrA)
+		f.set(addrA, func(p *fakePort) { p.latency, p.kato = time.Hour, 5*time.Minute })
+		r := newRequest(wire.OpWrite, 0, blocksOf(0, 1, 1)).start(n)
+		f.ports[addrB].setANA(1, wire.ANAOptimized)
+		s.SetAddrs([]string{addrB})
+		time.Sleep(leaveTime + 4*time.Minute)
+		if r.over() {
+			t.Fatalf("ended too early, with %v", r.Err)
+		}
+		if err := r.wait(t); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 func TestJudge(t *testing.T) {
 	lost := func(sent bool) error { return &PathError{Sent: sent, Gone: time.Now().Add(time.Hour)} }
 	status := func(s wire.Status, dnr bool) error { return testStatus(s, dnr) }

@@ -2,6 +2,7 @@ package nvmetcp
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -30,6 +31,7 @@ type controller interface {
 	NamespaceDescriptors(context.Context, uint32) (*wire.Descriptors, error)
 	GetLogPage(context.Context, wire.GetLogPage, []byte) error
 	State() State
+	lastError() error // why it is not live, if it is not
 	Info() *Info
 	Limits() Limits
 	Reset(reason string)
@@ -42,7 +44,8 @@ type link struct {
 	ctl  controller
 	node int // memory node of the network interface, or -1
 
-	live     atomic.Bool // connected, and looked at since
+	live     atomic.Bool   // connected, and looked at since
+	looked   atomic.Uint64 // at this association
 	commands atomic.Int64
 	cost     atomic.Int64 // bytes, and costPerCommand for each command
 	// unflushed says that something was started since the last Flush.
@@ -54,6 +57,14 @@ type link struct {
 	epoch    uint64 // counts the associations that were lost
 
 	ana *anaGroups // guarded by Subsystem.mu
+}
+
+// lost is why the controller is not live any more.
+func (l *link) lost() error {
+	if err := l.ctl.lastError(); err != nil {
+		return err
+	}
+	return errors.New("connection lost")
 }
 
 // path is one namespace on one link.

@@ -61,11 +61,12 @@ type queue struct {
 
 // slot is the place of a command that is in flight. Guarded by queue.mu.
 type slot struct {
-	tag  uint16
-	uses uint16
-	busy bool
-	sqe  wire.Command
-	cmd  *Command // nil: let go of
+	tag   uint16
+	uses  uint16
+	busy  bool
+	sqe   wire.Command
+	cmd   *Command // nil: let go of
+	token bool     // as the command's
 
 	dir     wire.Direction
 	inline  bool          // data goes in the capsule
@@ -130,7 +131,7 @@ func (q *queue) assign(cmd *Command) {
 	q.free = q.free[:len(q.free)-1]
 	s := &q.slots[tag]
 	s.uses++
-	*s = slot{tag: tag, uses: s.uses, busy: true, cmd: cmd, data: cmd.data, size: len(cmd.data), limit: cmd.limit}
+	*s = slot{tag: tag, uses: s.uses, busy: true, cmd: cmd, token: cmd.token, data: cmd.data, size: len(cmd.data), limit: cmd.limit}
 	s.since = q.a.now()
 	cmd.slot = s
 	s.sqe = cmd.encode()
@@ -163,6 +164,9 @@ func (q *queue) release(s *slot) {
 	}
 	s.busy = false
 	s.cmd, s.data = nil, nil
+	if s.token {
+		<-q.a.room
+	}
 	q.free = append(q.free, s.tag)
 	if cmd := q.waiting.head; cmd != nil {
 		q.waiting.remove(cmd)
@@ -218,6 +222,9 @@ func (q *queue) detach(cmd *Command) {
 	}
 	if s == nil {
 		q.waiting.remove(cmd)
+		if cmd.token {
+			<-q.a.room
+		}
 	} else {
 		if q.current == s {
 			q.in.drop()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"slices"
 	"sync"
 	"testing"
@@ -206,7 +207,7 @@ func TestKeepAliveTimes(t *testing.T) {
 	k := keepAlive{every: 2 * time.Second}
 	sent := 0
 	for now := time.Duration(0); now < 20*time.Second; now += 250 * time.Millisecond {
-		if k.due(now, uint64(now)) {
+		if k.due(now, uint64(now), false) {
 			sent++
 		}
 	}
@@ -220,7 +221,7 @@ func TestKeepAliveTimes(t *testing.T) {
 		if now > 3*time.Second && now < 6*time.Second {
 			answers++
 		}
-		if k.due(now, answers) {
+		if k.due(now, answers, false) {
 			at = append(at, now/time.Second)
 		}
 	}
@@ -228,7 +229,7 @@ func TestKeepAliveTimes(t *testing.T) {
 		t.Errorf("at %v, want %v", at, want)
 	}
 	k = keepAlive{}
-	if k.due(time.Hour, 0) {
+	if k.due(time.Hour, 0, false) {
 		t.Error("without KATO")
 	}
 }
@@ -248,4 +249,53 @@ func TestCloseWhileConnecting(t *testing.T) {
 			t.Error("still live")
 		}
 	})
+}
+
+// TestCloseDuringLoss: Close in the middle of a loss does not tell of a write that the controller had given it up before the connection
+// was even closed.
+func TestCloseDuringLoss(t *testing.T) {
+	here, there := net.Pipe()
+	defer there.Close()
+	c := newController(Config{Log: slog.New(slog.DiscardHandler)})
+	a := newAssociation(c)
+	a.info = &Info{KATO: time.Minute}
+	q := newQueue(a, 1, here, 1)
+	a.queues, a.io = []*queue{q}, []*queue{q}
+	ended := make(chan error, 1)
+	cmd := &Command{Op: wire.OpWriteZeroes, NSID: 1, Blocks: 1, Done: func(cmd *Command) { ended <- cmd.Err }}
+	q.start(cmd)
+	q.slots[0].capsule = 1
+	q.out.pos.Store(1)
+	q.mu.Lock()
+	go a.fail(errHungUp)
+	eventually(t, "it fails", func() bool { return a.cause() != nil })
+	a.fail(ErrClosed) // comes too late
+	go a.stop()
+	time.Sleep(20 * time.Millisecond)
+	began := time.Now()
+	q.mu.Unlock()
+	select {
+	case err := <-ended:
+		var path *PathError
+		if !errors.As(err, &path) || !path.Sent || path.Gone.Before(began.Add(time.Minute)) {
+			t.Errorf("%v, gone at %v", err, path.Gone)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("it does not end")
+	}
+}
+
+// TestBusyKeepAliveIsNotSkipped: one that is answered late is followed by the next at once, not at the next time but one.
+func TestBusyKeepAliveIsNotSkipped(t *testing.T) {
+	k := keepAlive{every: 2 * time.Second}
+	var at []time.Duration
+	for now := time.Duration(0); now <= 6*time.Second; now += 500 * time.Millisecond {
+		busy := now >= 2*time.Second && now < 3*time.Second
+		if k.due(now, 0, busy) {
+			at = append(at, now)
+		}
+	}
+	if want := []time.Duration{0, 3 * time.Second, 5 * time.Second}; !slices.Equal(at, want) {
+		t.Errorf("at %v, want %v", at, want)
+	}
 }

@@ -118,8 +118,10 @@ func inspect(ctx context.Context, c controller, nsid uint32) (f found, exists bo
 	f.id.NGUID, f.id.EUI64 = ns.NGUID, ns.EUI64
 	ids, err := c.NamespaceDescriptors(ctx, nsid)
 	switch _, answered := errors.AsType[*StatusError](err); {
-	case answered: // a controller of before version 1.3
-	case errors.Is(err, wire.ErrInvalid):
+	case errors.Is(err, wire.StatusInvalidField), errors.Is(err, wire.StatusInvalidOpcode): // a controller of before version 1.3
+	case errors.Is(err, wire.StatusInvalidNamespace):
+		return f, false, nil, nil // it went away
+	case answered || errors.Is(err, wire.ErrInvalid):
 		return f, true, fmt.Errorf("cannot be used: %w", err), nil
 	case err != nil:
 		return f, false, nil, err
@@ -153,6 +155,19 @@ func inspect(ctx context.Context, c controller, nsid uint32) (f found, exists bo
 		bad = errors.New("has no UUID, NGUID or EUI64, so that it could be mistaken for another: give it one at the target")
 	}
 	return f, true, bad, nil
+}
+
+// passing reports whether err, why a namespace cannot be used, is a status that may be another one soon.
+func passing(err error) bool {
+	answer, ok := errors.AsType[*StatusError](err)
+	if !ok {
+		return false
+	}
+	switch answer.Class() {
+	case wire.ClassRetry, wire.ClassPath, wire.ClassANA:
+		return true
+	}
+	return false
 }
 
 // IDs notes which namespace of which subsystem has an identifier, so that the same data is not used twice. The zero value is ready.

@@ -29,6 +29,7 @@ const (
 
 // Info is what is known of a controller.
 type Info struct {
+	Association   uint64 // counts those of the Controller, from 1 on
 	Remote        netip.AddrPort
 	Version       wire.Version
 	Capabilities  wire.Capabilities
@@ -155,7 +156,7 @@ func (c *Controller) advice(e *wire.CommandError) string {
 // setUp brings the controller up.
 func (a *association) setUp(ctx context.Context) error {
 	cfg := &a.c.cfg
-	a.info = &Info{KATO: cfg.KATO}
+	a.info = &Info{Association: a.c.made.Add(1), KATO: cfg.KATO}
 	cntlID, err := a.setUpAdmin(ctx)
 	if err != nil {
 		return err

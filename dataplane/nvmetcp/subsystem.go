@@ -408,6 +408,7 @@ func (s *Subsystem) unlink(n *Namespace, l *link, why string) {
 	s.cfg.Controller.Log.Info("NVMe path removed", "address", l.m.addr, "nqn", s.nqn, "nsid", n.nsid, "why", why)
 	list := slices.Delete(slices.Clone(set.list), i, i+1)
 	n.paths.Store(newPathSet(list))
+	set.list[i].class.Store(uint32(classOut)) // for a request that waits to be repeated on it
 	if len(list) == 0 {
 		s.cfg.IDs.release(n.id, s.nqn, n.nsid)
 	}
@@ -536,11 +537,14 @@ func (m *member) hopeless(n *Namespace) error {
 	}
 	switch state := l.ctl.State(); {
 	case state == StateFailing || state == StateDead:
-		return fmt.Errorf("%s of %s is %v", m.addr, m.s.nqn, state)
+		return fmt.Errorf("%s of %s is %v: %w", m.addr, m.s.nqn, state, l.lost())
 	case state != StateLive || !l.live.Load():
 		return nil
 	}
 	if err := m.refused[n.nsid]; err != nil {
+		if passing(err) {
+			return nil
+		}
 		return err
 	}
 	for _, p := range n.paths.Load().list {
@@ -633,6 +637,9 @@ func (m *member) serve(l *link) {
 		if state == StateDead {
 			return
 		}
+		if state != StateLive {
+			change.stop() // what the next association says of its groups counts
+		}
 		if doubt == nil {
 			m.mu.Lock()
 			if l.suspects != 0 {
@@ -693,6 +700,7 @@ func (m *member) refresh(l *link, change *anaTimer) error {
 		if need == 0 {
 			return nil
 		}
+		association := l.ctl.Info().Association
 		err := m.read(l, need, change)
 		m.mu.Lock()
 		if err != nil {
@@ -701,6 +709,7 @@ func (m *member) refresh(l *link, change *anaTimer) error {
 		same := l.epoch == epoch
 		if err == nil && same {
 			// Under mu: state cannot tell of a loss in between, so nothing goes to an association that was not looked at.
+			l.looked.Store(association)
 			l.live.Store(true)
 		}
 		m.mu.Unlock()
@@ -742,6 +751,11 @@ func (m *member) read(l *link, need need, change *anaTimer) error {
 		list, refused, err := scan(ctx, l.ctl, m.addr+" of "+m.s.nqn)
 		if err != nil {
 			return err
+		}
+		for _, err := range refused {
+			if passing(err) {
+				m.suspect(l, needScan)
+			}
 		}
 		m.s.apply(m, l, list, refused)
 	}
@@ -785,7 +799,7 @@ func (m *member) end(l *link) {
 	m.s.mu.Lock()
 	m.link, m.scanned = nil, false
 	if m.err == nil {
-		m.err = fmt.Errorf("nvmetcp: %s of %s: given up: away for longer than the controller-loss time-out", m.addr, m.s.nqn)
+		m.err = fmt.Errorf("nvmetcp: %s of %s: given up: %w", m.addr, m.s.nqn, l.lost())
 	}
 	m.since = time.Time{} // it had its time
 	m.s.mu.Unlock()

@@ -2,6 +2,7 @@ package nvmetcp
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -160,6 +161,25 @@ func TestANAChangeTimer(t *testing.T) {
 	})
 }
 
+// TestANAChangeTimerAfterLoss: the time of a change begins anew with the association.
+func TestANAChangeTimerAfterLoss(t *testing.T) {
+	twoPaths(t, nil, func(t *testing.T, f *fakeTarget, s *Subsystem, n *Namespace) {
+		f.ports[addrA].setANA(1, wire.ANAChange)
+		time.Sleep(2*testANATT - 2*time.Second)
+		f.ctl(addrA).cut(nil)
+		time.Sleep(time.Second)
+		f.ctl(addrA).back()
+		time.Sleep(2*testANATT - time.Second)
+		if f.resets(addrA) != 0 {
+			t.Error("reset too early")
+		}
+		time.Sleep(2 * time.Second)
+		if f.resets(addrA) != 1 {
+			t.Errorf("%d resets after twice ANATT", f.resets(addrA))
+		}
+	})
+}
+
 // TestANAGroups: states are those of a controller and a group, and a namespace may move to another group.
 func TestANAGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -194,6 +214,43 @@ func TestANAGroups(t *testing.T) {
 			t.Errorf("moved to group 1: at %q", got)
 		}
 	})
+}
+
+// wholeLog is a controller that sends its ANA log from the start whatever the offset, as Linux does.
+type wholeLog struct {
+	*fakeController
+	reads int
+}
+
+func (c *wholeLog) GetLogPage(_ context.Context, get wire.GetLogPage, b []byte) error {
+	c.reads++
+	clear(b)
+	copy(b, c.port.anaLog())
+	return nil
+}
+
+// TestReadWholeANA: a log that the controller sends only as a whole.
+func TestReadWholeANA(t *testing.T) {
+	f := newFakeTarget(t, addrA)
+	p := f.ports[addrA]
+	for nsid := uint32(10); nsid < 1010; nsid++ {
+		f.spaces[nsid] = newFakeSpace(0, 0, 1+nsid%100)
+	}
+	for g := range uint32(128) {
+		p.ana[g+1] = wire.ANAOptimized
+	}
+	ctl, _ := f.dial(t.Context(), Config{Addr: addrA})
+	c := &wholeLog{fakeController: ctl.(*fakeController)}
+	g, err := readANA(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(g.states) != 128 || len(g.groups) != 1001 {
+		t.Errorf("%d groups, %d namespaces", len(g.states), len(g.groups))
+	}
+	if c.reads > 4 {
+		t.Errorf("%d reads", c.reads)
+	}
 }
 
 func TestWithoutANA(t *testing.T) {
@@ -449,6 +506,31 @@ func TestOpenErrors(t *testing.T) {
 			t.Error("a host without HOSTID")
 		}
 	})
+}
+
+// TestGivenUpSaysWhy: the error of a controller that is not expected back, and that of a request, say why.
+func TestGivenUpSaysWhy(t *testing.T) {
+	for _, state := range []State{StateFailing, StateDead} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakeTarget(t, addrA)
+			s, n := f.use(nil)
+			synctest.Wait()
+			c := f.ctl(addrA)
+			c.mu.Lock()
+			c.why = &ConnectError{Addr: addrA, NQN: testNQN, Step: "connect admin queue", Final: true, Err: errors.New("host not allowed"), Advice: "allow it"}
+			c.mu.Unlock()
+			c.cut(nil)
+			r := newRequest(wire.OpRead, 0, make([]byte, 512)).start(n)
+			c.become(state)
+			if err := r.wait(t); err == nil || !strings.Contains(err.Error(), "host not allowed: allow it") {
+				t.Errorf("%v: %v", state, err)
+			}
+			synctest.Wait()
+			if err := s.Stats().Controllers[0].Err; state == StateDead && (err == nil || !strings.Contains(err.Error(), "host not allowed: allow it")) {
+				t.Errorf("%v: of the address: %v", state, err)
+			}
+		})
+	}
 }
 
 // TestAddressLater: an address that cannot be reached at first is used as soon as it can.
