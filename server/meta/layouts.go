@@ -116,7 +116,7 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 		}
 		s.mu.Lock()
 		if err == nil {
-			from, limit, err = s.awaitGrant(ctx, f, a.Off)
+			from, limit, err = s.awaitTurn(ctx, f, cl, a, exclusive(&l))
 		}
 		if err != nil {
 			if errors.Is(err, errStale) {
@@ -142,6 +142,23 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 		s.mu.Lock()
 	}
 	return r, err
+}
+
+// awaitTurn is awaitGrant for a session that, if the file is exclusive, must be the only one to write what it gets.
+func (s *Service) awaitTurn(ctx context.Context, f *file, cl *claim, a *metarpc.LayoutGetArgs, exclusive bool) (from, limit int64, err error) {
+	for {
+		from, limit, err = s.awaitGrant(ctx, f, a.Off)
+		if err != nil || !exclusive {
+			return from, limit, err
+		}
+		first, end, again, err := s.holdRange(ctx, f, cl, a.Off, min(a.Len, limit-a.Off))
+		if err != nil {
+			return 0, 0, err
+		}
+		if !again {
+			return max(from, first), min(limit, end), nil
+		}
+	}
 }
 
 // awaitGrant returns from where and up to where a layout for writing that holds off may be granted; s.mu is held, and released
@@ -212,7 +229,7 @@ func (s *Service) layoutReturn(ctx context.Context, c *call, a *metarpc.LayoutRe
 		if cl == nil || !cl.writer || cl.assigning > 0 || cl.report != (report{}) {
 			continue
 		}
-		cl.writer, cl.appends, cl.unsure, cl.returning = false, false, false, true
+		cl.writer, cl.appends, cl.unsure, cl.returning, cl.ranges = false, false, false, true, nil
 		returning = append(returning, cl)
 		keys = append(keys, schema.WriterKey(id, c.sess.id))
 	}
