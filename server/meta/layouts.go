@@ -22,6 +22,9 @@ func (s *Service) layoutGet(ctx context.Context, c *call, a *metarpc.LayoutGetAr
 	if err != nil {
 		return nil, err
 	}
+	if a.Renew {
+		return s.renewed(ctx, c.sess, a.ID)
+	}
 	if err := s.mayTransfer(c.sess, a); err != nil {
 		return nil, err
 	}
@@ -56,6 +59,40 @@ func (s *Service) layoutGet(ctx context.Context, c *call, a *metarpc.LayoutGetAr
 		r.Pinned, err = s.pin(ctx, c.sess, a, l)
 	}
 	return r, err
+}
+
+// renewed tells a session how the data files are written now, for what it has written and must make stable. It grants nothing, so
+// there is no turn to wait for: others may be waiting for this one to give back what it has.
+func (s *Service) renewed(ctx context.Context, sess *session, id layout.FileID) (*metarpc.LayoutResult, error) {
+	s.mu.Lock()
+	cl := sess.claims[id]
+	if cl == nil || !cl.writer {
+		s.mu.Unlock()
+		return nil, errPerm
+	}
+	err := s.awaitFence(ctx, cl.file)
+	s.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	r := new(metarpc.LayoutResult)
+	var l schema.Layout
+	if _, err = s.get(ctx, schema.LayoutKey(id), &l); err == nil {
+		r.Segments = s.cfg.Files.Segments(l, layout.IOModeRW)
+	}
+	return r, err
+}
+
+// awaitFence waits until those are fenced who wrote f before; s.mu is held, and released meanwhile.
+func (s *Service) awaitFence(ctx context.Context, f *file) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable, "inode %d is being fenced", f.id))
+	defer cancel()
+	for f.unfenced() {
+		if err := s.wait(ctx, f); err != nil {
+			return context.Cause(ctx)
+		}
+	}
+	return nil
 }
 
 // grant answers a LayoutGet for writing.
