@@ -13,7 +13,7 @@ import (
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
-// layoutWait is how long a call waits for a truncation to end before the client is told to ask again, so that such calls
+// layoutWait is how long a call waits for a truncation to end, or for its turn, before the client is told to ask again, so that such calls
 // do not keep the slots that the client needs in order to give back what the truncation waits for.
 const layoutWait = 500 * time.Millisecond
 
@@ -183,17 +183,22 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 
 // awaitTurn is awaitGrant for a session that, if the file is exclusive, must be the only one to write what it gets.
 func (s *Service) awaitTurn(ctx context.Context, f *file, cl *claim, a *metarpc.LayoutGetArgs, exclusive bool) (from, limit int64, err error) {
+	if !exclusive {
+		return s.awaitGrant(ctx, f, a.Off)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable,
+		"inode %d is being written by another client there", f.id))
+	defer cancel()
 	for {
-		from, limit, err = s.awaitGrant(ctx, f, a.Off)
-		if err != nil || !exclusive {
-			return from, limit, err
+		if from, limit, err = s.awaitGrant(ctx, f, a.Off); err != nil {
+			return 0, 0, err
 		}
-		first, end, again, err := s.holdRange(ctx, f, cl, a.Off, min(a.Len, limit-a.Off))
+		held, again, err := s.holdRange(ctx, f, cl, a.Off, min(a.Len, limit-a.Off))
 		if err != nil {
 			return 0, 0, err
 		}
 		if !again {
-			return max(from, first), min(limit, end), nil
+			return max(from, held.Off), min(limit, held.End()), nil
 		}
 	}
 }

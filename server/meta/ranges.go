@@ -23,86 +23,89 @@ const (
 // exclusive reports whether no two sessions may write the same bytes of the file: its copies could differ then.
 func exclusive(l *schema.Layout) bool { return len(l.Mirrors)+len(l.Caches) > 1 }
 
-// holdRange makes the n bytes at off the session's alone to write, together with what is around them and nobody else's, which it returns.
-// again says that Service.mu, which is held, was released meanwhile: the caller looks at everything once more. A client that would have to
-// wait long is told to ask again.
-func (s *Service) holdRange(ctx context.Context, f *file, cl *claim, off, n int64) (from, to int64, again bool, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable,
-		"inode %d is being written by another client there", f.id))
-	defer cancel()
-	wanted := layout.Range{Off: off - off%rangeUnit}
-	end := layout.Range{Off: off, Len: max(n, 1)}.End()
-	if over := end % rangeUnit; over > 0 && end <= layout.ToEOF-rangeUnit {
-		end += rangeUnit - over
+// rangeAround are the whole units that hold the n bytes at off.
+func rangeAround(off, n int64) layout.Range {
+	r := layout.Range{Off: off - off%rangeUnit, Len: layout.ToEOF}
+	if end := (layout.Range{Off: off, Len: max(n, 1)}).End(); end <= layout.ToEOF-rangeUnit {
+		r.Len = (end+rangeUnit-1)/rangeUnit*rangeUnit - r.Off
 	}
-	wanted.Len = end - wanted.Off
-	from, to = 0, layout.ToEOF
-	busy, taken := f.taking, false
+	return r
+}
+
+// holdRange makes the n bytes at off the session's alone to write, together with what is around them and nobody else's, and returns that.
+// If others have some of it, that is taken from them, for which Service.mu, which is held, is released; again says so: the caller then looks at
+// everything once more.
+func (s *Service) holdRange(ctx context.Context, f *file, cl *claim, off, n int64) (held layout.Range, again bool, err error) {
+	wanted := rangeAround(off, n)
+	from, to := int64(0), int64(layout.ToEOF)
+	free, busy := true, false
+	beside := func(r layout.Range) bool {
+		switch {
+		case r.Len == 0:
+		case r.Overlaps(wanted):
+			return false
+		case r.Off >= wanted.End():
+			to = min(to, r.Off)
+		default:
+			from = max(from, r.End())
+		}
+		return true
+	}
 	for _, o := range f.claims {
 		if o == cl || !o.writer {
 			continue
 		}
 		for _, r := range o.ranges {
-			switch {
-			case r.Overlaps(wanted):
-				taken = true
+			if !beside(r) {
+				free = false
 				busy = busy || time.Since(o.promised) < promiseTime
-			case r.Off >= end:
-				to = min(to, r.Off)
-			default:
-				from = max(from, r.End())
 			}
 		}
 	}
-	if !busy && !taken {
-		cl.ranges = with(cl.ranges, layout.Range{Off: from, Len: to - from})
-		cl.granted, cl.promised = time.Now(), time.Time{}
-		return from, to, false, nil
+	if !beside(f.taking) {
+		free = false
 	}
-	if !busy {
-		f.taking = true
-		sess, r := cl.sess, layout.Range{Off: wanted.Off, Len: to - wanted.Off}
-		s.tasks.Go(func() { s.takeRange(f, sess, r) }) // ends when those who have the range have given it back, or with s.ctx
+	if free {
+		held = layout.Range{Off: from, Len: to - from}
+		cl.ranges = with(cl.ranges, held)
+		cl.granted, cl.promised = time.Now(), time.Time{}
+		return held, false, nil
+	}
+	if !busy && f.taking.Len == 0 {
+		f.taking = layout.Range{Off: wanted.Off, Len: to - wanted.Off}
+		by := cl.sess
+		s.tasks.Go(func() { s.takeRange(f, by) }) // owns f.taking; ends when those who have the range have given it back, or with s.ctx
 	}
 	if err := s.wait(ctx, f); err != nil {
-		return 0, 0, true, context.Cause(ctx)
+		return held, true, context.Cause(ctx)
 	}
-	return 0, 0, true, nil
+	return held, true, nil
 }
 
-// takeRange takes a range of a file from all who may write there, and gives it to a session. f.taking is set.
-func (s *Service) takeRange(f *file, by *session, r layout.Range) {
+// takeRange takes the range f.taking from all who may write there, and gives it to a session.
+func (s *Service) takeRange(f *file, by *session) {
+	s.mu.Lock()
+	r := f.taking
 	has := func(cl *claim) bool {
 		return cl.writer && cl.sess != by && slices.ContainsFunc(cl.ranges, r.Overlaps)
 	}
-	s.mu.Lock()
 	var until time.Time
 	for _, cl := range f.claims {
-		if has(cl) && cl.granted.Add(holdTime).After(until) {
-			until = cl.granted.Add(holdTime)
+		if end := cl.granted.Add(holdTime); has(cl) && end.After(until) {
+			until = end
 		}
 	}
 	s.mu.Unlock()
-	t := time.NewTimer(time.Until(until))
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-s.ctx.Done():
+	err := pause(s.ctx, time.Until(until))
+	if err == nil {
+		err = s.recallRange(s.ctx, f, r, has)
 	}
-	err := s.recallRange(s.ctx, f, r, has)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err == nil {
-		for _, cl := range f.claims {
-			if cl.sess != by {
-				cl.ranges = without(cl.ranges, r) // also of sessions that have ended, and were fenced
-			}
-		}
-		if cl := f.claimOf(by); cl != nil && cl.writer {
-			cl.ranges, cl.promised = with(cl.ranges, r), time.Now()
-		}
+	if cl := f.claimOf(by); err == nil && cl != nil && cl.writer && by.ctx.Err() == nil {
+		cl.ranges, cl.promised = with(cl.ranges, r), time.Now()
 	}
-	f.taking = false
+	f.taking = layout.Range{}
 	s.changedFile(f)
 }
 
@@ -173,12 +176,6 @@ func (s *Service) recallLayouts(ctx context.Context, f *file, r layout.Range, su
 			args := &metarpc.LayoutRecallArgs{ID: f.id, Off: r.Off, Len: r.Len}
 			if err := s.callBack(ctx, sess, metarpc.BackLayoutRecall, args); err != nil {
 				s.log.Warn("layout not given back", "inode", f.id, "session", sess, "error", err)
-				return
-			}
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			if cl := f.claimOf(sess); cl != nil {
-				cl.ranges = without(cl.ranges, r)
 			}
 		})
 	}

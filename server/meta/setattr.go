@@ -296,7 +296,8 @@ func (s *Service) recall(ctx context.Context, f *file, by *session, size int64) 
 	return s.recallRange(ctx, f, layout.Range{Off: size, Len: layout.ToEOF}, others(by))
 }
 
-// recallRange is recallLayouts that also waits until those are fenced who have lost their sessions.
+// recallRange is recallLayouts that also waits until those are fenced who have lost their sessions. The caller has seen to it that
+// nothing is granted in the range meanwhile, so none of such has any of it when it returns.
 func (s *Service) recallRange(ctx context.Context, f *file, r layout.Range, such func(*claim) bool) error {
 	if err := s.recallLayouts(ctx, f, r, such); err != nil {
 		return err
@@ -309,7 +310,15 @@ func (s *Service) recallRange(ctx context.Context, f *file, r layout.Range, such
 			return err
 		}
 	}
-	return ctx.Err()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	for _, cl := range f.claims {
+		if such(cl) {
+			cl.ranges = without(cl.ranges, r)
+		}
+	}
+	return nil
 }
 
 // cutData cuts the data files of a file whose cut is committed, and ends its sizing.
