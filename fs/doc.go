@@ -166,6 +166,9 @@
 // under way only from admit to finish, while the data plane has it, and never waits for the service in between; OnRecall
 // keeps new ones out and then waits for the count to fall to zero, OnLeaseRecall waits for those that had begun.
 //
+// What OnRecall makes stable may have been fenced: then commit asks for credentials only (Meta.Renew), and for no layout, whose turn may
+// come after this recall.
+//
 // A write that has failed at one of several copies is not under way any more, but it is not acknowledged either before the
 // service has decided about the copy (settleCopies), which calls OnCopiesStale at all mounts first. OnCopiesStale waits for
 // nothing.

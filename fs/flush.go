@@ -320,19 +320,15 @@ func (i *inode) abandon(ctx context.Context) error {
 // renew lets what was written under an older layout be committed under the present one: after a fence the data files
 // have other owners. What was written in another session must not be sent again with the layouts of this one.
 func (i *inode) renew(ctx context.Context, s *sessionLife) error {
-	i.mu.Lock()
-	plain := i.plain
-	i.mu.Unlock()
-	// The data file at the start of a file may be known from a segment of its own.
-	for _, off := range []int64{0, max(0, i.size.Load()-1)} {
-		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRW, off, 1, !plain)
-		if err != nil {
-			return byID(i.id, err)
-		}
-		if s != i.fs.session.Load() {
-			return errSessionLost
-		}
-		i.data.Renew(seg)
+	segments, err := i.fs.meta.Renew(ctx, i.id)
+	if err != nil {
+		return byID(i.id, err)
+	}
+	if s != i.fs.session.Load() {
+		return errSessionLost
+	}
+	for n := range segments {
+		i.data.Renew(&segments[n])
 	}
 	return nil
 }

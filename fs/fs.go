@@ -70,6 +70,9 @@ type Meta interface {
 	CachedLayout(id layout.FileID, mode layout.IOMode, off, n int64) *layout.Segment
 	DropLayout(id layout.FileID, off int64)
 	Forget(id layout.FileID)
+	// Renew returns segments with which what was written before may be committed, though layouts may have changed since. It may be called
+	// while a recall is answered, as the service waits for nobody then.
+	Renew(ctx context.Context, id layout.FileID) ([]layout.Segment, error)
 	// Pin has a copy of an open file on this host kept up to date, for the kernel to read or with IOModeRW to write by itself,
 	// until Release; nil if there is none. several says that there are other copies.
 	Pin(ctx context.Context, id layout.FileID, mode layout.IOMode, copies metarpc.Pin) (df *layout.DataFile, several bool, err error)

@@ -1087,6 +1087,19 @@ func (m *session) Layout(ctx context.Context, id layout.FileID, mode layout.IOMo
 	}
 }
 
+func (m *session) Renew(ctx context.Context, id layout.FileID) ([]layout.Segment, error) {
+	if err := m.enter(ctx, "Renew"); err != nil {
+		return nil, err
+	}
+	defer m.s.mu.Unlock()
+	f, err := m.node(metarpc.OpLayoutGet, id)
+	if err != nil {
+		return nil, err
+	}
+	seg := m.segment(f, layout.IOModeRW)
+	return []layout.Segment{seg}, nil
+}
+
 // grant adds segments to the cache. It reports false for a hole. mu is held.
 func (m *session) grant(id layout.FileID, mode layout.IOMode, off, n int64) (bool, error) {
 	s := m.s
@@ -1109,6 +1122,17 @@ func (m *session) grant(id layout.FileID, mode layout.IOMode, off, n int64) (boo
 			}
 		}
 	}
+	seg := m.segment(f, mode)
+	if len(f.files) == 0 || !seg.Contains(off, 1) {
+		return false, nil
+	}
+	m.cache[id] = append(m.cache[id], seg)
+	return true, nil
+}
+
+// segment is how a file's data files are used now. mu is held.
+func (m *session) segment(f *node, mode layout.IOMode) layout.Segment {
+	s := m.s
 	seg := layout.Segment{IOMode: mode, StripeUnit: s.unit, Range: layout.Range{Len: layout.ToEOF}, Mirrors: make([]layout.Mirror, 1)}
 	for _, d := range f.files {
 		seg.Mirrors[0].Servers = append(seg.Mirrors[0].Servers, *d)
@@ -1122,11 +1146,7 @@ func (m *session) grant(id layout.FileID, mode layout.IOMode, off, n int64) (boo
 	if len(f.files) < len(s.servers) {
 		seg.Len = s.unit
 	}
-	if len(f.files) == 0 || !seg.Contains(off, 1) {
-		return false, nil
-	}
-	m.cache[id] = append(m.cache[id], seg)
-	return true, nil
+	return seg
 }
 
 func (m *session) CachedLayout(id layout.FileID, mode layout.IOMode, off, n int64) *layout.Segment {

@@ -165,6 +165,28 @@ func (c *Client) Layout(ctx context.Context, id layout.FileID, mode layout.IOMod
 	}
 }
 
+// Renew returns segments that say how the data files of a file are written now, of which we have a layout for writing: what was written
+// before may be made stable with them, and nothing else be done. It may be called while a recall of the layout is answered.
+func (c *Client) Renew(ctx context.Context, id layout.FileID) ([]layout.Segment, error) {
+	args := &metarpc.LayoutGetArgs{ID: id, IOMode: layout.IOModeRW, Len: layout.ToEOF, Renew: true}
+	var retry backoff
+	for {
+		var r metarpc.LayoutResult
+		err := c.do(ctx, metarpc.OpLayoutGet, metarpc.Cred{}, args, &r, nil)
+		var status *metarpc.Error
+		switch {
+		case err == nil:
+			return segmentsOf(&r)
+		case errors.As(err, &status) && status.Status == metarpc.StatusLayoutUnavailable:
+			if !retry.wait(ctx) {
+				return nil, fmt.Errorf("inode %d: %w (%w)", id, ctx.Err(), err)
+			}
+		default:
+			return nil, fmt.Errorf("renewal of the layout of inode %d: %w", id, err)
+		}
+	}
+}
+
 // layoutGet asks the service once, and reports whether what it granted holds off.
 func (c *Client) layoutGet(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, appendOnly bool) (bool, error) {
 	if err := c.grants.take(ctx, id); err != nil {
@@ -217,14 +239,19 @@ func decodeLayout(raw []byte) (granted []layout.Segment, pinned metarpc.CopyRef,
 	if err := metarpc.DecodeResult(metarpc.OpLayoutGet, raw, &r); err != nil {
 		return nil, pinned, err
 	}
+	granted, err = segmentsOf(&r)
+	return granted, r.Pinned, err
+}
+
+func segmentsOf(r *metarpc.LayoutResult) (list []layout.Segment, err error) {
 	for i := range r.Segments {
 		s, err := r.Segments[i].Layout()
 		if err != nil {
-			return nil, pinned, err
+			return nil, err
 		}
-		granted = append(granted, *s)
+		list = append(list, *s)
 	}
-	return granted, r.Pinned, nil
+	return list, nil
 }
 
 // Pin asks for a copy of an open file on one of the data servers of Config.Lending that has every byte at its offset, and is kept up to

@@ -174,6 +174,31 @@ func TestLayoutUnavailable(t *testing.T) {
 	})
 }
 
+// TestRenewLayout asks for the credentials of what was written before: that is no layout, and is not kept.
+func TestRenewLayout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(t)
+		n := 0
+		s.handle = layouts(t, func(a *metarpc.LayoutGetArgs) (metarpc.Status, *metarpc.LayoutResult) {
+			if !a.Renew {
+				t.Errorf("asked for %+v", a)
+			}
+			if n++; n <= 2 {
+				return metarpc.StatusLayoutUnavailable, nil
+			}
+			return metarpc.StatusOK, nil
+		})
+		c := connected(t, s, Config{})
+		segments, err := c.Renew(t.Context(), 5)
+		if err != nil || len(segments) == 0 || n != 3 {
+			t.Errorf("%d segments, %v after %d calls", len(segments), err, n)
+		}
+		if seg := c.CachedLayout(5, layout.IOModeRW, 0, 1); seg != nil {
+			t.Errorf("kept: %+v", seg)
+		}
+	})
+}
+
 // The cache has room for so many files, and those used last stay.
 func TestCacheLimit(t *testing.T) {
 	k := cache{limit: 3}

@@ -140,7 +140,7 @@ func (s *Service) replaceHeld(ctx context.Context, f *file, held []metarpc.CopyR
 		return err
 	}
 	defer thaw()
-	if err := s.recallLayouts(ctx, f, nil, layout.Range{Len: layout.ToEOF}); err != nil {
+	if err := s.recallLayouts(ctx, f, layout.Range{Len: layout.ToEOF}, others(nil)); err != nil {
 		return err
 	}
 	moves, err := s.awaitCutting(ctx, f)

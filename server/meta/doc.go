@@ -91,6 +91,30 @@
 // is lost the file is fenced, by which one copy of each column becomes the truth and the others stale. A client that ends its
 // session has reported, or had nothing to. A truncation marks copies that do not answer while others have been cut.
 //
+// # Ranges of files with copies
+//
+// Two clients that wrote the same bytes of a mirrored file at the same time could leave its copies different. So whoever writes a file whose
+// layout has several copies, pinned caches counted (exclusive), gets a layout for a range that is its alone (ranges.go). Its claim has the ranges that it
+// may write: at least what it does have, as what a client gives up unasked it does not say. Files with one copy have none of this.
+//
+//	free    nobody else has what is asked for, in units of a MiB: it is granted with all around it that is nobody else's. One client alone gets
+//	        the whole file, and never asks again
+//	taken   others have some of it: that, and what follows up to where somebody else has the next range, is taken (file.taking). They keep it for
+//	        holdTime since they last got something, then it is recalled from them and no one else, as before a truncation
+//	        (recallRange); who has lost his session is fenced first
+//	given   it is the asker's, and kept for him for promiseTime should he have been told to ask again meanwhile
+//
+// One range of a file is taken at a time. What does not touch it, and nobody else has, is granted meanwhile. A call waits for its turn for layoutWait at
+// most. Nobody keeps a range because of another one that he waits for: a call asks for all that one write touches, and a client that waits
+// for a layout answers recalls. What the answer to a recall may wait for is given without a turn: LayoutCommit, LayoutError, and the
+// renewal of a layout after a fence (renewed), which grants nothing.
+//
+// A range leaves a claim when it was recalled by somebody who kept it from being granted again at once (recallRange); after other recalls (settleTimes,
+// fence) the client may have got it back before the answer is looked at, so the claim keeps it.
+//
+// A file gets or loses copies under a gate of the whole file, after which nobody has a range of it. Ranges are in memory: a
+// service that starts takes every writer for one that has everything, and finds out by recalling.
+//
 // # What is pinned
 //
 // A kernel that reads or writes a copy by itself (FUSE passthrough) cannot be told to use another one. So its client has the
@@ -227,7 +251,8 @@
 // What has to exclude others for longer is a flag in the file record that is waited for (Service.wait): removing, from
 // the decision whether somebody has the file open until the batch that removes it is done; and sizing, over a truncation
 // over finding the size that a dead client left, or over the copying of a range. Nobody waits for one while having the other. Both may be held over a
-// recall: neither LayoutCommit nor LayoutReturn waits for them. Directories that change
+// recall: neither LayoutCommit nor LayoutReturn waits for them. A range that is being taken (taking) is the third; who takes it has neither of the
+// others, and who waits for it is the caller of a LayoutGet, which nothing else waits for. Directories that change
 // their parent are put in order by a guarded catalog row, and inside this process by a token (Service.moving) as well, so
 // that they need not fail each other's guards; another token reserves inode numbers.
 package meta

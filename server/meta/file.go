@@ -3,6 +3,7 @@ package meta
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -20,6 +21,7 @@ type file struct {
 	cut      *cut          // being shortened
 	gate     layout.Range  // where no layout for writing is granted, because it is being copied; it goes with sizing
 	gates    uint64        // how many gates have ended, under which its layout may have changed
+	taking   layout.Range  // is being taken from those who may write there, for another session; Len 0: nothing is
 	freezing int           // somebody relies on what is pinned, or that nothing is
 	heldUp   *heldUp       // what cannot be done because of what is pinned; nil: nothing
 	granting int           // layouts for writing whose answer is not yet in its connection's queue
@@ -36,6 +38,9 @@ type claim struct {
 	write     bool            // with open: for writing as well
 	pin       metarpc.CopyRef // with open: a copy that its kernel reads or writes without asking
 	writer    bool            // may have a writer row
+	ranges    []layout.Range  // of a writer, if the file is exclusive: where it may write and nobody else, see ranges.go
+	granted   time.Time       // when it last got one of these
+	promised  time.Time       // when one was taken for it that it has not been told of yet; zero: there is none
 	appends   bool            // a writer that writes only where Reserve has told it to
 	unfenced  bool            // the session was ended without its doing: what it still has under way may reach the data files
 	unfence   func()          // ends the fencing, because the file is gone
@@ -89,7 +94,7 @@ func (s *Service) changedFile(f *file) {
 		}
 		return idle
 	})
-	if len(f.claims) == 0 && !f.orphan && !f.removing && !f.sizing && f.granting == 0 && f.freezing == 0 && f.waiters == 0 {
+	if len(f.claims) == 0 && !f.orphan && !f.removing && !f.sizing && f.granting == 0 && f.taking.Len == 0 && f.freezing == 0 && f.waiters == 0 {
 		delete(s.files, f.id)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
-// layoutWait is how long a call waits for a truncation to end before the client is told to ask again, so that such calls
+// layoutWait is how long a call waits for a truncation to end, or for its turn, before the client is told to ask again, so that such calls
 // do not keep the slots that the client needs in order to give back what the truncation waits for.
 const layoutWait = 500 * time.Millisecond
 
@@ -21,6 +21,9 @@ func (s *Service) layoutGet(ctx context.Context, c *call, a *metarpc.LayoutGetAr
 	row, _, err := s.regular(ctx, a.ID)
 	if err != nil {
 		return nil, err
+	}
+	if a.Renew {
+		return s.renewed(ctx, c.sess, a.ID)
 	}
 	if err := s.mayTransfer(c.sess, a); err != nil {
 		return nil, err
@@ -56,6 +59,40 @@ func (s *Service) layoutGet(ctx context.Context, c *call, a *metarpc.LayoutGetAr
 		r.Pinned, err = s.pin(ctx, c.sess, a, l)
 	}
 	return r, err
+}
+
+// renewed tells a session how the data files are written now, for what it has written and must make stable. It grants nothing, so
+// there is no turn to wait for: others may be waiting for this one to give back what it has.
+func (s *Service) renewed(ctx context.Context, sess *session, id layout.FileID) (*metarpc.LayoutResult, error) {
+	s.mu.Lock()
+	cl := sess.claims[id]
+	if cl == nil || !cl.writer {
+		s.mu.Unlock()
+		return nil, errPerm
+	}
+	err := s.awaitFence(ctx, cl.file)
+	s.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	r := new(metarpc.LayoutResult)
+	var l schema.Layout
+	if _, err = s.get(ctx, schema.LayoutKey(id), &l); err == nil {
+		r.Segments = s.cfg.Files.Segments(l, layout.IOModeRW)
+	}
+	return r, err
+}
+
+// awaitFence waits until those are fenced who wrote f before; s.mu is held, and released meanwhile.
+func (s *Service) awaitFence(ctx context.Context, f *file) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable, "inode %d is being fenced", f.id))
+	defer cancel()
+	for f.unfenced() {
+		if err := s.wait(ctx, f); err != nil {
+			return context.Cause(ctx)
+		}
+	}
+	return nil
 }
 
 // grant answers a LayoutGet for writing.
@@ -116,7 +153,7 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 		}
 		s.mu.Lock()
 		if err == nil {
-			from, limit, err = s.awaitGrant(ctx, f, a.Off)
+			from, limit, err = s.awaitTurn(ctx, f, cl, a, exclusive(&l))
 		}
 		if err != nil {
 			if errors.Is(err, errStale) {
@@ -142,6 +179,28 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 		s.mu.Lock()
 	}
 	return r, err
+}
+
+// awaitTurn is awaitGrant for a session that, if the file is exclusive, must be the only one to write what it gets.
+func (s *Service) awaitTurn(ctx context.Context, f *file, cl *claim, a *metarpc.LayoutGetArgs, exclusive bool) (from, limit int64, err error) {
+	if !exclusive {
+		return s.awaitGrant(ctx, f, a.Off)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable,
+		"inode %d is being written by another client there", f.id))
+	defer cancel()
+	for {
+		if from, limit, err = s.awaitGrant(ctx, f, a.Off); err != nil {
+			return 0, 0, err
+		}
+		held, again, err := s.holdRange(ctx, f, cl, a.Off, min(a.Len, limit-a.Off))
+		if err != nil {
+			return 0, 0, err
+		}
+		if !again {
+			return max(from, held.Off), min(limit, held.End()), nil
+		}
+	}
 }
 
 // awaitGrant returns from where and up to where a layout for writing that holds off may be granted; s.mu is held, and released
@@ -212,7 +271,7 @@ func (s *Service) layoutReturn(ctx context.Context, c *call, a *metarpc.LayoutRe
 		if cl == nil || !cl.writer || cl.assigning > 0 || cl.report != (report{}) {
 			continue
 		}
-		cl.writer, cl.appends, cl.unsure, cl.returning = false, false, false, true
+		cl.writer, cl.appends, cl.unsure, cl.returning, cl.ranges = false, false, false, true, nil
 		returning = append(returning, cl)
 		keys = append(keys, schema.WriterKey(id, c.sess.id))
 	}

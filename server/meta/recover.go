@@ -200,7 +200,7 @@ func (s *Service) makeStable(f *file, sess *session) error {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				if cl := f.claimOf(sess); cl != nil {
-					cl.writer, cl.unsure, cl.report = false, false, report{}
+					cl.writer, cl.unsure, cl.report, cl.ranges = false, false, report{}, nil
 				}
 				f.moves++
 				s.changedFile(f)
@@ -372,6 +372,7 @@ func (s *Service) load(ctx context.Context) error {
 		sess := owner([16]byte(kv.Key[9:]), kv.Key)
 		cl := s.file(schema.IDOf(kv.Key)).claim(sess)
 		cl.writer, cl.unsure, cl.unfenced = true, true, sess.ended // perhaps by its client; to fence it then is needless
+		cl.ranges = []layout.Range{{Len: layout.ToEOF}}            // whichever they are, and if the file is exclusive
 	}
 	for kv, err := range s.rows(ctx, schema.PrefixOrphan, 1+8) {
 		if err != nil {

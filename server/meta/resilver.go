@@ -336,7 +336,7 @@ func (s *Service) gated(ctx context.Context, id layout.FileID, r layout.Range, f
 		file.gate = layout.Range{}
 		file.gates++
 	}()
-	if err := s.recallRange(ctx, file, nil, r); err != nil {
+	if err := s.recallRange(ctx, file, r, others(nil)); err != nil {
 		return err
 	}
 	return f(ctx)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -95,7 +94,7 @@ func (s *Service) settleTimes(ctx context.Context, c *call, a *metarpc.SetAttrAr
 		err = s.maySet(ctx, c, &row, a) // before others are troubled with recalls
 	}
 	if err == nil {
-		err = s.recallLayouts(ctx, f, c.sess, layout.Range{Len: layout.ToEOF})
+		err = s.recallLayouts(ctx, f, layout.Range{Len: layout.ToEOF}, others(c.sess))
 	}
 	return err
 }
@@ -292,14 +291,15 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 	return r, intent, err
 }
 
-// recall is recallLayouts that also waits until those are fenced who have lost their sessions.
+// recall is recallRange of what lies behind a size, except from by, who sees to that itself.
 func (s *Service) recall(ctx context.Context, f *file, by *session, size int64) error {
-	return s.recallRange(ctx, f, by, layout.Range{Off: size, Len: layout.ToEOF})
+	return s.recallRange(ctx, f, layout.Range{Off: size, Len: layout.ToEOF}, others(by))
 }
 
-// recallRange is recall of a range.
-func (s *Service) recallRange(ctx context.Context, f *file, by *session, r layout.Range) error {
-	if err := s.recallLayouts(ctx, f, by, r); err != nil {
+// recallRange is recallLayouts that also waits until those are fenced who have lost their sessions. The caller has seen to it that
+// nothing is granted in the range meanwhile, so none of such has any of it when it returns.
+func (s *Service) recallRange(ctx context.Context, f *file, r layout.Range, such func(*claim) bool) error {
+	if err := s.recallLayouts(ctx, f, r, such); err != nil {
 		return err
 	}
 	// What a session still writes that was ended, now or before, would come after the cut.
@@ -310,38 +310,15 @@ func (s *Service) recallRange(ctx context.Context, f *file, by *session, r layou
 			return err
 		}
 	}
-	return ctx.Err()
-}
-
-// recallLayouts takes the layouts of a range away from all who may write the file, except from by, who sees to that itself.
-// It returns when all have answered or have lost their sessions, or ctx ends.
-func (s *Service) recallLayouts(ctx context.Context, f *file, by *session, r layout.Range) error {
-	s.mu.Lock()
-	// An answer that grants a layout has to be on its way before the recall is.
-	for f.granting > 0 {
-		if err := s.wait(ctx, f); err != nil {
-			s.mu.Unlock()
-			return err
-		}
+	if err := ctx.Err(); err != nil {
+		return err
 	}
-	var writers []*session
 	for _, cl := range f.claims {
-		if cl.writer && cl.sess != by {
-			writers = append(writers, cl.sess)
+		if such(cl) {
+			cl.ranges = without(cl.ranges, r)
 		}
 	}
-	s.mu.Unlock()
-	var recalls sync.WaitGroup
-	for _, sess := range writers {
-		recalls.Go(func() { // ends with the answer, the session, its lease, or ctx
-			args := &metarpc.LayoutRecallArgs{ID: f.id, Off: r.Off, Len: r.Len}
-			if err := s.callBack(ctx, sess, metarpc.BackLayoutRecall, args); err != nil {
-				s.log.Warn("layout not given back", "inode", f.id, "session", sess, "error", err)
-			}
-		})
-	}
-	recalls.Wait()
-	return ctx.Err()
+	return nil
 }
 
 // cutData cuts the data files of a file whose cut is committed, and ends its sizing.

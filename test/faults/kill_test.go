@@ -212,6 +212,10 @@ func TestMain(m *testing.M) {
 		fmt.Println(verifyForever(path))
 		return
 	}
+	if how := os.Getenv(scribbleEnv); how != "" {
+		scribbleForever(how)
+		return
+	}
 	if os.Getenv(rewriteEnv) != "" {
 		rewriteAll()
 		return

@@ -275,6 +275,9 @@ func (a *LayoutGetArgs) check(Op) error {
 	if a.Pin >= pinEnd || a.Pin == PinAny && a.IOMode == layout.IOModeRW {
 		err = first(err, fmt.Errorf("pin %d with iomode %v", a.Pin, a.IOMode))
 	}
+	if a.Renew && (a.IOMode != layout.IOModeRW || a.Pin != PinNone) {
+		err = first(err, fmt.Errorf("renewal with iomode %v and pin %d", a.IOMode, a.Pin))
+	}
 	if len(a.Near) > MaxNear {
 		err = first(err, fmt.Errorf("%d data servers on the client's host, want at most %d", len(a.Near), MaxNear))
 	}

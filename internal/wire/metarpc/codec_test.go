@@ -216,7 +216,10 @@ func TestRoundTrip(t *testing.T) {
 				a.Value, a.Flags = nil, 0
 			}
 			if a, ok := args.(*LayoutGetArgs); ok {
-				a.Pin = PinOnly
+				a.Pin, a.Renew = PinOnly, false
+				if r.IntN(2) == 0 {
+					a.Pin, a.Renew = PinNone, true
+				}
 			}
 			b, err := AppendCall([]byte("before"), call, args)
 			gotCall, gotArgs, err := ParseCall(body(t, b[len("before"):], err))
@@ -491,6 +494,9 @@ func TestRefusedArguments(t *testing.T) {
 		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRW, Off: 0, Len: 1, Pin: PinOnly}, fine},
 		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRW, Off: 0, Len: 1, Pin: PinAny}, bad},
 		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRead, Off: 0, Len: 1, Pin: pinEnd}, bad},
+		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRW, Off: 0, Len: 1, Renew: true}, fine},
+		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRead, Off: 0, Len: 1, Renew: true}, bad},
+		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRW, Off: 0, Len: 1, Pin: PinOnly, Renew: true}, bad},
 		{OpOpen, &OpenArgs{ID: 1, Access: AccessRead, Pinned: CopyRef{Handle: make([]byte, maxHandle)}}, fine},
 		{OpOpen, &OpenArgs{ID: 1, Access: AccessRead, Pinned: CopyRef{Handle: make([]byte, maxHandle+1)}}, bad},
 		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeAny, Off: 0, Len: 1}, bad},

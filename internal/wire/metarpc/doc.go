@@ -102,6 +102,15 @@
 // data there before it answers. The service does this before it truncates a file that others may write. The reply that
 // grants a layout is sent before a recall of it.
 //
+// Of a file that has several copies no two sessions have layouts for writing of the same byte. A LayoutGet for writing is answered with all
+// around the asked range that no other session has; if others have some of the range, it is recalled from them, in multiples of 1 MiB, and
+// the call waits. After half a second it is answered with StatusLayoutUnavailable; what is recalled for it is then kept for it for 5 seconds, in
+// which the client asks again. Off and Len should be what is about to be written: more is taken from others for nothing.
+//
+// A client that has to make stable what it has written, and is refused by a data server because the file was fenced meanwhile, asks with
+// LayoutGetArgs.Renew for the credentials to do so with. The answer does not wait for recalls, as those wait for it, and grants nothing: it is not kept,
+// and nothing new is written by it. It is EPERM if the session has no layout for writing of the file, and StatusLayoutUnavailable while a fence is under way.
+//
 // LayoutError names copies (data files) that may lack a write which others have, because they failed or did not answer. The
 // service makes them stale, but for the last good copy of a column, and answers when nobody relies on them any more: it calls
 // CopiesStale at all who have the file open, the reporter as well, with all copies of the file that are stale. A client that

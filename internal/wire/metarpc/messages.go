@@ -374,6 +374,9 @@ type (
 		// Pin asks for a copy on one of these that is the whole file as it is, to be read, or with IOModeRW written, by who does not
 		// ask before each time: the client's kernel. See LayoutResult.
 		Pin Pin
+		// Renew says that the session asks, of a file that it has a layout for writing of, how its data files are written now, in order to
+		// make stable what it has written. Nothing is granted, wherever Off is.
+		Renew bool
 	}
 	// ReserveArgs asks for the place of an append: Len bytes at the end of the file, which is longer by that from now on.
 	ReserveArgs struct {
