@@ -238,7 +238,7 @@ func TestVolume(t *testing.T) {
 		t.Errorf("%+v %v, want %+v", again, err, vol)
 	}
 	checkCatalog(t, engine)
-	vol.Format++
+	vol.Format = schema.FormatNamespaces + 1
 	var b catalog.Batch
 	b.Put(schema.KeyVolume, schema.Encode(&vol))
 	if err := engine.Commit(t.Context(), &b); err != nil {
