@@ -275,11 +275,42 @@ type NetAddr struct {
 	Addr  netip.AddrPort
 }
 
-// Device is a data server: where it is and what it speaks.
+// Device is a data server, or an NVMe namespace: where it is and what it speaks.
 type Device struct {
 	ID       DeviceID
 	Addrs    []NetAddr
-	Versions []Version
+	Versions []Version // of NFS; a namespace has none
+	// Namespace is what the device is if it is one; Addrs are ports of its subsystem then.
+	Namespace *Namespace
+}
+
+// Namespace is an NVMe namespace that is a device: how it is found, and known again wherever it is reached.
+type Namespace struct {
+	NQN   string // of its subsystem
+	NSID  uint32
+	NGUID [16]byte // zero if it has none, as the two below; it has at least one of them
+	EUI64 [8]byte
+	UUID  [16]byte
+	Block int64 // bytes
+	// Reserved says that the service keeps a reservation: who wants to read or write registers with the session's key before.
+	Reserved bool
+}
+
+// MaxNQN is the length of an NVMe Qualified Name (NVMe Base 4.5).
+const MaxNQN = 223
+
+func (n *Namespace) validate() error {
+	switch {
+	case n.NQN == "" || len(n.NQN) > MaxNQN:
+		return fmt.Errorf("subsystem name of %d bytes, want 1 to %d", len(n.NQN), MaxNQN)
+	case n.NSID == 0 || n.NSID == math.MaxUint32:
+		return fmt.Errorf("namespace id %d", n.NSID)
+	case n.NGUID == [16]byte{} && n.EUI64 == [8]byte{} && n.UUID == [16]byte{}:
+		return errors.New("a namespace without an identifier")
+	case n.Block < MinBlock || n.Block&(n.Block-1) != 0:
+		return fmt.Errorf("blocks of %d bytes", n.Block)
+	}
+	return nil
 }
 
 // Validate checks that a device can be used at all.
@@ -287,7 +318,11 @@ func (d *Device) Validate() error {
 	if len(d.Addrs) == 0 || len(d.Addrs) > MaxAddresses {
 		return fmt.Errorf("device %s: %d addresses, want 1 to %d", d.ID, len(d.Addrs), MaxAddresses)
 	}
-	if len(d.Versions) == 0 || len(d.Versions) > MaxVersions {
+	if d.Namespace != nil {
+		if err := d.Namespace.validate(); err != nil {
+			return fmt.Errorf("device %s: %w", d.ID, err)
+		}
+	} else if len(d.Versions) == 0 || len(d.Versions) > MaxVersions {
 		return fmt.Errorf("device %s: %d protocol versions, want 1 to %d", d.ID, len(d.Versions), MaxVersions)
 	}
 	for _, a := range d.Addrs {

@@ -323,10 +323,39 @@ func (a *LayoutCommitArgs) check(Op) error {
 	if len(a.Reports) > MaxBatch {
 		return fmt.Errorf("%d reports in one call, want at most %d", len(a.Reports), MaxBatch)
 	}
+	ranges := 0
 	for i := range a.Reports {
-		if r := &a.Reports[i]; r.ID == 0 || r.End < 0 {
+		r := &a.Reports[i]
+		if r.ID == 0 || r.End < 0 {
 			return fmt.Errorf("report of inode %d ending at %d", r.ID, r.End)
 		}
+		if a.Provisional && len(r.Written) > 0 {
+			return fmt.Errorf("provisional report of inode %d that makes blocks valid", r.ID)
+		}
+		for k := range r.Written {
+			if err := r.Written[k].check(r.ID); err != nil {
+				return err
+			}
+			ranges += len(r.Written[k].Ranges)
+		}
+	}
+	if ranges > MaxRanges {
+		return fmt.Errorf("%d ranges in one call, want at most %d", ranges, MaxRanges)
+	}
+	return nil
+}
+
+// check checks what is said of a data file of an inode.
+func (w *Written) check(id layout.FileID) error {
+	if err := checkCopies(id, []CopyRef{w.Copy}); err != nil {
+		return err
+	}
+	var end int64
+	for _, r := range w.Ranges {
+		if r.Off < end || r.Len <= 0 || r.Len > math.MaxInt64-r.Off || (r.Off|r.Len)%layout.MinBlock != 0 {
+			return fmt.Errorf("inode %d: %d bytes written at %d, after %d: want whole blocks in their order", id, r.Len, r.Off, end)
+		}
+		end = r.Off + r.Len
 	}
 	return nil
 }

@@ -105,6 +105,16 @@ func tame(v any) any {
 	case *LookupResult:
 		tame(&v.Attr)
 		v.Lease, v.Names = LeaseAttrs, LeaseNames
+	case *LayoutCommitArgs:
+		v.Provisional = false
+		for i := range v.Reports {
+			v.Reports[i].Written = v.Reports[i].Written[:1]
+			w := &v.Reports[i].Written[0]
+			w.Copy.Handle = w.Copy.Handle[:min(len(w.Copy.Handle), maxHandle)]
+			for k := range w.Ranges {
+				w.Ranges[k] = Range{Off: int64(k) << 30, Len: 512 + w.Ranges[k].Len%(1<<30)&^511}
+			}
+		}
 	case *LayoutCommitResult:
 		for i := range v.Attrs {
 			tame(&v.Attrs[i])
@@ -155,8 +165,27 @@ func tame(v any) any {
 		for i := range v.Addrs {
 			v.Addrs[i] = []string{"192.0.2.7:2049", "[2001:db8::1]:20049"}[i%2]
 		}
+		v.Namespace = v.Namespace[:1]
+		v.Namespace[0].NQN = v.Namespace[0].NQN[:min(len(v.Namespace[0].NQN), layout.MaxNQN)]
+		v.Namespace[0].Block = 4096
 	}
 	return v
+}
+
+// written is a report of blocks that become valid, given by offsets and lengths, and every is n of them.
+func written(ranges ...int64) SizeReport {
+	w := Written{Copy: CopyRef{Handle: []byte{1}}}
+	for r := range slices.Chunk(ranges, 2) {
+		w.Ranges = append(w.Ranges, Range{Off: r[0], Len: r[1]})
+	}
+	return SizeReport{ID: 1, Written: []Written{w}}
+}
+
+func every(n int) (ranges []int64) {
+	for i := range n {
+		ranges = append(ranges, int64(i)*1024, 512)
+	}
+	return ranges
 }
 
 func filled(r *rand.Rand, v any) any {
@@ -506,6 +535,16 @@ func TestRefusedArguments(t *testing.T) {
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, End: -1}}}, bad},
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 0, End: 1}}}, bad},
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: make([]SizeReport, MaxBatch+1)}, bad},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{written(0, 512, 512, 4096)}}, fine},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{written(0, 512)}, Provisional: true}, bad},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{written(512, 512, 0, 512)}}, bad},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{written(0, 513)}}, bad},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{written(-512, 512)}}, bad},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{written(0, 0)}}, bad},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{written(math.MaxInt64-511, 512)}}, bad},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, Written: []Written{{}}}}}, bad},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{written(every(MaxRanges)...)}}, fine},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{written(every(MaxRanges)...), written(0, 512)}}, bad},
 		{OpAddDevice, &AddDeviceArgs{URL: strings.Repeat("u", MaxText+1)}, bad},
 		{OpLayoutMove, &LayoutMoveArgs{ID: 1, Device: layout.DeviceID{1}}, fine},
 		{OpLayoutMove, &LayoutMoveArgs{ID: 1}, bad},
@@ -943,6 +982,31 @@ func TestConversions(t *testing.T) {
 		t.Fatal(err)
 	}
 	same(t, "device", gotDevice, d)
+
+	d = layout.Device{ID: layout.DeviceID{8}, Addrs: d.Addrs, Namespace: &layout.Namespace{
+		NQN: "nqn.2014-08.org.example:a", NSID: 3, NGUID: [16]byte{1}, EUI64: [8]byte{2}, UUID: [16]byte{4}, Block: 4096, Reserved: true}}
+	wd = DeviceOf(&d)
+	if gotDevice, err = wd.Layout(); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "namespace", gotDevice, d)
+	for name, spoil := range map[string]func(*Namespace){
+		"no name": func(n *Namespace) { n.NQN = "" }, "long name": func(n *Namespace) { n.NQN = strings.Repeat("n", layout.MaxNQN+1) },
+		"namespace 0": func(n *Namespace) { n.NSID = 0 }, "all namespaces": func(n *Namespace) { n.NSID = math.MaxUint32 },
+		"no identifier": func(n *Namespace) { n.NGUID, n.EUI64, n.UUID = [16]byte{}, [8]byte{}, [16]byte{} },
+		"small blocks":  func(n *Namespace) { n.Block = 256 }, "odd blocks": func(n *Namespace) { n.Block = 1000 },
+	} {
+		bad := wd
+		bad.Namespace = slices.Clone(wd.Namespace)
+		spoil(&bad.Namespace[0])
+		if _, err := bad.Layout(); err == nil {
+			t.Errorf("%s is taken", name)
+		}
+	}
+	wd.Namespace = make([]Namespace, 2)
+	if _, err := wd.Layout(); err == nil {
+		t.Error("two namespaces are taken")
+	}
 
 	for name, addrs := range map[string][]string{"none": nil, "name": {"host:1"}, "port 0": {"192.0.2.1:0"}, "many": make([]string, layout.MaxAddresses+1)} {
 		if _, err := (&Device{Addrs: addrs}).Layout(); err == nil {

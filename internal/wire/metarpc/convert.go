@@ -103,9 +103,14 @@ func (f *DataFile) DecodeMsgpack(d *msgpack.Decoder) error {
 	return err
 }
 
-// DeviceOf is the wire form of an NFSv3 device.
+// DeviceOf is the wire form of an NFSv3 server or an NVMe namespace.
 func DeviceOf(d *layout.Device) Device {
-	w := Device{ID: d.ID, Addrs: make([]string, len(d.Addrs)), RSize: d.Versions[0].RSize, WSize: d.Versions[0].WSize}
+	w := Device{ID: d.ID, Addrs: make([]string, len(d.Addrs))}
+	if n := d.Namespace; n != nil {
+		w.Namespace = []Namespace{{NQN: n.NQN, NSID: n.NSID, NGUID: n.NGUID, EUI64: n.EUI64, UUID: n.UUID, Block: n.Block, Reserved: n.Reserved}}
+	} else {
+		w.RSize, w.WSize = d.Versions[0].RSize, d.Versions[0].WSize
+	}
 	for i, a := range d.Addrs {
 		w.Addrs[i] = a.Addr.String()
 	}
@@ -114,7 +119,16 @@ func DeviceOf(d *layout.Device) Device {
 
 // Layout is the inverse of DeviceOf; the result is valid.
 func (d *Device) Layout() (layout.Device, error) {
-	l := layout.Device{ID: d.ID, Versions: []layout.Version{{Version: 3, RSize: d.RSize, WSize: d.WSize}}}
+	l := layout.Device{ID: d.ID}
+	switch len(d.Namespace) {
+	case 0:
+		l.Versions = []layout.Version{{Version: 3, RSize: d.RSize, WSize: d.WSize}}
+	case 1:
+		n := &d.Namespace[0]
+		l.Namespace = &layout.Namespace{NQN: n.NQN, NSID: n.NSID, NGUID: n.NGUID, EUI64: n.EUI64, UUID: n.UUID, Block: n.Block, Reserved: n.Reserved}
+	default:
+		return layout.Device{}, fmt.Errorf("device %v: %d namespaces", d.ID, len(d.Namespace))
+	}
 	if len(d.Addrs) > layout.MaxAddresses {
 		return layout.Device{}, fmt.Errorf("device %v: %d addresses, want at most %d", d.ID, len(d.Addrs), layout.MaxAddresses)
 	}

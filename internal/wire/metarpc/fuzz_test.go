@@ -84,7 +84,7 @@ func FuzzParseCall(f *testing.F) {
 	for _, c := range []call{
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpRename}, &RenameArgs{OldParent: 1, OldName: "a", NewParent: 1, NewName: "b"}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpSetXattr}, &XattrArgs{ID: 1, Name: "user.a", Value: []byte("v")}},
-		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutCommit}, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, End: 2, Mtime: 3}, {ID: 4}}}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutCommit}, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, End: 2, Mtime: 3}, {ID: 4}, written(0, 512)}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpClose}, &CloseArgs{IDs: []layout.FileID{1, 2}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpSetAttr}, &SetAttrArgs{ID: 1, Mask: SetSize, Size: 7}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpMakeNode}, &MakeNodeArgs{Parent: 1, Name: "l", Mode: 0o120777, Target: "t"}},
@@ -132,7 +132,8 @@ func FuzzParseReply(f *testing.F) {
 		OpReadDir:  &ReadDirResult{Entries: []DirEntry{{Name: "a", Cookie: 17, Attr: attr}}, EOF: true},
 		OpLayoutGet: &LayoutResult{Segments: []Segment{{Len: 1, IOMode: 1, Mirrors: [][]DataFile{{{Handle: []byte{1}}},
 			{{Handle: []byte{2}, Generation: 3, Extents: []Extent{{Len: 4096, Addr: 512, State: layout.ExtentInvalid}}}}}}}},
-		OpDevices:        &DevicesResult{Devices: []DeviceInfo{{Device: Device{Addrs: []string{"192.0.2.1:1"}}, URL: "nfs://h/e"}}},
+		OpDevices: &DevicesResult{Devices: []DeviceInfo{{Device: Device{Addrs: []string{"192.0.2.1:1"}}, URL: "nfs://h/e"},
+			{Device: Device{Addrs: []string{"192.0.2.1:2"}, Namespace: []Namespace{{NQN: "n", NSID: 1, UUID: [16]byte{1}, Block: 512}}}}}},
 		OpListXattr:      &NamesResult{Names: []string{"user.a"}},
 		OpCacheStart:     &CacheStartResult{Size: 1, Segments: []Segment{{Len: 1, IOMode: layout.IOModeRW, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}},
 		OpCacheDrop:      &CacheDropResult{Caches: 1, Bytes: 2},

@@ -25,10 +25,11 @@ const (
 	MinSlots    = 4 // slots of a session: enough for calls, Renew, and calls that answer a recall
 	MaxSlots    = 256
 	MaxBatch    = 1024
-	MaxPage     = 4096  // entries of one ReadDir page
-	MaxGroups   = 65536 // supplementary groups of a credential, as in Linux (NGROUPS_MAX)
-	MaxText     = 4096  // bytes of a URL, a host name and other texts about a client
-	MaxMessage  = 4096  // bytes of the message that comes with a status
+	MaxRanges   = 1 << 14 // that become valid by one LayoutCommit
+	MaxPage     = 4096    // entries of one ReadDir page
+	MaxGroups   = 65536   // supplementary groups of a credential, as in Linux (NGROUPS_MAX)
+	MaxText     = 4096    // bytes of a URL, a host name and other texts about a client
+	MaxMessage  = 4096    // bytes of the message that comes with a status
 
 	MinLease = 10 * time.Millisecond
 	MaxLease = 24 * time.Hour
@@ -409,7 +410,22 @@ type (
 		End      int64 // first byte after the last one written; 0 = nothing written
 		Mtime    int64 // nanoseconds since 1970; 0 = leave
 		Atime    int64 // nanoseconds since 1970, of an inode of any type; 0 = leave. Nobody is told of it
+		// Written is what becomes valid of the file's data files that lie on NVMe namespaces, before the size is reported. The ranges of
+		// one call are MaxRanges at most.
+		Written []Written
 	}
+	// Written says of one data file which of its blocks were written to invalid extents, and are on stable storage.
+	Written struct {
+		_msgpack   struct{} `msgpack:",as_array"`
+		Copy       CopyRef
+		Generation uint64  // of the data file in the layout by which they were written
+		Ranges     []Range // whole blocks, in their order
+	}
+	Range struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Off, Len int64
+	}
+	// LayoutCommitArgs: with Provisional nothing becomes valid.
 	LayoutCommitArgs struct {
 		_msgpack    struct{} `msgpack:",as_array"`
 		Reports     []SizeReport
@@ -449,7 +465,7 @@ type (
 	DeviceInfo struct {
 		_msgpack    struct{} `msgpack:",as_array"`
 		Device      Device
-		URL         string // nfs://HOST:PORT/EXPORT[?mountport=PORT]
+		URL         string // nfs://HOST:PORT/EXPORT[?mountport=PORT] or nvme://HOST:PORT/NQN#NSID
 		Reachable   bool
 		Problem     string // why not, with since when
 		Total, Free int64  // bytes, when last asked
@@ -458,11 +474,14 @@ type (
 		Load        int64  // thousandths of requests that clients have under way there, see LayoutStatsArgs
 		Caches      int64  // of the data files in use those that are caches, full or not
 		CacheBytes  int64  // what they have
+		Fencing     string // of a namespace: how lost clients are kept from it, for people
 	}
-	// AddDeviceArgs: URL is nfs://HOST:PORT/EXPORT. Adding one that is known, by address and export, answers it as it is.
+	// AddDeviceArgs: URL is nfs://HOST:PORT/EXPORT or nvme://HOST:PORT/NQN#NSID. Adding one that is known, by address and export or by the
+	// namespace's identifiers, answers it as it is. With Force a namespace is taken though somebody else's data is on it.
 	AddDeviceArgs struct {
 		_msgpack struct{} `msgpack:",as_array"`
 		URL      string
+		Force    bool
 	}
 	// DrainDeviceArgs begins or, with Cancel, ends the draining of a device.
 	DrainDeviceArgs struct {
@@ -691,5 +710,17 @@ type (
 		ID           layout.DeviceID
 		Addrs        []string // IP:port, TCP
 		RSize, WSize uint32
+		Namespace    []Namespace // of an NFSv3 server none, else one
+	}
+	// Namespace is layout.Namespace.
+	Namespace struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		NQN      string
+		NSID     uint32
+		NGUID    [16]byte
+		EUI64    [8]byte
+		UUID     [16]byte
+		Block    int64
+		Reserved bool
 	}
 )

@@ -281,17 +281,21 @@ type Move struct {
 	Device   layout.DeviceID
 }
 
-// Device is a data server.
+// Device is a data server, or an NVMe namespace, of which there is a Namespace row, too.
 type Device struct {
 	_msgpack struct{} `msgpack:",as_array"`
 	Host     string   // as the administrator gave it
 	Port     uint16
-	Export   string
+	Export   string // of a namespace it is empty
 	Root     []byte // handle of the export's root when it was added
 	Next     uint64 // no data file of this or a higher number was ever made
 	Draining bool   // it gets no new data files, and those it has move elsewhere
 
 	MountPort uint16 // of its MOUNT service; 0 = on Port, or where the port mapper says
+
+	NQN     string // of a namespace: its subsystem, which has a port at Host and Port
+	NSID    uint32
+	Portals []string // and others, HOST:PORT
 }
 
 // Namespace is what a device is that is an NVMe namespace. It is cut into units, which are what data files get.
