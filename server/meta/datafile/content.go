@@ -12,14 +12,13 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/datafile/store"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
 // Truncate cuts every data file of a layout that is longer than size, but stale copies. It waits for data servers that cannot
 // be reached until ctx ends; if all that is missing are copies of what was cut elsewhere the error is a LateError. A file that grows needs no call: what lies behind the end of its data files reads as zeros.
 func (m *Manager) Truncate(ctx context.Context, row schema.Layout, size int64) error {
-	err := m.eachCopy(ctx, row, func(ctx context.Context, st *store.Store, file *schema.DataFile) error {
+	err := m.eachCopy(ctx, row, func(ctx context.Context, st dataStore, file *schema.DataFile) error {
 		return st.Cut(ctx, file.Handle, size)
 	})
 	if err != nil {
@@ -35,7 +34,7 @@ func (m *Manager) Grow(ctx context.Context, row schema.Layout, refs []metarpc.Co
 	grow := func(file *schema.DataFile) {
 		if slices.ContainsFunc(refs, file.Is) {
 			calls.Go(func() error { // one data file's calls
-				return m.at(ctx, file, func(st *store.Store) error { return st.Grow(ctx, file.Handle, size) })
+				return m.at(ctx, file, func(st dataStore) error { return st.Grow(ctx, file.Handle, size) })
 			})
 		}
 	}
@@ -94,7 +93,7 @@ func (m *Manager) MayBeWhole(row schema.Layout, ino schema.Inode, near []layout.
 func (m *Manager) Sync(ctx context.Context, row schema.Layout) (end int64, err error) {
 	row.Caches = nil  // they have nothing that is not elsewhere
 	var mu sync.Mutex // guards end
-	err = m.eachCopy(ctx, row, func(ctx context.Context, st *store.Store, file *schema.DataFile) error {
+	err = m.eachCopy(ctx, row, func(ctx context.Context, st dataStore, file *schema.DataFile) error {
 		size, err := st.Commit(ctx, file.Handle)
 		if err != nil {
 			return err

@@ -10,7 +10,6 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/datafile/store"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
@@ -211,7 +210,7 @@ func (m *Manager) fenceMirrored(ctx context.Context, id layout.FileID, row schem
 // eachCopy calls f for the data files of a layout that are not stale, caches as well, all at once. Of the copies of a column one has to end
 // well; those that have not ended for a while after that are given up, and named by a LateError. It waits for data servers that
 // cannot be reached until ctx ends.
-func (m *Manager) eachCopy(ctx context.Context, row schema.Layout, f func(context.Context, *store.Store, *schema.DataFile) error) error {
+func (m *Manager) eachCopy(ctx context.Context, row schema.Layout, f func(context.Context, dataStore, *schema.DataFile) error) error {
 	type answer struct {
 		file   *schema.DataFile
 		column int
@@ -230,7 +229,7 @@ func (m *Manager) eachCopy(ctx context.Context, row schema.Layout, f func(contex
 		go func() { // one data file's calls; ends with their answer or with calling
 			d, err := m.device(file.Device)
 			if err == nil {
-				err = d.do(calling, func(st *store.Store) error { return f(calling, st, file) })
+				err = d.do(calling, func(st dataStore) error { return f(calling, st, file) })
 			}
 			if err != nil {
 				_, name := schema.DataFileName(file.Number)

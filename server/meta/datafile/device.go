@@ -46,8 +46,8 @@ type device struct {
 	server    store.Server
 	dialled   place
 	addrs     []netip.AddrPort
-	store     *store.Store // nil until the data server has shown that it is the device
-	met       time.Time    // when it did
+	store     dataStore // nil until the data server has shown that it is the device
+	met       time.Time // when it did
 	rsize     uint32
 	wsize     uint32
 	stat      nfs3.FsstatRes
@@ -179,7 +179,7 @@ func (d *device) ask(ctx context.Context) error {
 }
 
 // connect returns the store, after making sure that it is the one at the device's address.
-func (d *device) connect(ctx context.Context) (*store.Store, error) {
+func (d *device) connect(ctx context.Context) (dataStore, error) {
 	d.m.mu.Lock()
 	at, dialled, server, st, addrs, condition := placeOf(&d.row), d.dialled, d.server, d.store, d.addrs, d.condition
 	moves := d.moves
@@ -206,13 +206,14 @@ func (d *device) connect(ctx context.Context) (*store.Store, error) {
 	if st != nil {
 		return st, nil
 	}
-	st, err = store.Open(ctx, server, at.export, d.m.cfg.Volume)
+	export, err := store.Open(ctx, server, at.export, d.m.cfg.Volume)
 	if err != nil {
 		return nil, err
 	}
-	if st.ID != d.id {
-		return nil, fmt.Errorf("the data server there is device %v", st.ID)
+	if export.ID != d.id {
+		return nil, fmt.Errorf("the data server there is device %v", export.ID)
 	}
+	st = export
 	rsize, wsize, err := st.Info(ctx)
 	if err != nil {
 		return nil, err
@@ -244,7 +245,7 @@ func (d *device) disconnect() {
 }
 
 // lose forgets st, so that the next look opens it anew.
-func (d *device) lose(st *store.Store) {
+func (d *device) lose(st dataStore) {
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
 	if d.store == st {
@@ -294,7 +295,7 @@ func (d *device) settled(ctx context.Context) error {
 }
 
 // ready waits for the data server to be met and returns its store.
-func (d *device) ready(ctx context.Context) (*store.Store, error) {
+func (d *device) ready(ctx context.Context) (dataStore, error) {
 	for {
 		d.m.mu.Lock()
 		st, changed, problem := d.store, d.m.changed, d.problem
@@ -312,7 +313,7 @@ func (d *device) ready(ctx context.Context) (*store.Store, error) {
 }
 
 // do calls f until the data server answers, with success or an error, or ctx ends.
-func (d *device) do(ctx context.Context, f func(*store.Store) error) error {
+func (d *device) do(ctx context.Context, f func(dataStore) error) error {
 	wait := 100 * time.Millisecond
 	for {
 		st, err := d.ready(ctx)

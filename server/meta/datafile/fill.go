@@ -11,7 +11,6 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/datafile/store"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
@@ -90,7 +89,7 @@ func (m *Manager) refence(ctx context.Context, id layout.FileID) error {
 			calling, cancel := context.WithTimeout(ctx, patience)
 			d, err := m.device(file.Device)
 			if err == nil {
-				err = d.do(calling, func(st *store.Store) error { return st.Fence(calling, file.Handle, owner) })
+				err = d.do(calling, func(st dataStore) error { return st.Fence(calling, file.Handle, owner) })
 			}
 			cancel()
 			if ctx.Err() != nil {
@@ -327,7 +326,7 @@ func (m *Manager) fillColumn(ctx context.Context, col layout.Column, from, to []
 		}
 		data := buf[:n]
 		got := 0
-		err := m.at(ctx, source, func(st *store.Store) (err error) {
+		err := m.at(ctx, source, func(st dataStore) (err error) {
 			got, err = st.Read(ctx, source.Handle, layout.Credential{UID: source.UID, GID: source.GID}, at, data)
 			return err
 		})
@@ -347,7 +346,7 @@ func (m *Manager) fillColumn(ctx context.Context, col layout.Column, from, to []
 				run = min(run+fillHole, n-skip)
 			}
 			for _, file := range to {
-				err := m.at(ctx, file, func(st *store.Store) error {
+				err := m.at(ctx, file, func(st dataStore) error {
 					return st.Write(ctx, file.Handle, layout.Credential{UID: file.UID, GID: file.GID}, at+int64(skip), data[skip:skip+run])
 				})
 				if err != nil {
@@ -363,7 +362,7 @@ func (m *Manager) fillColumn(ctx context.Context, col layout.Column, from, to []
 }
 
 // at has f called with the store that a data file is in.
-func (m *Manager) at(ctx context.Context, file *schema.DataFile, f func(*store.Store) error) error {
+func (m *Manager) at(ctx context.Context, file *schema.DataFile, f func(dataStore) error) error {
 	d, err := m.device(file.Device)
 	if err == nil {
 		err = d.do(ctx, f)
@@ -397,9 +396,8 @@ func (m *Manager) source(ctx context.Context, from []*schema.DataFile) (*schema.
 	for _, file := range from {
 		asking, cancel := context.WithTimeout(ctx, patience)
 		var size int64
-		err := m.at(asking, file, func(st *store.Store) error {
-			attr, err := st.GetAttr(asking, file.Handle)
-			size = store.Size(&attr)
+		err := m.at(asking, file, func(st dataStore) (err error) {
+			size, err = st.Size(asking, file.Handle)
 			return err
 		})
 		cancel()

@@ -9,7 +9,6 @@ import (
 
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/datafile/store"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
@@ -170,7 +169,7 @@ func (d *device) removeFiles(ctx context.Context, numbers []uint64) (settled boo
 		removers.Go(func() { // removes files until there are no more numbers
 			for number := range work {
 				var found bool
-				doErr := d.do(ctx, func(st *store.Store) (err error) {
+				doErr := d.do(ctx, func(st dataStore) (err error) {
 					found, err = st.Remove(ctx, number)
 					return err
 				})

@@ -49,7 +49,7 @@ var errHeld = errors.New("the data server puts it off")
 func (m *Manager) fenceFile(ctx context.Context, file *schema.DataFile, owner layout.Credential) error {
 	for {
 		calling, cancel := context.WithTimeout(ctx, heldTime)
-		err := m.at(calling, file, func(st *store.Store) error { return st.Fence(calling, file.Handle, owner) })
+		err := m.at(calling, file, func(st dataStore) error { return st.Fence(calling, file.Handle, owner) })
 		over := calling.Err() != nil
 		cancel()
 		switch {

@@ -153,7 +153,7 @@ func (d *device) makeFile(ctx context.Context, number uint64) error {
 	}
 	owner := layout.Credential{UID: randomID(), GID: randomID()}
 	var handle []byte
-	err := d.do(d.ctx, func(st *store.Store) (err error) {
+	err := d.do(d.ctx, func(st dataStore) (err error) {
 		handle, err = st.Create(d.ctx, number, owner)
 		return err
 	})

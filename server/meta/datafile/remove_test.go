@@ -11,7 +11,6 @@ import (
 
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/datafile/store"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
@@ -80,7 +79,7 @@ func TestRemoveDevice(t *testing.T) {
 			t.Error("it is still connected")
 		}
 		w.m.mu.Unlock()
-		if err := d.do(t.Context(), func(*store.Store) error { return nil }); !errors.Is(err, errRemoved) {
+		if err := d.do(t.Context(), func(dataStore) error { return nil }); !errors.Is(err, errRemoved) {
 			t.Errorf("a late call: %v", err)
 		}
 		if err := w.m.RemoveDevice(t.Context(), d.id, false); err != nil {

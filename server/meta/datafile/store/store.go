@@ -326,6 +326,11 @@ func (s *Store) Commit(ctx context.Context, file []byte) (int64, error) {
 	if err := s.server.Commit(ctx, file); err != nil {
 		return 0, err
 	}
+	return s.Size(ctx, file)
+}
+
+// Size returns a data file's size.
+func (s *Store) Size(ctx context.Context, file []byte) (int64, error) {
 	attr, err := s.server.GetAttr(ctx, file)
 	if err != nil {
 		return 0, err
