@@ -124,7 +124,7 @@ func openMeta(ctx context.Context, dir string, lease time.Duration, resilver int
 func (m *metaService) add(url string) {
 	go func() { // ends with success, or with the service
 		for wait := time.Second; ; wait = min(2*wait, time.Minute) {
-			_, err := m.files.AddDevice(m.ctx, url)
+			_, err := m.files.AddDevice(m.ctx, url, false)
 			if err == nil || m.ctx.Err() != nil {
 				return
 			}

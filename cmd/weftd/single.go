@@ -79,7 +79,7 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 		return errors.Join(err, servers.stop())
 	}
 	for _, a := range addrs {
-		if _, err := m.files.AddDevice(ctx, "nfs://"+a+"/"); err != nil {
+		if _, err := m.files.AddDevice(ctx, "nfs://"+a+"/", false); err != nil {
 			l.Close()
 			return errors.Join(err, m.close(), servers.stop())
 		}

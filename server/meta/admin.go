@@ -48,7 +48,7 @@ func (s *Service) addDevice(ctx context.Context, c *call, a *metarpc.AddDeviceAr
 	case who.readOnly:
 		return nil, errReadOnly
 	}
-	info, err := s.cfg.Files.AddDevice(ctx, a.URL)
+	info, err := s.cfg.Files.AddDevice(ctx, a.URL, a.Force)
 	if err != nil {
 		if c.sess.ctx.Err() != nil {
 			return nil, err

@@ -21,6 +21,19 @@ type Files interface {
 	Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, near []layout.DeviceID) (schema.Layout, error)
 	// Segments is a row as layouts for clients.
 	Segments(row schema.Layout, mode layout.IOMode) []metarpc.Segment
+	// OnNamespaces reports whether a row has a data file on an NVMe namespace. Layouts say then where its bytes are (Extents), which
+	// changes when somebody writes.
+	OnNamespaces(row schema.Layout) bool
+	// Extents completes segments of a row by the extents of such data files. Those that would have too many, and those for writing where
+	// the data files have no space, end earlier.
+	Extents(ctx context.Context, row schema.Layout, segments []metarpc.Segment) ([]metarpc.Segment, error)
+	// Validate makes blocks valid that somebody has written who has the file's layout for writing. It is durable when what is committed
+	// next is. What is said of data files that the file does not have any more is not done. An error that is ESTALE (errors.Is) says that blocks
+	// were taken away since.
+	Validate(ctx context.Context, id layout.FileID, written []metarpc.Written) error
+	// FenceSession returns when nothing that a session has sent to the namespaces that a row has data files on is carried out any more. It
+	// waits as Truncate does.
+	FenceSession(ctx context.Context, row schema.Layout, session metarpc.SessionID) error
 	// Describe is a row for people; the zero row is that of a file without data files.
 	Describe(row schema.Layout, ino schema.Inode) metarpc.Described
 	// Discard adds what makes the row's data files garbage to the batch that deletes the row.
@@ -103,7 +116,8 @@ type Files interface {
 	Forget(session metarpc.SessionID)
 
 	Devices(ctx context.Context) []metarpc.DeviceInfo
-	AddDevice(ctx context.Context, url string) (metarpc.DeviceInfo, error)
+	// AddDevice makes an export or a namespace a device. With force a namespace is taken whatever is on it.
+	AddDevice(ctx context.Context, url string, force bool) (metarpc.DeviceInfo, error)
 	StatFS() (total, free, avail int64) // bytes
 	GarbageCount(ctx context.Context) int64
 }

@@ -165,6 +165,16 @@ func (f *fakeFiles) Discard(b *catalog.Batch, id layout.FileID, row schema.Layou
 
 func (f *fakeFiles) CacheRoom(dev layout.DeviceID, n, pending int64) error { return nil }
 
+func (f *fakeFiles) OnNamespaces(schema.Layout) bool { return false }
+
+func (f *fakeFiles) Extents(_ context.Context, _ schema.Layout, segments []metarpc.Segment) ([]metarpc.Segment, error) {
+	return segments, nil
+}
+
+func (f *fakeFiles) Validate(context.Context, layout.FileID, []metarpc.Written) error { return nil }
+
+func (f *fakeFiles) FenceSession(context.Context, schema.Layout, metarpc.SessionID) error { return nil }
+
 func (f *fakeFiles) CacheSegments(cache schema.Cache) []metarpc.Segment {
 	return []metarpc.Segment{{
 		Len: layout.ToEOF, IOMode: layout.IOModeRW, StripeUnit: testUnit,
@@ -560,7 +570,7 @@ func (f *fakeFiles) Devices(context.Context) []metarpc.DeviceInfo {
 	return []metarpc.DeviceInfo{{Device: metarpc.Device{ID: layout.DeviceID{1}, Addrs: []string{"127.0.0.1:2049"}}, URL: "nfs://127.0.0.1:2049/a", Reachable: true}}
 }
 
-func (f *fakeFiles) AddDevice(ctx context.Context, url string) (metarpc.DeviceInfo, error) {
+func (f *fakeFiles) AddDevice(ctx context.Context, url string, force bool) (metarpc.DeviceInfo, error) {
 	if url != "nfs://127.0.0.1:2049/a" {
 		return metarpc.DeviceInfo{}, fmt.Errorf("dial %s: %w", url, syscall.ECONNREFUSED)
 	}

@@ -67,13 +67,13 @@ func TestAddDevice(t *testing.T) {
 			t.Fatalf("new device: %+v", first)
 		}
 
-		again, err := w.m.AddDevice(t.Context(), e.URL())
+		again, err := w.m.AddDevice(t.Context(), e.URL(), false)
 		if err != nil || again.Device.ID != first.Device.ID || len(w.m.all()) != 1 {
 			t.Errorf("added twice: %+v, %v", again, err)
 		}
 
 		w.restart()
-		again, err = w.m.AddDevice(t.Context(), e.URL())
+		again, err = w.m.AddDevice(t.Context(), e.URL(), false)
 		if err != nil || again.Device.ID != first.Device.ID || !again.Reachable {
 			t.Errorf("after a restart: %+v, %v", again, err)
 		}
@@ -84,7 +84,7 @@ func TestAddDevice(t *testing.T) {
 		}
 		e.Move("10.0.0.1:3049")
 		w.start(w.engine)
-		moved, err := w.m.AddDevice(t.Context(), e.URL())
+		moved, err := w.m.AddDevice(t.Context(), e.URL(), false)
 		if err != nil || moved.Device.ID != first.Device.ID || moved.Device.Addrs[0] != "10.0.0.1:3049" || !moved.Reachable {
 			t.Errorf("moved: %+v, %v", moved, err)
 		}
@@ -92,7 +92,7 @@ func TestAddDevice(t *testing.T) {
 
 		// And while it runs.
 		e.Move("10.0.0.1:4049")
-		moved, err = w.m.AddDevice(t.Context(), e.URL())
+		moved, err = w.m.AddDevice(t.Context(), e.URL(), false)
 		if err != nil || moved.Device.ID != first.Device.ID || !moved.Reachable {
 			t.Errorf("moved while in use: %+v, %v", moved, err)
 		}
@@ -114,13 +114,13 @@ func TestAddDeviceFailures(t *testing.T) {
 		e := w.exports[0]
 		id := w.m.Devices(t.Context())[0].Device.ID
 
-		if _, err := w.m.AddDevice(t.Context(), "nfs://10.0.0.1:2049"); err == nil {
+		if _, err := w.m.AddDevice(t.Context(), "nfs://10.0.0.1:2049", false); err == nil {
 			t.Error("bad URL accepted")
 		}
-		if _, err := w.m.AddDevice(t.Context(), "nfs://10.0.0.1:2049/other"); err == nil {
+		if _, err := w.m.AddDevice(t.Context(), "nfs://10.0.0.1:2049/other", false); err == nil {
 			t.Error("export that does not exist accepted")
 		}
-		if _, err := w.m.AddDevice(t.Context(), "nfs://10.9.9.9:2049/export"); !errors.Is(err, storetest.ErrRefused) {
+		if _, err := w.m.AddDevice(t.Context(), "nfs://10.9.9.9:2049/export", false); !errors.Is(err, storetest.ErrRefused) {
 			t.Errorf("server that does not exist: %v", err)
 		}
 		if n := len(w.m.all()); n != 1 {
@@ -128,7 +128,7 @@ func TestAddDeviceFailures(t *testing.T) {
 		}
 
 		e.SetDown(true)
-		info, err := w.m.AddDevice(t.Context(), e.URL())
+		info, err := w.m.AddDevice(t.Context(), e.URL(), false)
 		if err != nil || info.Device.ID != id {
 			t.Errorf("known device that is down: %+v, %v", info, err)
 		}
@@ -137,7 +137,7 @@ func TestAddDeviceFailures(t *testing.T) {
 
 		// Somebody forgot to mount the disk.
 		e.Wipe()
-		_, err = w.m.AddDevice(t.Context(), e.URL())
+		_, err = w.m.AddDevice(t.Context(), e.URL(), false)
 		if err == nil || !strings.Contains(err.Error(), id.String()) {
 			t.Errorf("wiped export: %v", err)
 		}
@@ -158,11 +158,11 @@ func TestSwappedAddresses(t *testing.T) {
 		w.exports[1].Move("10.0.0.1:2049")
 		w.exports[0].Move("10.0.0.2:2049")
 
-		info, err := w.m.AddDevice(t.Context(), w.exports[0].URL())
+		info, err := w.m.AddDevice(t.Context(), w.exports[0].URL(), false)
 		if err != nil || info.Device.ID != a.id {
 			t.Fatalf("first one moved: %+v, %v", info, err)
 		}
-		info, err = w.m.AddDevice(t.Context(), w.exports[1].URL())
+		info, err = w.m.AddDevice(t.Context(), w.exports[1].URL(), false)
 		if err != nil || info.Device.ID != b.id || !info.Reachable {
 			t.Fatalf("second one moved: %+v, %v", info, err)
 		}

@@ -42,7 +42,7 @@ func newWorld(t *testing.T, devices int) *world {
 	w.start(w.engine)
 	for range devices {
 		e := w.export()
-		if _, err := w.m.AddDevice(t.Context(), e.URL()); err != nil {
+		if _, err := w.m.AddDevice(t.Context(), e.URL(), false); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -182,7 +182,7 @@ func (m *Manager) all() []*device {
 // it works. An export that is one already, which its label tells, keeps its id, and its address is brought up to date; so does one that was
 // removed, with numbers that begin where none was ever taken.
 // A known address that does not answer gives the device it is known as.
-func (m *Manager) AddDevice(ctx context.Context, url string) (metarpc.DeviceInfo, error) {
+func (m *Manager) AddDevice(ctx context.Context, url string, force bool) (metarpc.DeviceInfo, error) {
 	at, err := parseURL(url)
 	if err != nil {
 		return metarpc.DeviceInfo{}, err

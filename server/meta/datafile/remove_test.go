@@ -96,7 +96,7 @@ func TestRemoveDevice(t *testing.T) {
 		w.noRows(d.id)
 
 		w.exports = append(w.exports, removed)
-		info, err := w.m.AddDevice(t.Context(), removed.URL())
+		info, err := w.m.AddDevice(t.Context(), removed.URL(), false)
 		if err != nil || info.Device.ID != d.id || info.Draining || info.DataFiles != 0 {
 			t.Errorf("added again: %+v, %v", info, err)
 		}
@@ -131,7 +131,7 @@ func TestRemoveLostDevice(t *testing.T) {
 
 		// It was not.
 		w.exports[0].SetDown(false)
-		if info, err := w.m.AddDevice(t.Context(), w.exports[0].URL()); err != nil || info.Device.ID != d.id {
+		if info, err := w.m.AddDevice(t.Context(), w.exports[0].URL(), false); err != nil || info.Device.ID != d.id {
 			t.Fatalf("added again: %+v, %v", info, err)
 		}
 		calm()

@@ -137,7 +137,7 @@ func TestReal(t *testing.T) {
 	servers := []*dataServer{startDataServer(t), startDataServer(t), startDataServer(t)}
 	byID := map[layout.DeviceID]*dataServer{}
 	for _, s := range servers {
-		info, err := m.AddDevice(ctx, s.url())
+		info, err := m.AddDevice(ctx, s.url(), false)
 		if err != nil || !info.Reachable {
 			t.Fatalf("%+v, %v", info, err)
 		}
@@ -261,7 +261,7 @@ func TestReal(t *testing.T) {
 	moving.stop()
 	moving.addr = "127.0.0.1:0"
 	moving.start()
-	info, err := m.AddDevice(ctx, moving.url())
+	info, err := m.AddDevice(ctx, moving.url(), false)
 	if err != nil || info.Device.ID != file.Device || !info.Reachable || info.Device.Addrs[0] != moving.addr {
 		t.Fatalf("%+v, %v", info, err)
 	}
@@ -321,7 +321,7 @@ func TestReal(t *testing.T) {
 	check(false, map[Kind]int64{})
 	start()
 	for _, d := range servers {
-		if info, err := m.AddDevice(ctx, d.url()); err != nil || !info.Reachable { // waits until it is met
+		if info, err := m.AddDevice(ctx, d.url(), false); err != nil || !info.Reachable { // waits until it is met
 			t.Errorf("%+v, %v", info, err)
 		}
 	}

@@ -70,7 +70,7 @@ func newTree(t *testing.T) *tree {
 	for i := range 3 {
 		e := w.net.Export(fmt.Sprintf("10.0.0.%d:2049", i+1), "/export")
 		w.exports = append(w.exports, e)
-		if _, err := w.m.AddDevice(t.Context(), e.URL()); err != nil {
+		if _, err := w.m.AddDevice(t.Context(), e.URL(), false); err != nil {
 			t.Fatal(err)
 		}
 	}
