@@ -1,6 +1,7 @@
 package metarpc
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 
@@ -149,3 +150,6 @@ func (d *Device) Layout() (layout.Device, error) {
 	}
 	return l, nil
 }
+
+// Key is the reservation key by which a session's client registers with namespaces that the service keeps a reservation on. It is never zero.
+func (id SessionID) Key() uint64 { return max(1, binary.BigEndian.Uint64(id[:8])) }
