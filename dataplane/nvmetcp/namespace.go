@@ -36,6 +36,7 @@ type Request struct {
 	mu        sync.Mutex // of what Detach needs; below Namespace.mu
 	live      bool       // between Start and Done
 	detached  bool
+	withdrawn bool
 	detaching int    // calls of Detach that the controller is busy with
 	private   []byte // instead of Data, once detached
 
@@ -65,6 +66,7 @@ type Namespace struct {
 	fixed  atomic.Bool
 	blocks atomic.Uint64
 	paths  atomic.Pointer[pathSet]
+	reg    registration // guarded by Subsystem.mu
 
 	mu         sync.Mutex // below Subsystem.mu, above Request.mu
 	head, tail *Request   // held: waiting for a path, or for a time
@@ -109,15 +111,17 @@ func (n *Namespace) Start(r *Request) {
 	r.Status, r.Result, r.Err = 0, 0, nil
 	r.ns, r.path = n, nil
 	r.mu.Lock()
-	r.live, r.detached, r.private = true, false, nil
+	r.live, r.detached, r.withdrawn, r.private = true, false, false, nil
 	r.mu.Unlock()
 	now := clock()
 	r.started, r.until, r.unknown, r.same, r.tries, r.pathTries, r.why = now, now, false, false, 0, 0, nil
-	if p := n.choose(r, now); p != nil && r.send(p, now) {
-		return
+	if n.s.alive() {
+		if p := n.choose(r, now); p != nil && r.send(p, now) {
+			return
+		}
 	}
 	n.mu.Lock()
-	n.hold(r)
+	n.hold(r) // also for what must not be sent: it does not end within Start
 	n.mu.Unlock()
 }
 
@@ -185,6 +189,23 @@ func (n *Namespace) Detach(r *Request) {
 	}
 }
 
+// ErrWithdrawn ends what was withdrawn.
+var ErrWithdrawn = errors.New("nvmetcp: the request was withdrawn")
+
+// Withdraw has r not be sent any more. If it waits to be, it ends with ErrWithdrawn: at once, or when a controller that may have got it is known to
+// have given it up. What was given to a controller ends by that one's answer, if there is one. Withdraw of a Request that has ended does nothing.
+func (n *Namespace) Withdraw(r *Request) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	r.mu.Lock()
+	r.withdrawn = r.live
+	wake := r.live && r.held
+	r.mu.Unlock()
+	if wake {
+		n.wakeLocked()
+	}
+}
+
 // choose returns the path for r now, or nil.
 func (n *Namespace) choose(r *Request, now int64) *path {
 	if r.same && r.path.usable() != classOut {
@@ -238,6 +259,9 @@ func (r *Request) end(err error) {
 // failed decides what becomes of r, whose path has ended it with an error.
 func (n *Namespace) failed(r *Request, now int64) {
 	p, v := r.path, judge(r.Err, r.modifies())
+	if r.Raw == nil && fenced(r.Err) { // a reservation command that conflicts says nothing of that
+		n.refused(r.began)
+	}
 	if v.need != 0 {
 		p.stale.Store(true)
 		p.link.m.suspect(p.link, v.need)
@@ -380,7 +404,7 @@ func (n *Namespace) pump() {
 // changes, if that is earlier. mu is held.
 func (n *Namespace) verdict(r *Request, now int64, limit layout.Patience, hopeless error, next *int64) error {
 	r.mu.Lock()
-	detaching, detached := r.detaching > 0, r.detached
+	detaching, detached, withdrawn := r.detaching > 0, r.detached, r.withdrawn
 	r.mu.Unlock()
 	if detaching {
 		return nil // Detach wakes us
@@ -397,6 +421,12 @@ func (n *Namespace) verdict(r *Request, now int64, limit layout.Patience, hopele
 	}
 	if early && r.unknown {
 		return nil
+	}
+	if withdrawn {
+		return ErrWithdrawn
+	}
+	if !n.s.alive() {
+		return &FencedError{errLapsed}
 	}
 	if limit.Time > 0 {
 		deadline := r.started + int64(limit.Time)
