@@ -113,8 +113,8 @@ func (i *inode) awaitReads(ctx context.Context) error {
 	}
 }
 
-// barReads keeps reads on namespaces out until unbarReads, lets drop take segments away, and waits for the reads that have begun. If it
-// fails they are not kept out.
+// barReads keeps reads on namespaces out until unbarReads, lets drop take segments away, and waits for the reads that have begun and for
+// what may still be at copies that were given up. If it fails they are not kept out.
 func (i *inode) barReads(ctx context.Context, drop func()) error {
 	i.reads.barred.Add(1)
 	drop()
@@ -123,6 +123,9 @@ func (i *inode) barReads(ctx context.Context, drop func()) error {
 		return nil
 	}
 	err := i.awaitReads(ctx)
+	if err == nil {
+		err = i.data.Quiesce(ctx)
+	}
 	if err != nil {
 		i.unbarReads()
 	}
