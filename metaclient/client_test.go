@@ -951,7 +951,7 @@ func TestCalls(t *testing.T) {
 			{"add device", func() (any, error) {
 				d, err := c.AddDevice(ctx, "nfs://h:1/e")
 				return d.URL, err
-			}, "u", "&{URL:nfs://h:1/e}"},
+			}, "u", "&{URL:nfs://h:1/e Force:false}"},
 			{"status", func() (any, error) {
 				st, err := c.Status(ctx)
 				return st.Program, err
@@ -963,7 +963,7 @@ func TestCalls(t *testing.T) {
 				}
 				attrs, err := c.LayoutCommit(ctx, reports, true)
 				return fmt.Sprint(len(attrs), attrs[0].ID, attrs[metarpc.MaxBatch].ID), err
-			}, fmt.Sprint(metarpc.MaxBatch+1, 42, 42), fmt.Sprintf("&{Reports:[{ID:%d End:0 Mtime:0 Atime:0}] Provisional:true}", metarpc.MaxBatch+1)},
+			}, fmt.Sprint(metarpc.MaxBatch+1, 42, 42), fmt.Sprintf("&{Reports:[{ID:%d End:0 Mtime:0 Atime:0 Written:[]}] Provisional:true}", metarpc.MaxBatch+1)},
 		} {
 			result, err := call.do()
 			args := strings.ReplaceAll(fmt.Sprintf("%+v", got), "_msgpack:{} ", "")
