@@ -60,7 +60,7 @@ func runDeviceAdd(ctx context.Context, c *command, args []string) error {
 		return err
 	}
 	return withService(ctx, *server, "admin device add", func(ctx context.Context, mc *metaclient.Client) error {
-		info, err := mc.AddDevice(ctx, fl.Arg(0))
+		info, err := mc.AddDevice(ctx, fl.Arg(0), false)
 		if err != nil {
 			return err
 		}
