@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/dustin/go-humanize"
 
+	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/dataplane/nvmetcp"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -41,6 +44,100 @@ func hostNQN(chosen, file string, id wire.HostID) (string, error) {
 		return "", fmt.Errorf("%s: %w: mend it, or choose another name with nvme-hostnqn=NQN", file, err)
 	}
 	return name, nil
+}
+
+// newInitiator makes the host side of NVMe namespaces; it connects to nothing. The host id is the client's alone, since reservations belong to it.
+func (d *daemon) newInitiator(id wire.HostID) error {
+	name, err := hostNQN(d.cfg.options.hostNQN, hostNQNFile, id)
+	if err != nil {
+		return err
+	}
+	d.nvme, err = nvmetcp.NewInitiator(nvmetcp.InitiatorConfig{
+		HostNQN: name, HostID: id, Policy: d.cfg.options.policy, Patience: d.cfg.options.patience(),
+		Key: d.reservationKey, Alive: func() bool { return d.meta.Alive() },
+	})
+	return err
+}
+
+// reservationKey is that of the session, or between sessions that of the last one.
+func (d *daemon) reservationKey() uint64 {
+	if id := d.meta.State().Session; id != (metarpc.SessionID{}) {
+		d.key.Store(id.Key())
+	}
+	return d.key.Load()
+}
+
+// rekeyTime is how long a new session waits for namespaces to know it. I/O to one that does not yet waits by itself.
+const rekeyTime = 5 * time.Second
+
+// rekey makes namespaces take this host for the new session's.
+func (d *daemon) rekey(ctx context.Context) {
+	done := make(chan struct{})
+	go func() { // ends when all know the key, or with ctx
+		defer close(done)
+		if err := d.nvme.Rekey(ctx); err != nil {
+			slog.Warn("NVMe namespaces do not know the new session yet", "err", err)
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(rekeyTime):
+	}
+}
+
+// maxRedial bounds the pause between attempts to reach a namespace for the first time.
+const maxRedial = 10 * time.Second
+
+// dialNamespace makes the way to a namespace. One that is away is waited for as long as the mount waits for data servers.
+func (d *daemon) dialNamespace(dev layout.Device) (dataplane.Target, error) {
+	ctx, patience := d.ctx, d.cfg.options.patience()
+	if patience.Time > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, patience.Time)
+		defer cancel()
+	}
+	for pause := time.Second; ; pause = min(2*pause, maxRedial) {
+		d.spaces.Store(dev.ID, dev.Namespace)
+		key := d.reservationKey()
+		target, err := d.nvme.Dial(ctx, &dev)
+		if err == nil {
+			if d.reservationKey() != key { // the session has changed meanwhile, and Dial may have been the last to register
+				d.rekey(ctx)
+			}
+			return target, nil
+		}
+		if d.ctx.Err() == nil && !mayComeBack(err) {
+			return nil, err
+		}
+		slog.Warn("an NVMe namespace cannot be reached, trying again", "device", dev.ID, "err", oneLine(err))
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			if d.ctx.Err() != nil {
+				return nil, err
+			}
+			return nil, patience.Over(err)
+		}
+		if now, err := d.meta.Device(ctx, dev.ID); err == nil && now.Namespace != nil {
+			dev = now // it may have moved
+		}
+	}
+}
+
+// mayComeBack reports whether trying again can help with a namespace that could not be reached: something was not there, or did not answer.
+func mayComeBack(err error) bool {
+	if several, ok := err.(interface{ Unwrap() []error }); ok {
+		return slices.ContainsFunc(several.Unwrap(), mayComeBack)
+	}
+	switch e := err.(type) {
+	case nil:
+		return false
+	case *nvmetcp.ConnectError:
+		return !e.Final
+	case *nvmetcp.PathError, *nvmetcp.NoPathError, *nvmetcp.FencedError, *layout.TimeoutError:
+		return true
+	}
+	return err == context.DeadlineExceeded || mayComeBack(errors.Unwrap(err))
 }
 
 // discoveryAddr is the address in nvme://HOST[:PORT], the URL of a discovery controller; empty if url is another one.

@@ -185,3 +185,24 @@ func TestAddPaths(t *testing.T) {
 		t.Errorf("a subsystem that is not known: %+v", u)
 	}
 }
+
+func TestMayComeBack(t *testing.T) {
+	away, final := &nvmetcp.ConnectError{}, &nvmetcp.ConnectError{Final: true}
+	for i, c := range []struct {
+		err  error
+		want bool
+	}{
+		{away, true},
+		{final, false},
+		{fmt.Errorf("device: %w", errors.Join(final, away)), true},
+		{errors.Join(final, final), false},
+		{&nvmetcp.NoPathError{}, true},
+		{&nvmetcp.GoneError{}, false},
+		{fmt.Errorf("looking: %w", context.DeadlineExceeded), true},
+		{errors.New("another namespace has its number"), false},
+	} {
+		if got := mayComeBack(c.err); got != c.want {
+			t.Errorf("%d: %v: %v", i, c.err, got)
+		}
+	}
+}

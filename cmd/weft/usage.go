@@ -10,6 +10,7 @@ import (
 
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/dataplane/nfs3"
+	"github.com/weftfs/weft/dataplane/nvmetcp"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/localio"
@@ -128,6 +129,8 @@ func (d *deviceStatus) reach(ctx context.Context, stats *dataplane.DeviceStats) 
 		if st.Local {
 			d.Reason = st.ReadOnly
 		}
+	case *nvmetcp.Target:
+		d.Reason, d.OpsRPC = onNamespace, stats.Ops()
 	default:
 		d.Reason, d.OpsRPC = "it was mounted with localio=off", stats.Ops()
 	}
