@@ -697,8 +697,8 @@ type (
 		Handle     []byte
 		UID, GID   uint32
 		State      layout.CopyState
-		Generation uint64   `metarpc:"optional"` // these two are left out where both are zero,
-		Extents    []Extent `metarpc:"optional"` // which they are on NFSv3 servers
+		Generation uint64   `metarpc:"optional"` // these two are left out on NFSv3 servers, where both are
+		Extents    []Extent `metarpc:"optional"` // zero; on namespaces Generation is 1 at least
 	}
 	Extent struct {
 		_msgpack       struct{} `msgpack:",as_array"`
