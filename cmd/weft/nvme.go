@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -162,7 +164,8 @@ type subsystem struct {
 }
 
 func (s *subsystem) url(addr string, nsid uint32) string {
-	return fmt.Sprintf("nvme://%s/%s#%d", addr, s.nqn, nsid)
+	u := url.URL{Scheme: "nvme", Host: addr, Path: s.nqn, Fragment: strconv.FormatUint(uint64(nsid), 10)}
+	return u.String()
 }
 
 // discover asks the discovery controller at addr and those that it refers to which subsystems there are, and these for their
@@ -243,7 +246,7 @@ func (s *subsystem) add(nsid uint32, add func(url string) (metarpc.DeviceInfo, e
 	for _, addr := range s.addrs {
 		now, err := add(s.url(addr, nsid))
 		if err != nil {
-			failed = errors.Join(failed, fmt.Errorf("%s: %w", s.url(addr, nsid), err))
+			failed = errors.Join(failed, err)
 			continue
 		}
 		info, added = now, true

@@ -101,7 +101,7 @@ func TestAddDiscovered(t *testing.T) {
 	refuse := ""
 	add := func(url string) (metarpc.DeviceInfo, error) {
 		if url == refuse {
-			return metarpc.DeviceInfo{}, errors.New("it is another one there")
+			return metarpc.DeviceInfo{}, errors.New(url + " is another one")
 		}
 		_, ns, _ := strings.Cut(strings.TrimPrefix(url, "nvme://"), "/")
 		devices[ns]++
@@ -126,7 +126,7 @@ func TestAddDiscovered(t *testing.T) {
 	refuse = fmt.Sprintf("nvme://%s/%sa#3", one, nqn)
 	out.Reset()
 	s := subsystem{nqn: nqn + "a", addrs: []string{one, two}}
-	if err := s.add(3, add, &out); err != nil || !strings.Contains(out.String(), "not used: "+refuse+": it is another one there") {
+	if err := s.add(3, add, &out); err != nil || !strings.Contains(out.String(), "not used: "+refuse+" is another one") {
 		t.Errorf("%v, and it says:\n%s", err, out.String())
 	}
 	s.addrs = s.addrs[:1]
