@@ -65,6 +65,7 @@ type Namespace struct {
 	fixed  atomic.Bool
 	blocks atomic.Uint64
 	paths  atomic.Pointer[pathSet]
+	reg    registration // guarded by Subsystem.mu
 
 	mu         sync.Mutex // below Subsystem.mu, above Request.mu
 	head, tail *Request   // held: waiting for a path, or for a time
@@ -113,11 +114,13 @@ func (n *Namespace) Start(r *Request) {
 	r.mu.Unlock()
 	now := clock()
 	r.started, r.until, r.unknown, r.same, r.tries, r.pathTries, r.why = now, now, false, false, 0, 0, nil
-	if p := n.choose(r, now); p != nil && r.send(p, now) {
-		return
+	if n.s.alive() {
+		if p := n.choose(r, now); p != nil && r.send(p, now) {
+			return
+		}
 	}
 	n.mu.Lock()
-	n.hold(r)
+	n.hold(r) // also for what must not be sent: it does not end within Start
 	n.mu.Unlock()
 }
 
@@ -238,6 +241,9 @@ func (r *Request) end(err error) {
 // failed decides what becomes of r, whose path has ended it with an error.
 func (n *Namespace) failed(r *Request, now int64) {
 	p, v := r.path, judge(r.Err, r.modifies())
+	if r.Raw == nil && fenced(r.Err) { // a reservation command that conflicts says nothing of that
+		n.refused(r.began)
+	}
 	if v.need != 0 {
 		p.stale.Store(true)
 		p.link.m.suspect(p.link, v.need)
@@ -397,6 +403,9 @@ func (n *Namespace) verdict(r *Request, now int64, limit layout.Patience, hopele
 	}
 	if early && r.unknown {
 		return nil
+	}
+	if !n.s.alive() {
+		return &FencedError{errLapsed}
 	}
 	if limit.Time > 0 {
 		deadline := r.started + int64(limit.Time)
