@@ -186,6 +186,14 @@ func TestAddPaths(t *testing.T) {
 	}
 }
 
+func TestPolicyCommand(t *testing.T) {
+	for in, want := range map[string]string{"/mnt": "1 operands", "/mnt fast": "want adaptive, numa", t.TempDir() + " numa": "not"} {
+		if err := dispatch(t.Context(), append([]string{"nvme-policy"}, strings.Fields(in)...)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("weft nvme-policy %s: %v does not say %q", in, err, want)
+		}
+	}
+}
+
 func TestMayComeBack(t *testing.T) {
 	away, final := &nvmetcp.ConnectError{}, &nvmetcp.ConnectError{Final: true}
 	for i, c := range []struct {
