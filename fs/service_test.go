@@ -1165,6 +1165,14 @@ func (m *session) DropLayout(id layout.FileID, off int64) {
 	})
 }
 
+func (m *session) DropExtents(id layout.FileID, off int64) {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	m.cache[id] = slices.DeleteFunc(slices.Clone(m.cache[id]), func(seg layout.Segment) bool {
+		return seg.OnNamespaces && seg.Overlaps(layout.Range{Off: off, Len: layout.ToEOF})
+	})
+}
+
 func (m *session) Forget(id layout.FileID) {
 	m.s.mu.Lock()
 	defer m.s.mu.Unlock()

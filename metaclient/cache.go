@@ -151,13 +151,13 @@ func replaces(s, old *layout.Segment) bool {
 	return s.IOMode == old.IOMode || s.IOMode == layout.IOModeRW && s.Flags&layout.FlagNoReadIO == 0
 }
 
-// recall forgets the segments that share a byte with r, or only those of them that are on namespaces, and reports whether there were any.
-func (k *cache) recall(id layout.FileID, r layout.Range, onNamespaces bool) (forgot bool) {
+// recall forgets the segments that share a byte with r, or only those of them that are on namespaces.
+func (k *cache) recall(id layout.FileID, r layout.Range, onNamespaces bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	e := k.files[id]
 	if e == nil {
-		return false
+		return
 	}
 	f := e.Value.(*cached)
 	var kept []layout.Segment
@@ -166,11 +166,9 @@ func (k *cache) recall(id layout.FileID, r layout.Range, onNamespaces bool) (for
 			kept = append(kept, s)
 		}
 	}
-	forgot = len(kept) < len(f.layout.Segments)
 	if f.layout.Segments = kept; kept == nil {
 		k.remove(e)
 	}
-	return forgot
 }
 
 // remove forgets a file; k.mu is held.
@@ -353,9 +351,9 @@ func (c *Client) DropLayout(id layout.FileID, off int64) {
 	c.cache.recall(id, layout.Range{Off: off, Len: layout.ToEOF}, false)
 }
 
-// DropExtents is DropLayout of those segments that are on NVMe namespaces. It reports whether there were any.
-func (c *Client) DropExtents(id layout.FileID, off int64) bool {
-	return c.cache.recall(id, layout.Range{Off: off, Len: layout.ToEOF}, true)
+// DropExtents is DropLayout of those segments that are on NVMe namespaces.
+func (c *Client) DropExtents(id layout.FileID, off int64) {
+	c.cache.recall(id, layout.Range{Off: off, Len: layout.ToEOF}, true)
 }
 
 // Forget forgets a file's layouts and gives them back, soon. Nothing of the file may be being written.

@@ -56,14 +56,13 @@ func TestCacheOfExtents(t *testing.T) {
 
 	k := cache{limit: 10}
 	k.add(7, []layout.Segment{grant(read, 0, 4096, 0), grant(rw, 0, 4096, 1), grant(read, 4096, 4096, 1)}, false)
-	if !k.recall(7, layout.Range{Off: 4096, Len: eof}, true) || k.find(7, read, 4096, 1, false) != nil || k.find(7, rw, 0, 1, false) == nil {
+	k.recall(7, layout.Range{Off: 4096, Len: eof}, true)
+	if k.find(7, read, 4096, 1, false) != nil || k.find(7, rw, 0, 1, false) == nil {
 		t.Error("more or less is forgotten than what reaches past 4096")
 	}
-	if !k.recall(7, layout.Range{Len: eof}, true) || k.find(7, rw, 0, 1, false) != nil || k.find(7, read, 0, 1, false) == nil {
+	k.recall(7, layout.Range{Len: eof}, true)
+	if k.find(7, rw, 0, 1, false) != nil || k.find(7, read, 0, 1, false) == nil {
 		t.Error("more or less is forgotten than what is on namespaces")
-	}
-	if k.recall(7, layout.Range{Len: eof}, true) || k.recall(8, layout.Range{Len: eof}, true) {
-		t.Error("something on namespaces was forgotten where there is nothing")
 	}
 }
 

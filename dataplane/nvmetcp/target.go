@@ -36,7 +36,8 @@ type Space interface {
 // An Op goes by the extents of its own DataFile. What is in no extent, or in a hole, reads as zeros without I/O; a write there, or to an
 // extent that is for reading, fails with a [*LayoutError] before anything is sent. An INVALID extent reads as zeros
 // without I/O but for those of its blocks that this Target has written: which these are is kept for each data file
-// (type written), and only they are ever read, so that what the device held before is seen by nobody. Data files have no end
+// (type written), and only they are ever read, so that what the device held before is seen by nobody. So does a hole, as a layout for reading
+// says of INVALID extents. Data files have no end
 // here: EOF is never told.
 //
 // An Op becomes one command for each part that lies together, cut to what the namespace takes, straight from and to
@@ -298,7 +299,8 @@ func (o *operation) plan() error {
 			o.know(false)
 			o.sift(at, to, delta)
 		case o.kind == layout.OpRead:
-			o.gap(at, to)
+			o.know(false)
+			o.seekOwn(at, to)
 		case state == layout.ExtentNone && o.kind == opZero:
 		case state == layout.ExtentNone:
 			return o.refused(at, to, "a hole")
@@ -359,6 +361,23 @@ func (o *operation) sift(at, to, delta int64) {
 			o.doubt = o.doubt || o.kind == layout.OpRead
 			o.cut(at, next, delta, true)
 		case o.kind == layout.OpRead:
+			o.gap(at, next)
+		}
+		at = next
+	}
+}
+
+// seekOwn makes parts of those blocks that were written of what is a hole to readers.
+func (o *operation) seekOwn(at, to int64) {
+	for at < to {
+		next, delta, is := to, int64(0), false
+		if o.known != nil {
+			next, delta, is = o.known.where(at, to)
+		}
+		if is {
+			o.doubt = true
+			o.cut(at, next, delta, true)
+		} else {
 			o.gap(at, next)
 		}
 		at = next
