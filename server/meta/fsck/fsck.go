@@ -14,6 +14,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/datafile"
 	"github.com/weftfs/weft/server/meta/datafile/store"
 	"github.com/weftfs/weft/server/meta/schema"
 )
@@ -161,8 +162,8 @@ const DefaultTimeout = 15 * time.Second
 type Config struct {
 	Engine catalog.Engine // not closed
 	Dial   store.Dialer   // nil = store.DialNFS
-	// DialNamespace reaches a device that is a namespace. nil: none can be reached.
-	DialNamespace func(context.Context, *schema.Device) (Namespace, error)
+	// DialNamespace reaches a device of a volume that is a namespace; nil = datafile.DialNamespace.
+	DialNamespace func(ctx context.Context, volume [16]byte, row *schema.Device) (Namespace, error)
 	Repair        bool
 	Log           *slog.Logger  // nil = slog.Default
 	Timeout       time.Duration // a device that does not answer for so long cannot be reached; 0 = DefaultTimeout
@@ -190,6 +191,11 @@ func Check(ctx context.Context, cfg Config) (*Report, error) {
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
+	}
+	if cfg.DialNamespace == nil {
+		cfg.DialNamespace = func(ctx context.Context, volume [16]byte, row *schema.Device) (Namespace, error) {
+			return datafile.DialNamespace(ctx, volume, row, cfg.Log)
+		}
 	}
 	if cfg.Timeout == 0 {
 		cfg.Timeout = DefaultTimeout

@@ -35,10 +35,7 @@ type namespace struct {
 
 // connect reaches the namespace and makes sure that it is the device.
 func (n *namespace) connect(ctx context.Context, cfg *Config, volume [16]byte, row *schema.Device) error {
-	if cfg.DialNamespace == nil {
-		return errors.New("there is nothing to reach it with")
-	}
-	ns, err := cfg.DialNamespace(ctx, row)
+	ns, err := cfg.DialNamespace(ctx, volume, row)
 	if err != nil {
 		return err
 	}
@@ -112,8 +109,8 @@ func (c *checker) checkLabel(ctx context.Context, d *device) error {
 	switch {
 	case d.ns.Identity() != is:
 		return fmt.Errorf("it is namespace %v, the catalog has %v", d.ns.Identity(), is)
-	case d.ns.Block() != row.Block || d.ns.Size() < row.Size:
-		return fmt.Errorf("it has %d bytes in blocks of %d, the catalog has %d in blocks of %d", d.ns.Size(), d.ns.Block(), row.Size, row.Block)
+	case d.ns.Block() != row.Block || d.ns.Size() != row.Size:
+		return fmt.Errorf("it has %d bytes in blocks of %d, the catalog has %d in blocks of %d: give it the size that it had", d.ns.Size(), d.ns.Block(), row.Size, row.Block)
 	}
 	if !d.ns.found.Damaged && *label == extent.LabelOf(c.volume.ID, d.id, &row) {
 		return nil

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -16,7 +18,9 @@ import (
 	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/catalog/memory"
 	"github.com/weftfs/weft/server/meta/datafile/extent"
+	"github.com/weftfs/weft/server/meta/datafile/storetest"
 	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/nvme"
 )
 
 // disk is a namespace.
@@ -146,7 +150,10 @@ func (w *tree) extents(i int, number uint64, column layout.Column, n, valid int6
 
 // run checks the volume.
 func (w *tree) run(disks []*disk, repair bool) (*Report, error) {
-	dial := func(ctx context.Context, row *schema.Device) (Namespace, error) {
+	dial := func(ctx context.Context, is [16]byte, row *schema.Device) (Namespace, error) {
+		if is != volume {
+			w.t.Errorf("volume %x", is)
+		}
 		for i, d := range disks {
 			if row.NQN == fmt.Sprint("nqn.test:", i) && row.NSID == 1 {
 				return d, nil
@@ -497,6 +504,10 @@ func TestSpaceCouldNotRun(t *testing.T) {
 		}, "of the weft volume"},
 		{"a copy", func(_ *tree, disks []*disk) { disks[0].id.NGUID[5] = 5 }, "it is namespace"},
 		{"other blocks", func(_ *tree, disks []*disk) { disks[0].block = 512 }, "in blocks of 512"},
+		{"another size", func(_ *tree, disks []*disk) {
+			disks[0].data = append(disks[0].data, make([]byte, mib)...)
+			copy(disks[0].data[extent.BackupLabel(17*mib):], disks[0].data[:extent.LabelSize])
+		}, "give it the size"},
 		{"row that cannot be read", func(w *tree, _ []*disk) {
 			w.do(func(b *catalog.Batch) { b.Put(schema.NamespaceKey(nsID(0)), []byte("?")) })
 		}, "corrupt"},
@@ -514,8 +525,79 @@ func TestSpaceCouldNotRun(t *testing.T) {
 			}
 		})
 	}
-	w, _ := newSpaces(t)
-	if _, err := Check(t.Context(), Config{Engine: w.engine, Log: silent}); !errors.Is(err, ErrCouldNotRun) {
-		t.Errorf("without a dialer: %v", err)
+}
+
+// A namespace that a target serves and the service has reserved is reached by fsck, which leaves it as it is.
+func TestRealNamespace(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	path := filepath.Join(t.TempDir(), "drive")
+	if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 32*mib)); err != nil {
+		t.Fatal(err)
+	}
+	backing, err := nvme.OpenFile(path, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { backing.Close() })
+	target, err := nvme.New(nvme.Config{
+		Subsystems: []nvme.Subsystem{{NQN: "nqn.2024-01.test.weft:0", Serial: "1", AnyHost: true, Namespaces: []nvme.Namespace{{NSID: 1, Backing: backing, BlockSize: 4096, UUID: [16]byte{7}}}}},
+		Ports:      []nvme.Port{{ID: 1, Listen: "127.0.0.1:0"}},
+		Log:        silent,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { target.Shutdown(ctx) })
+
+	w := &tree{t: t, engine: memory.New(), net: storetest.New()}
+	w.do(func(b *catalog.Batch) {
+		b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: schema.Format, ID: volume}))
+		b.Put(schema.KeyNextInode, catalog.EncodeCounters(int64(last)))
+		root := schema.Inode{Mode: syscall.S_IFDIR | 0o755, Parent: layout.RootID}
+		b.Put(schema.InodeKey(layout.RootID), schema.Encode(&root))
+		b.Add(schema.KeyUsage, 0, 1)
+	})
+	w.add(oneBlock, layout.RootID, "f", syscall.S_IFREG)
+	manage := func() {
+		t.Helper()
+		w.start()
+		if info, err := w.m.AddDevice(ctx, "nvme://"+target.Addr(1)+"/nqn.2024-01.test.weft:0#1", false); err != nil || !info.Reachable {
+			t.Fatalf("%+v, %v", info, err)
+		}
+	}
+	manage()
+	if _, err := w.m.Assign(ctx, oneBlock, w.inode(oneBlock), 0, 3*mib, session, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	w.do(func(b *catalog.Batch) { b.Delete(schema.WriterKey(oneBlock, session)) })
+	check := func(repair bool, want map[Kind]int64) {
+		t.Helper()
+		r, err := Check(ctx, Config{Engine: w.engine, Repair: repair, Log: silent})
+		if err != nil || !maps.Equal(r.Counts, want) {
+			t.Fatalf("%+v, %v; want %v", r, err, want)
+		}
+		if len(r.Spaces) != 1 || r.Spaces[0].Used < 3*mib {
+			t.Errorf("%+v", r.Spaces)
+		}
+	}
+	check(false, map[Kind]int64{})
+	if _, err := backing.WriteAt(make([]byte, extent.LabelSize), extent.BackupLabel(32*mib)); err != nil {
+		t.Fatal(err)
+	}
+	check(false, map[Kind]int64{Label: 1})
+	check(true, map[Kind]int64{Label: 1})
+	check(false, map[Kind]int64{})
+	manage() // it is the device still
+	w.stop()
+	check(false, map[Kind]int64{})
+
+	if err := target.PortDown(1); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Check(ctx, Config{Engine: w.engine, Log: silent, Timeout: 2 * time.Second})
+	if !errors.Is(err, ErrCouldNotRun) || !strings.Contains(err.Error(), "namespace nvme://127.0.0.1:") {
+		t.Errorf("%+v, %v", r, err)
 	}
 }
