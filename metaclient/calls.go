@@ -374,10 +374,11 @@ func (c *Client) Devices(ctx context.Context) ([]metarpc.DeviceInfo, error) {
 	return r.Devices, err
 }
 
-// AddDevice adds the data server at nfs://HOST:PORT/EXPORT, or answers the one that is known by that address.
-func (c *Client) AddDevice(ctx context.Context, url string) (metarpc.DeviceInfo, error) {
+// AddDevice adds the data server at nfs://HOST:PORT/EXPORT or the namespace at nvme://HOST:PORT/NQN#NSID, or answers the one that is known by
+// that address, or by the namespace's identifiers. With force a namespace is taken though somebody else's data is on it.
+func (c *Client) AddDevice(ctx context.Context, url string, force bool) (metarpc.DeviceInfo, error) {
 	var r metarpc.AddDeviceResult
-	err := c.do(ctx, metarpc.OpAddDevice, metarpc.Cred{}, &metarpc.AddDeviceArgs{URL: url}, &r, nil)
+	err := c.do(ctx, metarpc.OpAddDevice, metarpc.Cred{}, &metarpc.AddDeviceArgs{URL: url, Force: force}, &r, nil)
 	return r.Info, err
 }
 

@@ -949,9 +949,9 @@ func TestCalls(t *testing.T) {
 				return d.Size, err
 			}, int64(42), "&{ID:7}"},
 			{"add device", func() (any, error) {
-				d, err := c.AddDevice(ctx, "nfs://h:1/e")
+				d, err := c.AddDevice(ctx, "nvme://h:1/n#1", true)
 				return d.URL, err
-			}, "u", "&{URL:nfs://h:1/e Force:false}"},
+			}, "u", "&{URL:nvme://h:1/n#1 Force:true}"},
 			{"status", func() (any, error) {
 				st, err := c.Status(ctx)
 				return st.Program, err

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"net"
 	"net/netip"
@@ -56,16 +57,20 @@ func (m *Manager) initiator() (*nvmetcp.Initiator, error) {
 		return nil, ErrClosed
 	}
 	if m.nvme == nil {
-		i, err := nvmetcp.NewInitiator(nvmetcp.InitiatorConfig{
-			HostNQN: hostNQN(m.cfg.Volume), HostID: wire.HostID(m.cfg.Volume),
-			Key: func() uint64 { return hostKey(m.cfg.Volume) }, Log: m.log,
-		})
+		i, err := newInitiator(m.cfg.Volume, m.log)
 		if err != nil {
 			return nil, err
 		}
 		m.nvme = i
 	}
 	return m.nvme, nil
+}
+
+// newInitiator makes the Initiator of a volume's service.
+func newInitiator(volume [16]byte, log *slog.Logger) (*nvmetcp.Initiator, error) {
+	return nvmetcp.NewInitiator(nvmetcp.InitiatorConfig{
+		HostNQN: hostNQN(volume), HostID: wire.HostID(volume), Key: func() uint64 { return hostKey(volume) }, Log: log,
+	})
 }
 
 // identityOf is how a namespace is recognised.
