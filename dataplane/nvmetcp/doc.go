@@ -60,6 +60,7 @@
 //   - No answer, or not sent: on another path. A command that may have been carried out and changes the namespace waits until
 //     PathError.Gone, since its old copy could land behind newer data; what waits so has not ended, so its caller, who never has two writes
 //     to the same blocks under way, does not send newer data either.
+//   - No answer, as either side has ended the connection for what the other had sent: the same, but after five times in all it is the caller's.
 //   - Anything else is the caller's.
 //
 // With no usable path requests wait while some controller may come back, or for as long as Patience says, and fail when none may. Flush goes to one
