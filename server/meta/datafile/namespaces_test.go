@@ -853,6 +853,36 @@ func TestMoveToFull(t *testing.T) {
 	}
 }
 
+// TestNamespaceAway takes the address of a namespace away and gives it back.
+func TestNamespaceAway(t *testing.T) {
+	w, d := newBlockWorld(t, 16*mib)
+	row := w.store(d, 1, w.inode(1, layout.Policy{}), 0, pattern(0, mib))
+	addr := d.target.Addr(1)
+	if err := d.target.PortDown(1); err != nil {
+		t.Fatal(err)
+	}
+	dev := w.m.all()[0]
+	cut := make(chan error)
+	go func() { cut <- w.m.Truncate(t.Context(), row, 100) }()
+	w.eventually("why it does not answer is known", func() bool {
+		err := w.m.why(dev.url(), context.DeadlineExceeded)
+		return errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), addr)
+	})
+	if err := d.target.PortUp(1); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-cut; err != nil {
+		t.Error(err)
+	}
+	if got := w.get(d, row, 0, mib); !bytes.Equal(got[:100], pattern(0, 100)) || !bytes.Equal(got[100:], make([]byte, mib-100)) {
+		t.Error("it was not cut")
+	}
+	w.eventually("it is up", func() bool {
+		kick(dev.recheck)
+		return w.m.Devices(t.Context())[0].Reachable
+	})
+}
+
 func TestRemoveNamespace(t *testing.T) {
 	w, d := newBlockWorld(t, 16*mib, 16*mib)
 	row := w.store(d, 1, w.inode(1, layout.Policy{StripeCount: 1}), 0, pattern(0, mib))
@@ -880,6 +910,29 @@ func TestRemoveNamespace(t *testing.T) {
 		if _, err := extent.ParseLabel(d.read(nsid, at, extent.LabelSize)); !errors.Is(err, extent.ErrNoLabel) {
 			t.Errorf("its label: %v", err)
 		}
+	}
+	// Anybody may use it.
+	other, err := nvmetcp.NewInitiator(nvmetcp.InitiatorConfig{HostNQN: "nqn.2014-08.org.example:other", HostID: wire.HostID{43}, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	ns, err := other.Open(t.Context(), []string{d.target.Addr(1)}, testNQN, uint32(nsid+1))
+	if err == nil {
+		err = transfer(t.Context(), ns, wire.OpWrite, mib, make([]byte, block))
+	}
+	if err != nil {
+		t.Errorf("it is reserved still: %v", err)
+	}
+	// As another volume would.
+	if err := ns.Reserve(t.Context(), 5); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.m.AddDevice(t.Context(), d.url(nsid), true); err == nil || !strings.Contains(err.Error(), "another volume") {
+		t.Errorf("one that another host has reserved: %v", err)
+	}
+	if err := ns.Clear(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 	if info := w.add(d.url(nsid)); info.Device.ID == dev.id {
 		t.Error("it has its old id")
