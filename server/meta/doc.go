@@ -230,8 +230,8 @@
 //	release  each such file is made stable and gets the size that its data files have
 //
 // Its row is deleted last, so a crash does not lose the work. Until a file is fenced no layout for writing it is granted, nor one
-// for reading if it is on namespaces, no place in it is reserved, and it is not cut. Until it is barred from one that it was only reading, others read it
-// and do not write it. If a data server is away that can take long; it is said in the log. Files on namespaces do not hold up the others of the session.
+// for reading if it is on namespaces, no place in it is reserved, and it is not cut. Until it is barred from one that it was only reading, nobody
+// is granted to write what it was reading. If a data server is away that can take long; it is said in the log. Files on namespaces do not hold up the others of the session.
 //
 // Data files that cannot be fenced, because somebody on the data server's host holds them open, are replaced within fence (replaceHeld):
 //
