@@ -131,9 +131,7 @@ func TestBlockAnswer(t *testing.T) {
 		var asked [][]metarpc.Segment
 		h.files.extents = func(s []metarpc.Segment) []metarpc.Segment {
 			asked = append(asked, s)
-			if hold != nil {
-				<-hold
-			}
+			<-hold
 			return s
 		}
 		hdr, ch := a.begin(metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: a.id, IOMode: layout.IOModeRead, Off: 3 * mib, Len: layout.ToEOF})
@@ -142,7 +140,6 @@ func TestBlockAnswer(t *testing.T) {
 		time.Sleep(2 * holdTime)
 		a.wantRecalls()
 		close(hold)
-		hold = nil
 		var r metarpc.LayoutResult
 		if err := a.finish(hdr, ch, &r); err != nil || len(r.Segments) != 1 || r.Segments[0].Off != 3*mib || r.Segments[0].Len != layout.ToEOF-3*mib {
 			t.Errorf("%+v, %v", r.Segments, err)
@@ -154,13 +151,18 @@ func TestBlockAnswer(t *testing.T) {
 		if len(asked) != 2 || len(asked[1]) != 1 || asked[1][0].IOMode != layout.IOModeRW {
 			t.Errorf("asked for the extents of %+v", asked)
 		}
-		h.files.extents = func(s []metarpc.Segment) []metarpc.Segment { return nil }
+		extents := func(f func(s []metarpc.Segment) []metarpc.Segment) {
+			h.files.mu.Lock()
+			defer h.files.mu.Unlock()
+			h.files.extents = f
+		}
+		extents(func(s []metarpc.Segment) []metarpc.Segment { return nil })
 		_, err := b.get(0, 1)
 		wantStatus(t, err, metarpc.StatusLayoutUnavailable)
 		if got, err := b.canRead(0); err != nil || got != (layout.Range{}) {
 			t.Errorf("granted %v, %v", got, err)
 		}
-		h.files.extents = nil
+		extents(nil)
 		b.mustGet(0, 1, all)
 	})
 }
@@ -241,6 +243,28 @@ func TestBlockLost(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestBlockLostPart loses a client that was reading a part of a file: the rest is written meanwhile.
+func TestBlockLostPart(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		w := blockUsers(t, h, 3)
+		lost, a, b := w[0], w[1], w[2]
+		lost.mustRead(0, all)
+		a.mustGet(5*mib, 1, upTo(5*mib, layout.ToEOF))
+		release := h.files.hold()
+		defer release()
+		h.lose(lost.client)
+		start := time.Now()
+		b.mustGet(7*mib, 1, upTo(7*mib, layout.ToEOF))
+		if took := time.Since(start); took > holdTime {
+			t.Errorf("took %v", took)
+		}
+		_, err := b.get(4*mib, 1)
+		wantStatus(t, err, metarpc.StatusLayoutUnavailable)
+		release()
+		b.mustGet(4*mib, 1, upTo(4*mib, 5*mib))
+	})
 }
 
 // TestBlockLostClosed removes a file that a lost client, of which it is not known after a restart what it had open, may still be writing.
@@ -467,7 +491,9 @@ func TestBlockCommit(t *testing.T) {
 		if size := b.attr(a.id).Size; size != 9000 {
 			t.Errorf("size %d", size)
 		}
+		h.files.mu.Lock()
 		h.files.validate = fmt.Errorf("data file 3: %w", syscall.ESTALE)
+		h.files.mu.Unlock()
 		err := commit(a, report(20000, blocksOf(12288, 4096)))
 		wantStatus(t, err, errStale.Status)
 		if !strings.Contains(fmt.Sprint(err), fmt.Sprintf("inode %d", a.id)) {

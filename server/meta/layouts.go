@@ -207,7 +207,7 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 	s.mu.Lock()
 	var got layout.Range
 	if err == nil {
-		got, err = s.awaitGrant(ctx, f, layout.IOModeRW, a.Off)
+		got, err = s.awaitGrant(ctx, f, a.Off)
 	}
 	if err != nil {
 		assigned()
@@ -273,13 +273,13 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 // it.
 func (s *Service) awaitTurn(ctx context.Context, f *file, cl *claim, mode layout.IOMode, wanted layout.Range, exclusive bool) (got layout.Range, err error) {
 	if !exclusive {
-		return s.awaitGrant(ctx, f, mode, wanted.Off)
+		return s.awaitGrant(ctx, f, wanted.Off)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable,
 		"inode %d is being used by another client there", f.id))
 	defer cancel()
 	for {
-		if got, err = s.awaitGrant(ctx, f, mode, wanted.Off); err != nil {
+		if got, err = s.awaitGrant(ctx, f, wanted.Off); err != nil {
 			return got, err
 		}
 		if mode == layout.IOModeRead && (cl == nil || !cl.open) {
@@ -296,14 +296,14 @@ func (s *Service) awaitTurn(ctx context.Context, f *file, cl *claim, mode layout
 	}
 }
 
-// awaitGrant returns what of f a layout of this mode that holds off may be granted of; s.mu is held, and released
+// awaitGrant returns the range around off of which a layout may be granted; s.mu is held, and released
 // while it waits for a truncation below off to end, for the copying of what is there, and for the fencing of those who wrote the
-// file before, or, if it is to be written, read it.
-func (s *Service) awaitGrant(ctx context.Context, f *file, mode layout.IOMode, off int64) (got layout.Range, err error) {
+// file before.
+func (s *Service) awaitGrant(ctx context.Context, f *file, off int64) (got layout.Range, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable,
 		"inode %d is being truncated, copied or fenced", f.id))
 	defer cancel()
-	for f.cut != nil && f.cut.size <= off || f.gate.Contains(off, 1) || f.unfenced() || mode == layout.IOModeRW && f.unbarred() {
+	for f.cut != nil && f.cut.size <= off || f.gate.Contains(off, 1) || f.unfenced() {
 		if err := s.wait(ctx, f); err != nil {
 			return got, context.Cause(ctx)
 		}

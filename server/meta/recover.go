@@ -81,7 +81,9 @@ func (s *Service) cleanUp(sess *session) {
 			s.persist(s.ctx, fmt.Sprintf("%s: fence it on the namespaces of inode %d", what, id), func() error { return s.bar(sess, id) })
 		})
 		confirmed()
-		s.leave(sess, what, barred)
+		if s.ctx.Err() == nil {
+			s.leave(sess, what, barred)
+		}
 	})
 	parts.Wait()
 	s.persist(s.ctx, what, func() error {
