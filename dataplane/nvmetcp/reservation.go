@@ -60,7 +60,7 @@ func (n *Namespace) Reserve(ctx context.Context, key uint64) error {
 	n.s.mu.Unlock()
 	if errors.Is(err, wire.StatusReserved) {
 		if now, rerr := n.Reservation(ctx); rerr == nil {
-			return &FencedError{fmt.Errorf("nvmetcp: namespace %d of %s is reserved (%v) by host %v: have that one give it up: %w", n.nsid, n.s.nqn, now.Kind, now.Holder, err)}
+			return &FencedError{fmt.Errorf("nvmetcp: namespace %d of %s is reserved (%v) by host %x: have that one give it up: %w", n.nsid, n.s.nqn, now.Kind, now.Holder, err)}
 		}
 	}
 	return err
