@@ -16,7 +16,8 @@ import (
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
 
-// maxTries is how often a command is repeated that the controller has answered with an error, as Linux has it.
+// maxTries is how often a command is repeated that the controller has answered with an error, as Linux has it, and to how many associations
+// it is sent that end by a breach of the protocol.
 const maxTries = 5
 
 // Request is one command to a Namespace. From Start until Done it and Data belong to the namespace. It may be used again, also from
@@ -47,6 +48,7 @@ type Request struct {
 	same       bool  // on path, if that is usable
 	tries      int
 	pathTries  int
+	breaks     int // associations that have ended by a breach of the protocol while they had it
 	why        error
 	held       bool
 	prev, next *Request
@@ -114,7 +116,7 @@ func (n *Namespace) Start(r *Request) {
 	r.live, r.detached, r.withdrawn, r.private = true, false, false, nil
 	r.mu.Unlock()
 	now := clock()
-	r.started, r.until, r.unknown, r.same, r.tries, r.pathTries, r.why = now, now, false, false, 0, 0, nil
+	r.started, r.until, r.unknown, r.same, r.tries, r.pathTries, r.breaks, r.why = now, now, false, false, 0, 0, 0, nil
 	if n.s.alive() {
 		if p := n.choose(r, now); p != nil && r.send(p, now) {
 			return
@@ -284,6 +286,9 @@ func (n *Namespace) failed(r *Request, now int64) {
 	case doWait:
 		r.unknown = true
 	}
+	if broke(r.Err) {
+		r.breaks++
+	}
 	if v.what == doFail || r.tries > maxTries || r.pathTries > maxTries*max(len(n.paths.Load().list), 1) || v.alone && n.choose(r, now) == nil {
 		r.end(r.Err)
 		return
@@ -425,6 +430,9 @@ func (n *Namespace) verdict(r *Request, now int64, limit layout.Patience, hopele
 	if withdrawn {
 		return ErrWithdrawn
 	}
+	if r.breaks >= maxTries {
+		return fmt.Errorf("%w: as were the %d before that had this command: is the target's software right? It is not sent again", r.why, maxTries-1)
+	}
 	if !n.s.alive() {
 		return &FencedError{errLapsed}
 	}
@@ -520,6 +528,17 @@ type judgement struct {
 	need  need // the path is out until this was read
 	alone bool // fails if there is no other path at this moment
 	reset bool // reset the controller
+}
+
+// broke reports whether a command was lost with an association that one side has ended for what the other had sent: it may be
+// that command's doing. Connections that are lost otherwise may be so for any number of times.
+func broke(err error) bool {
+	lost, ok := errors.AsType[*PathError](err)
+	if !ok || !lost.Sent {
+		return false
+	}
+	_, wrong := errors.AsType[*wire.ProtocolError](lost.Err)
+	return wrong || errors.Is(lost.Err, errTermReq)
 }
 
 // goneAtLatest is after how long a lost association counts as given up if its controller's times are not known.
