@@ -261,6 +261,20 @@ func (n *Namespace) unregister(ctx context.Context) error {
 	return n.Do(ctx, &Request{Command: Command{Raw: &sqe, Data: register.AppendData(nil)}})
 }
 
+// Clear ends the reservation and all registrations, and has none made again. It does nothing if this host has not registered.
+func (n *Namespace) Clear(ctx context.Context) error {
+	n.s.mu.Lock()
+	key := n.reg.key
+	n.reg.key, n.reg.reserve = 0, false
+	n.s.mu.Unlock()
+	if key == 0 {
+		return nil
+	}
+	release := wire.ReservationRelease{Action: wire.Clear, Current: key}
+	sqe := release.Command(true)
+	return n.Do(ctx, &Request{Command: Command{Raw: &sqe, Data: release.AppendData(nil)}})
+}
+
 // Preempt takes the registration of victim, the key of another host, away, with key as our own. When it returns nil the commands of that
 // host have ended, and no new ones are carried out. It is fine if nobody has that key.
 func (n *Namespace) Preempt(ctx context.Context, key, victim uint64) error {

@@ -153,7 +153,7 @@ func (d *device) look() (current bool, err error) {
 	d.m.mu.Unlock()
 	err = d.ask(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("no answer for %v: %w", patience, err)
+		err = fmt.Errorf("no answer for %v: %w", patience, d.m.why(d.url(), err))
 	}
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()

@@ -139,6 +139,24 @@ func (m *Manager) becameFull(ctx context.Context, taken []schema.DataFile) (full
 	return full
 }
 
+// giveUpFilling makes the copies of a file stale that are being filled on namespaces, and reports whether there are any: nobody is to fail because one
+// of them is full. The file is locked.
+func (m *Manager) giveUpFilling(ctx context.Context, id layout.FileID) (some bool, err error) {
+	err = m.relayout(ctx, id, func(_ *catalog.Batch, row *schema.Layout) bool {
+		some = false
+		for _, files := range row.Mirrors {
+			for j := range files {
+				if files[j].State == layout.CopyFilling && m.space(files[j].Device) != nil {
+					files[j].State = layout.CopyStale
+					some = true
+				}
+			}
+		}
+		return some
+	})
+	return some, err
+}
+
 // unit is the largest allocation unit of the namespaces that new data files may go to, of which the stripe unit of a new file is a multiple; 1 if there is none.
 // m.mu is held.
 func (m *Manager) unit() int64 {
@@ -355,14 +373,14 @@ func (m *Manager) FenceSession(ctx context.Context, row schema.Layout, session m
 // fenceSession keeps a session that was lost at a time from the namespace.
 func (d *device) fenceSession(ctx context.Context, session metarpc.SessionID, since time.Time) error {
 	d.m.mu.Lock()
-	reserved := d.row.Reserved
+	reserved, wait := d.row.Reserved, d.m.fenceWait
 	d.m.mu.Unlock()
 	if reserved {
 		return d.do(ctx, func(st dataStore) error {
 			return answered(st.(*namespaceStore).ns.Preempt(ctx, hostKey(d.m.cfg.Volume), session.Key()))
 		})
 	}
-	t := time.NewTimer(time.Until(since.Add(d.m.fenceWait)))
+	t := time.NewTimer(time.Until(since.Add(wait)))
 	defer t.Stop()
 	select {
 	case <-t.C:
