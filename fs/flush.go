@@ -445,7 +445,7 @@ func (r *report) taken(err error) error {
 	i := r.i
 	i.data.Validated(r.written) // or it would be told for ever; segments of the generation that it is lost in know nothing of it
 	i.fs.meta.DropLayout(i.id, 0)
-	err = fmt.Errorf("file %d: %w (%w)", i.id, errTaken, err)
+	err = fmt.Errorf("file %d: %w (%v)", i.id, errTaken, err) // the errno of the refusal is not the application's
 	i.mu.Lock()
 	i.late++
 	i.lost, i.lostErr = i.late, err
