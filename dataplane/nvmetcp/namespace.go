@@ -24,7 +24,7 @@ const maxTries = 5
 // its own Done, but not before a Detach of it has returned.
 type Request struct {
 	// Command is what to do, and afterwards how it ended. NSID, Association and Command.Done are set by Start. Err is also a *[GoneError], a
-	// *[NoPathError] or a *layout.TimeoutError.
+	// *[NoPathError], a *layout.TimeoutError, a *[FencedError] since the host has no session, or ErrWithdrawn.
 	Command
 	// Done is called exactly once, from any goroutine, never from within Start; it must be short and not block.
 	Done func(*Request)
