@@ -224,7 +224,7 @@ func (m *Manager) extents(ctx context.Context, s *metarpc.Segment) error {
 		if end < math.MaxInt64 {
 			r.Len = end - s.Off
 		}
-		p.extents, p.file.Generation, err = p.space.Lookup(ctx, number, r, s.IOMode, most)
+		p.extents, p.file.Generation, err = p.space.Lookup(ctx, number, r, layout.IOModeRW, most)
 		if err != nil {
 			return err
 		}
