@@ -291,24 +291,17 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 	return r, intent, err
 }
 
-// recall is recallRange of what lies behind a size. by sees to that itself, as far as it writes; but what it reads on namespaces while
-// the file is cut may be somebody else's then.
+// recall is recallRange of what lies behind a size. by sees to that itself, as far as it writes. On namespaces it is all of the file, from by
+// as well: what it reads while the file is cut may be somebody else's then, and data files are of a new generation afterwards.
 func (s *Service) recall(ctx context.Context, f *file, by *session, size int64) error {
-	s.mu.Lock()
-	cl := f.claimOf(by)
-	has := cl != nil && (cl.writer || len(cl.reads) > 0)
-	s.mu.Unlock()
-	such := others(by)
-	if has {
-		on, err := s.onNamespaces(ctx, f.id)
-		if err != nil {
-			return err
-		}
-		if on {
-			such = others(nil)
-		}
+	on, err := s.onNamespaces(ctx, f.id)
+	if err != nil {
+		return err
 	}
-	return s.recallRange(ctx, f, layout.Range{Off: size, Len: layout.ToEOF}, such)
+	if on {
+		return s.recallRange(ctx, f, layout.Range{Len: layout.ToEOF}, others(nil))
+	}
+	return s.recallRange(ctx, f, layout.Range{Off: size, Len: layout.ToEOF}, others(by))
 }
 
 // recallRange is recallLayouts that also waits until those are fenced who have lost their sessions. The caller has seen to it that
