@@ -75,6 +75,13 @@ func missing(extents []layout.Extent, column layout.Column, off, end int64) int6
 // lacking lists the space that the data files of a layout still need for the n bytes at off, those first that have the first byte.
 func (m *Manager) lacking(ctx context.Context, row *schema.Layout, off, n int64) (requests []extent.Request, err error) {
 	r := layout.Range{Off: off, Len: max(n, 1)}
+	if row.StripeUnit > 0 { // segments begin there, so that it is to have space, too
+		before := off % min(row.StripeUnit, extent.MinUnit)
+		r.Off -= before
+		if r.End() < math.MaxInt64-before {
+			r.Len += before
+		}
+	}
 	if r.End() == math.MaxInt64 {
 		r.Len = min(max(row.StripeUnit, 1)*int64(max(row.Width, 1)), openAllocation)
 	}
@@ -105,7 +112,7 @@ func (m *Manager) lacking(ctx context.Context, row *schema.Layout, off, n int64)
 		}
 	}
 	slices.SortStableFunc(requests, func(a, b extent.Request) int {
-		return compareBool(begins[a.Number] != off, begins[b.Number] != off)
+		return compareBool(begins[a.Number] != r.Off, begins[b.Number] != r.Off)
 	})
 	return requests, nil
 }

@@ -400,6 +400,10 @@ func TestRefusedNamespaces(t *testing.T) {
 	}
 	theirs := extent.LabelOf([16]byte{9}, layout.DeviceID{8}, &ns)
 	more.write(1, 0, extent.AppendLabel(nil, &theirs))
+	// One that a crash kept from becoming a device: it was given a label, and no rows.
+	ns.NGUID = [16]byte{102}
+	ours := extent.LabelOf(volume, layout.DeviceID{8}, &ns)
+	more.write(2, 0, extent.AppendLabel(nil, &ours))
 	for i, want := range []string{"ext4", "volume 09", "", "at least 4", "read-only"} {
 		_, err := w2.m.AddDevice(t.Context(), more.url(i), false)
 		if want == "" {
@@ -411,6 +415,9 @@ func TestRefusedNamespaces(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), testNQN) {
 			t.Errorf("namespace %d: %v, want an error with %q", i+1, err, want)
 		}
+	}
+	if l, err := extent.ParseLabel(more.read(2, 0, extent.LabelSize)); err != nil || l.Device == ours.Device || l.Generation != 2 {
+		t.Errorf("its label is %+v, %v", l, err)
 	}
 	for i := range 2 {
 		if info, err := w2.m.AddDevice(t.Context(), more.url(i), true); err != nil || !info.Reachable {

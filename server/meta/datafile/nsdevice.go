@@ -121,8 +121,16 @@ func (m *Manager) why(at place, err error) error {
 	}
 	for _, s := range nvme.Stats() {
 		for _, ns := range s.Namespaces {
-			if s.NQN == at.nqn && ns.NSID == at.nsid && ns.Trouble != nil {
+			if s.NQN != at.nqn || ns.NSID != at.nsid {
+				continue
+			}
+			if ns.Trouble != nil {
 				err = fmt.Errorf("%w: %w", err, ns.Trouble)
+			}
+			for _, p := range ns.Paths {
+				if p.Why != "" {
+					err = fmt.Errorf("%w: %s: %s", err, p.Addr, p.Why)
+				}
 			}
 		}
 	}
@@ -279,12 +287,16 @@ func (m *Manager) addNamespace(ctx context.Context, at place, force bool) (*devi
 	if err != nil {
 		return nil, err
 	}
-	found, err := m.probe(open, ns)
-	if errors.Is(err, wire.StatusReserved) {
-		if now, asked := ns.Reservation(open); asked == nil {
-			err = fmt.Errorf("the host %v has reserved it, which may be the service of another volume: remove it there first: %w", now.Holder, err)
+	if ns.Format().Reservable {
+		now, err := ns.Reservation(open)
+		if err != nil {
+			return nil, fmt.Errorf("ask who has reserved it: %w", err)
+		}
+		if now.Kind != wire.ReserveNone && now.Holder != wire.HostID(m.cfg.Volume) {
+			return nil, fmt.Errorf("the host %v has reserved it (%v), which may be the service of another volume: remove it there first", now.Holder, now.Kind)
 		}
 	}
+	found, err := m.probe(open, ns)
 	if err != nil {
 		return nil, err
 	}
