@@ -152,8 +152,8 @@
 // at its end (believe); otherwise it begins again.
 //
 // What was written to blocks that are not valid yet is told with the durable size, once it is stable: only then others see it, and only then is
-// the file not dirty any more. That is what the flusher, fsync(2) and recalls do. A report that the service refuses with ESTALE says that it has
-// taken the blocks away since: the data is lost, as with the session, and each handle reports that once, as EIO.
+// the file not dirty any more. That is what the flusher, fsync(2) and recalls do. A report that the service refuses with ESTALE or EPERM says that it has
+// taken the blocks, or the layout, away since: the data is lost, as with the session, and each handle reports that once, as EIO.
 //
 // When this mount cuts a file, the service frees the blocks before it answers, and tells a newer generation of the data files from then on. So
 // everything is told before, and reads are kept out until the answer (startCut).

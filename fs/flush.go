@@ -434,10 +434,10 @@ var (
 	errOneTaken = errors.New("refused for one of several files")
 )
 
-// isTaken reports whether the service refuses a report for that reason.
+// isTaken reports whether the service refuses a report for that reason: the blocks are not the file's any more, or the layout is not ours.
 func isTaken(err error) bool {
 	var e *metarpc.Error
-	return errors.As(err, &e) && e.Status == metarpc.Status(syscall.ESTALE)
+	return errors.As(err, &e) && (e.Status == metarpc.Status(syscall.ESTALE) || e.Status == metarpc.Status(syscall.EPERM))
 }
 
 // taken gives up what a report was to make valid, which is refused with err. The next report is of the size alone.

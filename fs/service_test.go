@@ -496,7 +496,11 @@ func (m *session) truncate(ctx context.Context, n *node, size int64) error {
 		s.cutting.Broadcast()
 	}()
 	for _, o := range s.sessions {
-		if o == m || o.fs == nil || len(o.cache[id]) == 0 {
+		recalled := o != m && len(o.cache[id]) > 0
+		if s.space != nil {
+			recalled = o.holds[id] != 0 // also if it is the one that cuts
+		}
+		if !recalled || o.fs == nil {
 			continue
 		}
 		s.mu.Unlock()

@@ -133,11 +133,12 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 
 // startCut prepares that the file is cut, by a caller who has lockSize; end follows, when the service has answered.
 //
-// The service frees what is cut off on namespaces before it answers, and data files are of a newer generation then. So what was written
-// there is told before, and nothing is read until it is known how long the file is: by then the blocks may be another file's. Segments of
-// before, asked for meanwhile or not, are not used any more.
+// The service frees what is cut off on namespaces before it answers, having recalled the file, also from us, and data files are of a newer
+// generation then. So what was written there is told before (that recall must not wait for the range that is locked here), and nothing is
+// read until it is known how long the file is: by then the blocks may be another file's. Segments of before, asked for meanwhile or not, are
+// not used any more.
 func (i *inode) startCut(ctx context.Context, size int64) (end func(), err error) {
-	if size > 0 && i.reads.any.Load() {
+	if i.reads.any.Load() {
 		if err := i.handOver(ctx); err != nil {
 			return nil, err
 		}

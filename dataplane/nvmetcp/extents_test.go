@@ -215,6 +215,8 @@ func TestResendByOwnExtents(t *testing.T) {
 		}
 	}
 	s.fail(1)
+	f.Renew(&layout.Segment{Range: layout.Range{Len: layout.ToEOF}, IOMode: layout.IOModeRW,
+		Mirrors: []layout.Mirror{{Servers: []layout.DataFile{{Handles: [][]byte{{1}}}}}}})
 	if err := f.Commit(ctx); err != nil {
 		t.Fatal(err)
 	}
