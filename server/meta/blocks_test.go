@@ -538,6 +538,7 @@ func TestBlockRandom(t *testing.T) {
 		type user struct {
 			*rangeWriter
 			lost time.Time // when its session was ended without its doing
+			stop func()    // it does not renew its lease any more
 		}
 		var check sync.Mutex // above rangeWriter.mu
 		var users []*user    // also those that are lost
@@ -664,6 +665,7 @@ func TestBlockRandom(t *testing.T) {
 						u.lost = time.Now()
 						u.mu.Unlock()
 						check.Unlock()
+						u.stop()
 						h.lose(u.client)
 						return
 					}
@@ -674,10 +676,14 @@ func TestBlockRandom(t *testing.T) {
 			var group sync.WaitGroup
 			for i, u := range users {
 				if u.lost.IsZero() {
+					u.stop = sync.OnceFunc(renewing(u.client))
 					group.Go(func() { run(u, rand.New(rand.NewPCG(seed, uint64(round*100+i)))) })
 				}
 			}
 			group.Wait()
+			for _, u := range users {
+				u.stop()
+			}
 			if round%2 == 1 {
 				h.restart()
 			}
