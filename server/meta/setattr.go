@@ -94,7 +94,7 @@ func (s *Service) settleTimes(ctx context.Context, c *call, a *metarpc.SetAttrAr
 		err = s.maySet(ctx, c, &row, a) // before others are troubled with recalls
 	}
 	if err == nil {
-		err = s.recallLayouts(ctx, f, layout.Range{Len: layout.ToEOF}, others(c.sess))
+		err = s.recallLayouts(ctx, f, layout.Range{Len: layout.ToEOF}, func(cl *claim) bool { return cl.writer && cl.sess != c.sess })
 	}
 	return err
 }
@@ -291,9 +291,24 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 	return r, intent, err
 }
 
-// recall is recallRange of what lies behind a size, except from by, who sees to that itself.
+// recall is recallRange of what lies behind a size. by sees to that itself, as far as it writes; but what it reads on namespaces while
+// the file is cut may be somebody else's then.
 func (s *Service) recall(ctx context.Context, f *file, by *session, size int64) error {
-	return s.recallRange(ctx, f, layout.Range{Off: size, Len: layout.ToEOF}, others(by))
+	s.mu.Lock()
+	cl := f.claimOf(by)
+	has := cl != nil && (cl.writer || len(cl.reads) > 0)
+	s.mu.Unlock()
+	such := others(by)
+	if has {
+		on, err := s.onNamespaces(ctx, f.id)
+		if err != nil {
+			return err
+		}
+		if on {
+			such = others(nil)
+		}
+	}
+	return s.recallRange(ctx, f, layout.Range{Off: size, Len: layout.ToEOF}, such)
 }
 
 // recallRange is recallLayouts that also waits until those are fenced who have lost their sessions. The caller has seen to it that
@@ -302,10 +317,13 @@ func (s *Service) recallRange(ctx context.Context, f *file, r layout.Range, such
 	if err := s.recallLayouts(ctx, f, r, such); err != nil {
 		return err
 	}
+	if err := s.awaitKnown(ctx, f.id); err != nil {
+		return err
+	}
 	// What a session still writes that was ended, now or before, would come after the cut.
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for f.unfenced() {
+	for slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.unfenced || cl.unbarred && such(cl) }) {
 		if err := s.wait(ctx, f); err != nil {
 			return err
 		}
@@ -315,10 +333,28 @@ func (s *Service) recallRange(ctx context.Context, f *file, r layout.Range, such
 	}
 	for _, cl := range f.claims {
 		if such(cl) {
-			cl.ranges = without(cl.ranges, r)
+			cl.ranges, cl.reads = without(cl.ranges, r), without(cl.reads, r)
 		}
 	}
 	return nil
+}
+
+// awaitKnown waits for s.quiet if a file is on namespaces.
+func (s *Service) awaitKnown(ctx context.Context, id layout.FileID) error {
+	select {
+	case <-s.quiet:
+		return nil
+	default:
+	}
+	if on, err := s.onNamespaces(ctx, id); !on {
+		return err
+	}
+	select {
+	case <-s.quiet:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // cutData cuts the data files of a file whose cut is committed, and ends its sizing.
