@@ -90,7 +90,8 @@
 // answered, and the segments it keeps say so, calls [File.Validated]. This must be done before a segment of a newer generation is used: that
 // voids what the target knows. [File.Forget] ends the memory that this takes; it must be called before a File is given up, and
 // [File.Drop] does what it takes for a file that was cut. A write to a hole fails with ESTALE, as one to a data file that is gone: the
-// caller needs another layout. See [Validator].
+// caller needs another layout. The space of a copy that was given up may become another file's once the layout is given back: before that
+// [File.Quiesce] waits for what was started on it and is nobody's any more. See [Validator].
 //
 // # Statistics
 //

@@ -36,6 +36,7 @@ type Request struct {
 	mu        sync.Mutex // of what Detach needs; below Namespace.mu
 	live      bool       // between Start and Done
 	detached  bool
+	withdrawn bool
 	detaching int    // calls of Detach that the controller is busy with
 	private   []byte // instead of Data, once detached
 
@@ -110,7 +111,7 @@ func (n *Namespace) Start(r *Request) {
 	r.Status, r.Result, r.Err = 0, 0, nil
 	r.ns, r.path = n, nil
 	r.mu.Lock()
-	r.live, r.detached, r.private = true, false, nil
+	r.live, r.detached, r.withdrawn, r.private = true, false, false, nil
 	r.mu.Unlock()
 	now := clock()
 	r.started, r.until, r.unknown, r.same, r.tries, r.pathTries, r.why = now, now, false, false, 0, 0, nil
@@ -185,6 +186,23 @@ func (n *Namespace) Detach(r *Request) {
 		r.detaching--
 		r.mu.Unlock()
 		n.wake() // it may have come back meanwhile
+	}
+}
+
+// ErrWithdrawn ends what was withdrawn.
+var ErrWithdrawn = errors.New("nvmetcp: the request was withdrawn")
+
+// Withdraw has r not be sent any more. If it waits to be, it ends with ErrWithdrawn: at once, or when a controller that may have got it is known to
+// have given it up. What was given to a controller ends by that one's answer, if there is one. Withdraw of a Request that has ended does nothing.
+func (n *Namespace) Withdraw(r *Request) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	r.mu.Lock()
+	r.withdrawn = r.live
+	wake := r.live && r.held
+	r.mu.Unlock()
+	if wake {
+		n.wakeLocked()
 	}
 }
 
@@ -386,7 +404,7 @@ func (n *Namespace) pump() {
 // changes, if that is earlier. mu is held.
 func (n *Namespace) verdict(r *Request, now int64, limit layout.Patience, hopeless error, next *int64) error {
 	r.mu.Lock()
-	detaching, detached := r.detaching > 0, r.detached
+	detaching, detached, withdrawn := r.detaching > 0, r.detached, r.withdrawn
 	r.mu.Unlock()
 	if detaching {
 		return nil // Detach wakes us
@@ -403,6 +421,9 @@ func (n *Namespace) verdict(r *Request, now int64, limit layout.Patience, hopele
 	}
 	if early && r.unknown {
 		return nil
+	}
+	if withdrawn {
+		return ErrWithdrawn
 	}
 	if !n.s.alive() {
 		return &FencedError{errLapsed}

@@ -60,7 +60,7 @@ func (n *Namespace) Reserve(ctx context.Context, key uint64) error {
 	n.s.mu.Unlock()
 	if errors.Is(err, wire.StatusReserved) {
 		if now, rerr := n.Reservation(ctx); rerr == nil {
-			return &FencedError{fmt.Errorf("nvmetcp: namespace %d of %s is reserved (%v) by host %v: have that one give it up: %w", n.nsid, n.s.nqn, now.Kind, now.Holder, err)}
+			return &FencedError{fmt.Errorf("nvmetcp: namespace %d of %s is reserved (%v) by host %x: have that one give it up: %w", n.nsid, n.s.nqn, now.Kind, now.Holder, err)}
 		}
 	}
 	return err
@@ -259,6 +259,20 @@ func (n *Namespace) unregister(ctx context.Context) error {
 	register := wire.ReservationRegister{Action: wire.UnregisterKey, IgnoreKey: true}
 	sqe := register.Command(true)
 	return n.Do(ctx, &Request{Command: Command{Raw: &sqe, Data: register.AppendData(nil)}})
+}
+
+// Clear ends the reservation and all registrations, and has none made again. It does nothing if this host has not registered.
+func (n *Namespace) Clear(ctx context.Context) error {
+	n.s.mu.Lock()
+	key := n.reg.key
+	n.reg.key, n.reg.reserve = 0, false
+	n.s.mu.Unlock()
+	if key == 0 {
+		return nil
+	}
+	release := wire.ReservationRelease{Action: wire.Clear, Current: key}
+	sqe := release.Command(true)
+	return n.Do(ctx, &Request{Command: Command{Raw: &sqe, Data: release.AppendData(nil)}})
 }
 
 // Preempt takes the registration of victim, the key of another host, away, with key as our own. When it returns nil the commands of that

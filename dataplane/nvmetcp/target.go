@@ -21,6 +21,7 @@ type Space interface {
 	Start(*Request)
 	Flush()
 	Detach(*Request)
+	Withdraw(*Request)
 	Format() Format
 	// Lost is a number that rises whenever what was written and not flushed may have been lost, before the first answer that
 	// shows it.
@@ -62,7 +63,8 @@ type Space interface {
 //
 // # Locks
 //
-// operation.mu comes before Target.mu. Neither is held while a Done runs or Space.Detach; Space.Start is called with the first.
+// operation.mu comes before Target.mu. Neither is held while a Done runs or Space.Detach; Space.Start and Space.Withdraw are called with the
+// first, so that whoever stops an operation finds either that a command was started or that it is not going to be.
 type Target struct {
 	space    Space
 	format   Format
@@ -98,7 +100,10 @@ const maxOp = 4 << 20
 // older is why a LayoutError came about whose extents are too old.
 const older = "its extents are of an earlier generation"
 
-var errTargetClosed = errors.New("nvmetcp: target is closed")
+var (
+	errTargetClosed = errors.New("nvmetcp: target is closed")
+	errForsaken     = errors.New("nvmetcp: the copy was given up")
+)
 
 // NewTarget makes a target for data files on a namespace. It does no I/O. The Space stays the caller's, who closes it after
 // the Target.
@@ -156,8 +161,9 @@ type operation struct {
 	generation uint64 // of op.File
 	data       []byte
 	err        error
-	detached   bool // data is not ours any more
-	closed     bool // nothing is begun any more
+	detached   bool          // data is not ours any more
+	stop       error         // why nothing is begun any more
+	over       chan struct{} // closed when it has ended, if somebody waits for that
 	parts      []*part
 	gaps       [][]byte // READ: of data, that are zeros
 
@@ -180,7 +186,7 @@ func (t *Target) start(op *layout.Op, kind opKind, n int64) {
 	o.mu.Lock()
 	o.kind, o.off, o.end, o.op, o.data, o.generation = kind, op.Off, op.Off+n, op, op.Data, op.File.Generation
 	o.fua = t.format.Cached && (kind == opZero || kind == layout.OpWrite && op.Stable != layout.Unstable)
-	o.detached, o.closed, o.err, o.known, o.doubt = false, false, nil, nil, false
+	o.detached, o.stop, o.err, o.known, o.doubt = false, nil, nil, nil, false
 	op.Target = o
 	t.mu.Lock()
 	if t.closed {
@@ -484,13 +490,17 @@ func (o *operation) finish() {
 	}
 	o.mu.Lock()
 	op, err := o.op, o.err
-	o.op, o.data, o.known = nil, nil, nil
+	over := o.over
+	o.op, o.data, o.known, o.over = nil, nil, nil, nil
 	if err == nil && o.detached && o.kind != layout.OpWrite {
 		err = context.Canceled
 	}
 	o.mu.Unlock()
 	if op != nil {
 		o.answer(op, err)
+	}
+	if over != nil {
+		close(over)
 	}
 	o.freeParts()
 	t.operations.Put(o)
@@ -505,7 +515,7 @@ func (o *operation) again() bool {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.op == nil || o.detached {
+	if o.op == nil || o.detached || o.stop != nil {
 		return false
 	}
 	if o.kind == opZero && errors.Is(o.err, wire.StatusInvalidOpcode) {
@@ -652,7 +662,7 @@ func (t *Target) Close() error {
 	t.mu.Unlock()
 	for _, o := range live {
 		o.mu.Lock()
-		o.closed = true
+		o.stop = errTargetClosed
 		if o.op == nil {
 			o.mu.Unlock()
 		} else {
@@ -660,6 +670,41 @@ func (t *Target) Close() error {
 		}
 	}
 	t.endRest()
+	return nil
+}
+
+// Quiesce implements dataplane.Validator.
+func (t *Target) Quiesce(ctx context.Context, df *layout.DataFile) error {
+	t.mu.Lock()
+	var live []*operation
+	for o := t.live; o != nil; o = o.next {
+		live = append(live, o)
+	}
+	t.mu.Unlock()
+	var ends []chan struct{}
+	for _, o := range live {
+		o.mu.Lock()
+		// It may be another one by now, for the same data file or not.
+		if o.op != nil && o.kind != layout.OpCommit && bytes.Equal(o.op.File.Handles[0], df.Handles[0]) {
+			o.stop = errForsaken
+			for _, p := range o.parts {
+				t.space.Withdraw(&p.req)
+			}
+			if o.over == nil {
+				o.over = make(chan struct{})
+			}
+			ends = append(ends, o.over)
+		}
+		o.mu.Unlock()
+	}
+	t.Flush()
+	for _, end := range ends {
+		select {
+		case <-end:
+		case <-ctx.Done():
+			return fmt.Errorf("nvmetcp: waiting for the end of what was started on a copy that was given up: %w", ctx.Err())
+		}
+	}
 	return nil
 }
 

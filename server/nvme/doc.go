@@ -20,7 +20,8 @@
 // method that takes something from a host (DisallowHost, DropControllers, PortDown, RemoveNamespace) returns when no command of
 // it runs any more, and what did not begin never will: it is a fence. A preempted reservation is one, too: commands hold their
 // namespace's lock shared from the check of reservations to their end, and reservation commands hold it exclusively. A Read that
-// was allowed before may only be on its way to the host.
+// was allowed before may only be on its way to the host. Reservations are of a host's identifier, so no two hosts, by their names, are connected to a subsystem
+// with the same one.
 //
 // # Stability
 //

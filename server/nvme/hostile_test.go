@@ -582,7 +582,7 @@ func TestRandomBytes(t *testing.T) {
 	})
 	for i := range 400 {
 		q := dial(t, tgt.Addr(1), wire.ICReq{HeaderDigest: i%4 == 0, DataDigest: i%3 == 0})
-		bad := &hostOptions{nqn: hostNQN + "bad"}
+		bad := &hostOptions{nqn: hostNQN + "bad", hostID: 1}
 		comp := bad.connect(q, wire.Connect{QueueSize: 32, KATO: time.Minute}, wire.CntlIDAny)
 		if comp.Status != wire.StatusSuccess {
 			t.Fatal(comp.Status)

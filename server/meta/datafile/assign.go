@@ -131,7 +131,14 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 		return row, false, nil
 	case errors.Is(err, extent.ErrNoSpace):
 		m.putBack(taken)
-		if m.becameFull(ctx, taken) { // and others may not be
+		again := m.becameFull(ctx, taken) // and others may not be
+		if !again {
+			var stale error
+			if again, stale = m.giveUpFilling(ctx, id); stale != nil {
+				return row, false, stale
+			}
+		}
+		if again {
 			return row, false, nil
 		}
 		return row, false, fmt.Errorf("%w: %w", ErrNoSpace, err)

@@ -40,6 +40,8 @@ type device struct {
 	// Of a namespace; otherwise space is nil.
 	space    *extent.Space
 	changing fileLocks // by the number of a data file that something is done to there
+
+	unwatched chan struct{} // closed when watch has ended
 	// Guarded by m.mu.
 	row       schema.Device
 	condition condition
@@ -84,6 +86,7 @@ func newDevice(m *Manager, id layout.DeviceID, row schema.Device, space *extent.
 		recheck:   make(chan struct{}, 1),
 		refill:    make(chan struct{}, 1),
 		sweep:     make(chan struct{}, 1),
+		unwatched: make(chan struct{}),
 		row:       row,
 		space:     space,
 		interrupt: func() {},
@@ -125,6 +128,7 @@ func placeOf(row *schema.Device) place {
 
 // watch looks at the data server again and again. It alone makes connections, and closes the last one when it ends.
 func (d *device) watch() {
+	defer close(d.unwatched)
 	defer d.disconnect()
 	wait := firstWait
 	for {
@@ -153,7 +157,7 @@ func (d *device) look() (current bool, err error) {
 	d.m.mu.Unlock()
 	err = d.ask(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("no answer for %v: %w", patience, err)
+		err = fmt.Errorf("no answer for %v: %w", patience, d.m.why(d.url(), err))
 	}
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()

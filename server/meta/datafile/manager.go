@@ -64,24 +64,24 @@ func (c *Config) Validate() error {
 
 // Manager knows the devices and looks after data files.
 type Manager struct {
-	cfg  Config
-	log  *slog.Logger
-	page int             // garbage rows handled at a time
-	ctx  context.Context // ends with Close
-	stop context.CancelFunc
-	// fenceWait is fenceWait, but in tests.
-	fenceWait time.Duration
-	tasks     sync.WaitGroup
+	cfg   Config
+	log   *slog.Logger
+	page  int             // garbage rows handled at a time
+	ctx   context.Context // ends with Close
+	stop  context.CancelFunc
+	tasks sync.WaitGroup
 
 	adding sync.Mutex
 	files  fileLocks
 
-	mu      sync.Mutex
-	closed  bool
-	nvme    *nvmetcp.Initiator // nil until there is a namespace
-	fenced  map[metarpc.SessionID]*fencedSession
-	devices []*device     // in the order of their ids
-	changed chan struct{} // closed, and replaced, when a pool grows or a device's state changes
+	mu     sync.Mutex
+	closed bool
+	nvme   *nvmetcp.Initiator // nil until there is a namespace
+	// fenceWait is the constant, but in tests.
+	fenceWait time.Duration
+	fenced    map[metarpc.SessionID]*fencedSession
+	devices   []*device     // in the order of their ids
+	changed   chan struct{} // closed, and replaced, when a pool grows or a device's state changes
 }
 
 // New reads the devices from the catalog and starts looking after them. It does not wait for any data server.

@@ -75,6 +75,13 @@ func missing(extents []layout.Extent, column layout.Column, off, end int64) int6
 // lacking lists the space that the data files of a layout still need for the n bytes at off, those first that have the first byte.
 func (m *Manager) lacking(ctx context.Context, row *schema.Layout, off, n int64) (requests []extent.Request, err error) {
 	r := layout.Range{Off: off, Len: max(n, 1)}
+	if row.StripeUnit > 0 { // segments begin there, so that it is to have space, too
+		before := off % min(row.StripeUnit, extent.MinUnit)
+		r.Off -= before
+		if r.End() < math.MaxInt64-before {
+			r.Len += before
+		}
+	}
 	if r.End() == math.MaxInt64 {
 		r.Len = min(max(row.StripeUnit, 1)*int64(max(row.Width, 1)), openAllocation)
 	}
@@ -105,7 +112,7 @@ func (m *Manager) lacking(ctx context.Context, row *schema.Layout, off, n int64)
 		}
 	}
 	slices.SortStableFunc(requests, func(a, b extent.Request) int {
-		return compareBool(begins[a.Number] != off, begins[b.Number] != off)
+		return compareBool(begins[a.Number] != r.Off, begins[b.Number] != r.Off)
 	})
 	return requests, nil
 }
@@ -137,6 +144,24 @@ func (m *Manager) becameFull(ctx context.Context, taken []schema.DataFile) (full
 		m.mu.Unlock()
 	}
 	return full
+}
+
+// giveUpFilling makes the copies of a file stale that are being filled on namespaces, and reports whether there are any: nobody is to fail because one
+// of them is full. The file is locked.
+func (m *Manager) giveUpFilling(ctx context.Context, id layout.FileID) (some bool, err error) {
+	err = m.relayout(ctx, id, func(_ *catalog.Batch, row *schema.Layout) bool {
+		some = false
+		for _, files := range row.Mirrors {
+			for j := range files {
+				if files[j].State == layout.CopyFilling && m.space(files[j].Device) != nil {
+					files[j].State = layout.CopyStale
+					some = true
+				}
+			}
+		}
+		return some
+	})
+	return some, err
 }
 
 // unit is the largest allocation unit of the namespaces that new data files may go to, of which the stripe unit of a new file is a multiple; 1 if there is none.
@@ -355,14 +380,14 @@ func (m *Manager) FenceSession(ctx context.Context, row schema.Layout, session m
 // fenceSession keeps a session that was lost at a time from the namespace.
 func (d *device) fenceSession(ctx context.Context, session metarpc.SessionID, since time.Time) error {
 	d.m.mu.Lock()
-	reserved := d.row.Reserved
+	reserved, wait := d.row.Reserved, d.m.fenceWait
 	d.m.mu.Unlock()
 	if reserved {
 		return d.do(ctx, func(st dataStore) error {
 			return answered(st.(*namespaceStore).ns.Preempt(ctx, hostKey(d.m.cfg.Volume), session.Key()))
 		})
 	}
-	t := time.NewTimer(time.Until(since.Add(d.m.fenceWait)))
+	t := time.NewTimer(time.Until(since.Add(wait)))
 	defer t.Stop()
 	select {
 	case <-t.C:

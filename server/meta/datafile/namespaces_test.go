@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -79,7 +81,9 @@ func newDisks(t *testing.T, sizes ...int64) *disks {
 	return d
 }
 
-func (d *disks) url(i int) string { return fmt.Sprintf("nvme://%s/%s#%d", d.target.Addr(1), testNQN, i+1) }
+func (d *disks) url(i int) string {
+	return fmt.Sprintf("nvme://%s/%s#%d", d.target.Addr(1), testNQN, i+1)
+}
 
 // write puts bytes on a namespace behind everybody's back.
 func (d *disks) write(i int, off int64, data []byte) {
@@ -243,7 +247,7 @@ func (w *world) write(d *disks, file *metarpc.DataFile, off int64, data []byte) 
 	for _, e := range file.Extents {
 		from, to := max(off, e.Off), min(off+int64(len(data)), e.Off+e.Len)
 		if from < to {
-			d.write(int(dev.row.NSID-1), e.Addr+from-e.Off, data[from-off:to-off])
+			d.write(int(dev.url().nsid-1), e.Addr+from-e.Off, data[from-off:to-off])
 		}
 	}
 }
@@ -280,7 +284,7 @@ func (w *world) get(d *disks, row schema.Layout, mirror int, n int64) []byte {
 						if e.State != layout.ExtentRead {
 							w.t.Fatalf("a reader gets %+v", e)
 						}
-						copy(data[a:b], d.read(int(dev.row.NSID-1), e.Addr+a-e.Off, int(b-a)))
+						copy(data[a:b], d.read(int(dev.url().nsid-1), e.Addr+a-e.Off, int(b-a)))
 					}
 				}
 			}
@@ -545,8 +549,82 @@ func TestNamespaceFull(t *testing.T) {
 	}
 }
 
-// TestNamespaceCrash cuts and removes with a catalog that stops at some commit, and looks what the next Manager makes of it.
-func TestNamespaceCrash(t *testing.T) {
+// TestNamespaceCrashes ends Managers at any commit, and looks what the next ones make of it: every data file that has units is in a layout or is garbage,
+// and no unit is anything else than a data file's, condemned or free.
+func TestNamespaceCrashes(t *testing.T) {
+	for seed := range uint64(4) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		w, _ := newBlockWorld(t, 512*mib, 512*mib, 512*mib)
+		for life := range 6 {
+			if err := w.m.Close(); err != nil {
+				t.Fatal(err)
+			}
+			w.start(&crashingEngine{w.engine, &crash{rng: rng, steps: 60 + rng.IntN(400)}})
+			var work sync.WaitGroup
+			for worker := range 3 {
+				random := func(n int) *rand.Rand { return rand.New(rand.NewPCG(seed, uint64(life*6+2*worker+n))) }
+				base := layout.FileID(1000*worker + 10)
+				ctx, cancel := context.WithCancel(t.Context())
+				work.Go(func() { w.churn(random(0), base); cancel() })
+				work.Go(func() { w.cutAll(ctx, random(1), base) })
+			}
+			work.Wait()
+		}
+		w.restart()
+		w.eventually("nothing is condemned", func() bool {
+			return !slices.ContainsFunc(w.m.all(), func(d *device) bool {
+				stat, err := d.space.Stat(t.Context())
+				return err != nil || stat.Condemned > 0
+			})
+		})
+		if err := w.m.Close(); err != nil { // so that nothing is removed meanwhile
+			t.Fatal(err)
+		}
+		known := map[string]bool{}
+		for key := range w.rows(schema.PrefixGarbage) {
+			known[key] = true
+		}
+		for _, value := range w.rows(schema.PrefixLayout) {
+			var row schema.Layout
+			if err := schema.Decode(value, &row); err != nil {
+				t.Fatal(err)
+			}
+			row.Has(func(file *schema.DataFile) bool {
+				known[string(schema.GarbageKey(file.Device, file.Number))] = true
+				return false
+			})
+		}
+		var used int64
+		for _, d := range w.m.all() {
+			err := d.space.List(t.Context(), func(f extent.File) error {
+				if used += f.Bytes; !known[string(schema.GarbageKey(d.id, f.Number))] {
+					t.Errorf("seed %d: data file %x has units, and nobody has it", seed, f.Number)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		t.Logf("seed %d: %d MiB", seed, used>>20)
+		if w.spaces(used); t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+// cutAll cuts files until ctx ends.
+func (w *world) cutAll(ctx context.Context, rng *rand.Rand, base layout.FileID) {
+	for ; ctx.Err() == nil; time.Sleep(time.Millisecond) {
+		row, _, err := w.m.filling(ctx, base+layout.FileID(rng.IntN(20)))
+		if err == nil && columns(&row) > 0 {
+			w.m.Truncate(ctx, row, rng.Int64N(4*mib)) // as far as it comes
+		}
+	}
+}
+
+// TestNamespaceRestart has a Manager follow one that was about to free something.
+func TestNamespaceRestart(t *testing.T) {
 	w, d := newBlockWorld(t, 64*mib)
 	ino := w.inode(1, layout.Policy{StripeCount: 1})
 	data := pattern(0, 6*mib)
@@ -616,6 +694,22 @@ func TestFenceSession(t *testing.T) {
 	// The service still can.
 	if err := w.m.Truncate(t.Context(), row, 100); err != nil {
 		t.Error(err)
+	}
+	// Where there are no reservations a session that was lost is waited for.
+	w.m.mu.Lock()
+	w.m.devices[0].row.Reserved, w.m.fenceWait = false, 50*time.Millisecond
+	w.m.mu.Unlock()
+	began := time.Now()
+	if err := w.m.FenceSession(t.Context(), row, metarpc.SessionID{8}); err != nil || time.Since(began) < 50*time.Millisecond {
+		t.Errorf("fenced after %v, %v", time.Since(began), err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	w.m.mu.Lock()
+	w.m.fenceWait = time.Hour
+	w.m.mu.Unlock()
+	if err := w.m.FenceSession(over, row, metarpc.SessionID{9}); !errors.Is(err, context.Canceled) {
+		t.Errorf("not waited for: %v", err)
 	}
 	// The target forgets the reservation.
 	if err := d.target.RemoveNamespace(testNQN, 1); err != nil {
@@ -718,6 +812,77 @@ func TestMoves(t *testing.T) {
 	w.spaces(0)
 }
 
+// TestMoveToFull moves a file to a namespace that others fill meanwhile: whoever writes goes on, and the move is given up.
+func TestMoveToFull(t *testing.T) {
+	w, d := newBlockWorld(t, 8*mib, 64*mib)
+	small := w.m.namespaceAt(place{host: "127.0.0.1", port: w.m.all()[0].url().port, nqn: testNQN, nsid: 1})
+	if _, err := w.m.DrainDevice(t.Context(), small.id, false); err != nil {
+		t.Fatal(err)
+	}
+	ino := w.inode(1, layout.Policy{StripeCount: 1})
+	w.store(d, 1, ino, 0, pattern(0, 2*mib))
+	if _, err := w.m.DrainDevice(t.Context(), small.id, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := w.m.MoveTo(t.Context(), 1, small.id); err != nil {
+		t.Fatal(err)
+	}
+	row, _, err := w.m.StartFill(t.Context(), 1, nil)
+	if err != nil || !row.Moving {
+		t.Fatalf("%+v, %v", row, err)
+	}
+	for off := int64(0); off < 12*mib; off += mib {
+		if row, err = w.m.Assign(t.Context(), 1, ino, off, mib, session, nil); err != nil {
+			t.Fatalf("at %d: %v", off, err)
+		}
+	}
+	if row.Mirrors[1][0].State != layout.CopyStale {
+		t.Errorf("%+v", row)
+	}
+	if err := w.m.Exchange(t.Context(), 1, nil); err == nil {
+		err = w.m.DropMoved(t.Context(), 1)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if row := w.row(1); row.Moving || row.Mirrors[0][0].Device == small.id {
+		t.Errorf("%+v", row)
+	}
+	if got := w.get(d, row, 0, 2*mib); !bytes.Equal(got, pattern(0, 2*mib)) {
+		t.Error("it is not what was written")
+	}
+}
+
+// TestNamespaceAway takes the address of a namespace away and gives it back.
+func TestNamespaceAway(t *testing.T) {
+	w, d := newBlockWorld(t, 16*mib)
+	row := w.store(d, 1, w.inode(1, layout.Policy{}), 0, pattern(0, mib))
+	addr := d.target.Addr(1)
+	if err := d.target.PortDown(1); err != nil {
+		t.Fatal(err)
+	}
+	dev := w.m.all()[0]
+	cut := make(chan error)
+	go func() { cut <- w.m.Truncate(t.Context(), row, 100) }()
+	w.eventually("why it does not answer is known", func() bool {
+		err := w.m.why(dev.url(), context.DeadlineExceeded)
+		return errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), addr)
+	})
+	if err := d.target.PortUp(1); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-cut; err != nil {
+		t.Error(err)
+	}
+	if got := w.get(d, row, 0, mib); !bytes.Equal(got[:100], pattern(0, 100)) || !bytes.Equal(got[100:], make([]byte, mib-100)) {
+		t.Error("it was not cut")
+	}
+	w.eventually("it is up", func() bool {
+		kick(dev.recheck)
+		return w.m.Devices(t.Context())[0].Reachable
+	})
+}
+
 func TestRemoveNamespace(t *testing.T) {
 	w, d := newBlockWorld(t, 16*mib, 16*mib)
 	row := w.store(d, 1, w.inode(1, layout.Policy{StripeCount: 1}), 0, pattern(0, mib))
@@ -725,7 +890,7 @@ func TestRemoveNamespace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nsid := int(dev.row.NSID - 1)
+	nsid := int(dev.url().nsid - 1)
 	if _, err := w.m.DrainDevice(t.Context(), dev.id, false); err != nil {
 		t.Fatal(err)
 	}
@@ -745,6 +910,29 @@ func TestRemoveNamespace(t *testing.T) {
 		if _, err := extent.ParseLabel(d.read(nsid, at, extent.LabelSize)); !errors.Is(err, extent.ErrNoLabel) {
 			t.Errorf("its label: %v", err)
 		}
+	}
+	// Anybody may use it.
+	other, err := nvmetcp.NewInitiator(nvmetcp.InitiatorConfig{HostNQN: "nqn.2014-08.org.example:other", HostID: wire.HostID{43}, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	ns, err := other.Open(t.Context(), []string{d.target.Addr(1)}, testNQN, uint32(nsid+1))
+	if err == nil {
+		err = transfer(t.Context(), ns, wire.OpWrite, mib, make([]byte, block))
+	}
+	if err != nil {
+		t.Errorf("it is reserved still: %v", err)
+	}
+	// As another volume would.
+	if err := ns.Reserve(t.Context(), 5); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.m.AddDevice(t.Context(), d.url(nsid), true); err == nil || !strings.Contains(err.Error(), "another volume") {
+		t.Errorf("one that another host has reserved: %v", err)
+	}
+	if err := ns.Clear(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 	if info := w.add(d.url(nsid)); info.Device.ID == dev.id {
 		t.Error("it has its old id")

@@ -111,6 +111,32 @@ func portals(row *schema.Device) []string {
 	return append([]string{placeOf(row).hostPort()}, row.Portals...)
 }
 
+// why adds to an error of a namespace that did not answer in time what was wrong with its controllers.
+func (m *Manager) why(at place, err error) error {
+	m.mu.Lock()
+	nvme := m.nvme
+	m.mu.Unlock()
+	if nvme == nil || !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	for _, s := range nvme.Stats() {
+		for _, ns := range s.Namespaces {
+			if s.NQN != at.nqn || ns.NSID != at.nsid {
+				continue
+			}
+			if ns.Trouble != nil {
+				err = fmt.Errorf("%w: %w", err, ns.Trouble)
+			}
+			for _, p := range ns.Paths {
+				if p.Why != "" {
+					err = fmt.Errorf("%w: %s: %s", err, p.Addr, p.Why)
+				}
+			}
+		}
+	}
+	return err
+}
+
 // differs says in what a namespace is not the one that a row tells of; "" if it is.
 func differs(ns *nvmetcp.Namespace, row *schema.Namespace) string {
 	was := extent.Identity{NGUID: row.NGUID, EUI64: row.EUI64, UUID: row.UUID}
@@ -140,7 +166,7 @@ func (d *device) attach(ctx context.Context) (dataStore, error) {
 	if err != nil {
 		return nil, err
 	}
-	ns, err := nvme.Open(ctx, portals(&row), row.NQN, row.NSID)
+	ns, err := nvme.Open(ctx, portals(&row), row.NQN, row.NSID) // which is quick if that was done before
 	if err != nil {
 		return nil, err
 	}
@@ -260,6 +286,15 @@ func (m *Manager) addNamespace(ctx context.Context, at place, force bool) (*devi
 	row, err := extent.NewNamespace(id, int64(ns.Format().BlockSize), size, unitFor(size))
 	if err != nil {
 		return nil, err
+	}
+	if ns.Format().Reservable {
+		now, err := ns.Reservation(open)
+		if err != nil {
+			return nil, fmt.Errorf("ask who has reserved it: %w", err)
+		}
+		if now.Kind != wire.ReserveNone && now.Holder != wire.HostID(m.cfg.Volume) {
+			return nil, fmt.Errorf("the host %v has reserved it (%v), which may be the service of another volume: remove it there first", now.Holder, now.Kind)
+		}
 	}
 	found, err := m.probe(open, ns)
 	if err != nil {
@@ -409,8 +444,11 @@ func (m *Manager) wipe(ctx context.Context, d *device, st dataStore) {
 	if err == nil { // it is waited for: it must not be done when the namespace is a device again
 		err = writeLabel(ctx, s.ns, blank)
 	}
+	if err == nil {
+		err = s.ns.Clear(ctx)
+	}
 	if err != nil {
-		m.log.Warn("the label of a namespace that was removed from the volume is still there", "device", d.id, "url", d.url().String(), "error", err)
+		m.log.Warn("a namespace that was removed from the volume still has its label, or its reservation", "device", d.id, "url", d.url().String(), "error", err)
 	}
 }
 

@@ -260,10 +260,18 @@ func (s *namespaceStore) change(ctx context.Context, number uint64, f func(conte
 		return err
 	}
 	done := make(chan error, 1)
-	s.d.m.tasks.Go(func() { // ends with f, which waits for the namespace as long as the Manager's Initiator is open
+	m := s.d.m
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		unlock()
+		return ErrClosed
+	}
+	m.tasks.Go(func() { // ends with f, which waits for the namespace as long as the Manager's Initiator is open
 		defer unlock()
 		done <- f(s.d.ctx)
 	})
+	m.mu.Unlock()
 	select {
 	case err := <-done:
 		return answered(err)

@@ -41,15 +41,14 @@ func (m *Manager) RemoveDevice(ctx context.Context, id layout.DeviceID, lost boo
 	m.log.Info("data server removed", "device", id, "url", d.url().String(), "lost", lost)
 	m.mu.Lock()
 	st, condition := d.store, d.condition
-	m.mu.Unlock()
-	if condition == up && !lost {
-		m.wipe(ctx, d, st)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	m.devices = slices.DeleteFunc(m.devices, func(other *device) bool { return other == d })
 	d.stop(errRemoved)
 	m.signal()
+	m.mu.Unlock()
+	if condition == up && !lost && d.space != nil {
+		<-d.unwatched // or it would be reserved again
+		m.wipe(ctx, d, st)
+	}
 	return nil
 }
 
