@@ -303,14 +303,14 @@ func (s *Service) awaitGrant(ctx context.Context, f *file, off int64) (got layou
 	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable,
 		"inode %d is being truncated, copied or fenced", f.id))
 	defer cancel()
-	for f.cut != nil && f.cut.size <= off || f.gate.Contains(off, 1) || f.unfenced() {
+	for f.cut != nil && f.cut.from <= off || f.gate.Contains(off, 1) || f.unfenced() {
 		if err := s.wait(ctx, f); err != nil {
 			return got, context.Cause(ctx)
 		}
 	}
 	from, limit := int64(0), int64(layout.ToEOF)
 	if f.cut != nil {
-		limit = f.cut.size
+		limit = f.cut.from
 	}
 	switch {
 	case f.gate.Len == 0:
