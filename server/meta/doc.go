@@ -246,7 +246,9 @@
 // # Truncation
 //
 // Shortening a file goes through four steps, in which the file has a cut (type cut). While it recalls the layouts of
-// other writers, no layout past the new size is granted; of a file on namespaces those of readers and of the caller are recalled as well. Then leases are recalled, and who has the file open is told, who
+// other writers, no layout past the new size is granted. Of a file on namespaces those of readers and of the caller are recalled as well, and
+// all of each, and none is granted: what stays gets another generation of extents, and no client can use two at once without losing what it
+// has written by the older one and not yet told of. Then leases are recalled, and who has the file open is told, who
 // may otherwise rely on what he knows of its size; who asks for the size from then on waits until it is set, as he would not
 // be told again. Then size and intent are committed; a report of a size that comes meanwhile waits for the outcome. Then
 // the data files are cut; a report that comes now speaks of bytes that are gone and is clipped. The size row is what

@@ -81,7 +81,7 @@ func (s *Service) grantRead(ctx context.Context, c *call, a *metarpc.LayoutGetAr
 	if a.Len == layout.ToEOF {
 		wanted.Len = 1 // how much of that must be there now is not said
 	}
-	got, err := s.awaitTurn(ctx, f, f.claimOf(c.sess), layout.IOModeRead, wanted, true, true)
+	got, err := s.awaitTurn(ctx, f, f.claimOf(c.sess), layout.IOModeRead, wanted, true)
 	if err != nil {
 		ended()
 		return nil, err
@@ -207,7 +207,7 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 	s.mu.Lock()
 	var got layout.Range
 	if err == nil {
-		got, err = s.awaitGrant(ctx, f, a.Off, false)
+		got, err = s.awaitGrant(ctx, f, a.Off)
 	}
 	if err != nil {
 		assigned()
@@ -229,7 +229,7 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 		}
 		s.mu.Lock()
 		if err == nil {
-			got, err = s.awaitTurn(ctx, f, cl, layout.IOModeRW, layout.Range{Off: a.Off, Len: a.Len}, s.exclusive(&l), on)
+			got, err = s.awaitTurn(ctx, f, cl, layout.IOModeRW, layout.Range{Off: a.Off, Len: a.Len}, s.exclusive(&l))
 		}
 		if err != nil {
 			if errors.Is(err, errStale) {
@@ -270,16 +270,16 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 }
 
 // awaitTurn is awaitGrant for a session that, if the file is exclusive, must be the only one to write what it gets, or read it while nobody writes
-// it. on says that the file is on namespaces.
-func (s *Service) awaitTurn(ctx context.Context, f *file, cl *claim, mode layout.IOMode, wanted layout.Range, exclusive, on bool) (got layout.Range, err error) {
+// it.
+func (s *Service) awaitTurn(ctx context.Context, f *file, cl *claim, mode layout.IOMode, wanted layout.Range, exclusive bool) (got layout.Range, err error) {
 	if !exclusive {
-		return s.awaitGrant(ctx, f, wanted.Off, on)
+		return s.awaitGrant(ctx, f, wanted.Off)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable,
 		"inode %d is being used by another client there", f.id))
 	defer cancel()
 	for {
-		if got, err = s.awaitGrant(ctx, f, wanted.Off, on); err != nil {
+		if got, err = s.awaitGrant(ctx, f, wanted.Off); err != nil {
 			return got, err
 		}
 		if mode == layout.IOModeRead && (cl == nil || !cl.open) {
@@ -298,20 +298,19 @@ func (s *Service) awaitTurn(ctx context.Context, f *file, cl *claim, mode layout
 
 // awaitGrant returns the range around off of which a layout may be granted; s.mu is held, and released
 // while it waits for a truncation below off to end, for the copying of what is there, and for the fencing of those who wrote the
-// file before. On namespaces (on) it waits for every truncation: one makes data files be of a new generation, and voids what was written by
-// layouts of before and not told.
-func (s *Service) awaitGrant(ctx context.Context, f *file, off int64, on bool) (got layout.Range, err error) {
+// file before.
+func (s *Service) awaitGrant(ctx context.Context, f *file, off int64) (got layout.Range, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable,
 		"inode %d is being truncated, copied or fenced", f.id))
 	defer cancel()
-	for f.cut != nil && (on || f.cut.size <= off) || f.gate.Contains(off, 1) || f.unfenced() {
+	for f.cut != nil && f.cut.from <= off || f.gate.Contains(off, 1) || f.unfenced() {
 		if err := s.wait(ctx, f); err != nil {
 			return got, context.Cause(ctx)
 		}
 	}
 	from, limit := int64(0), int64(layout.ToEOF)
 	if f.cut != nil {
-		limit = f.cut.size
+		limit = f.cut.from
 	}
 	switch {
 	case f.gate.Len == 0:

@@ -513,7 +513,14 @@ func (s *Service) load(ctx context.Context) error {
 			return err
 		}
 		f := s.file(schema.IDOf(kv.Key))
-		f.sizing, f.cut = true, &cut{size: row.Size, phase: cutCutting}
+		f.sizing, f.cut = true, &cut{size: row.Size, from: row.Size, phase: cutCutting}
+		on, err := s.onNamespaces(ctx, f.id)
+		if err != nil {
+			return err
+		}
+		if on {
+			f.cut.from = 0
+		}
 	}
 	return s.loadCaches(ctx)
 }

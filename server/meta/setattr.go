@@ -136,6 +136,7 @@ func (s *Service) resetDirTime(ctx context.Context, t *tx, a *metarpc.SetAttrArg
 // cut is the setting of a file's size while data past it may exist or come to exist.
 type cut struct {
 	size  int64
+	from  int64 // no layout is granted past it: size, or on namespaces 0
 	phase cutPhase
 }
 
@@ -170,7 +171,7 @@ func (s *Service) setSize(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 		return nil, err
 	}
 	s.mu.Lock()
-	f.cut = &cut{size: a.Size}
+	f.cut = &cut{size: a.Size, from: a.Size}
 	s.mu.Unlock()
 	p := pending{s: s, by: c.sess}
 	r, intent, err := s.commitSize(ctx, c, f, a, lease, &p)
@@ -217,7 +218,7 @@ func (s *Service) endSizing(f *file) {
 // commitSize recalls layouts and commits the size, with an intent if data has to be cut. The caller has the file's
 // sizing, and has made the cut.
 func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.SetAttrArgs, lease metarpc.Lease, p *pending) (r *metarpc.AttrResult, intent bool, err error) {
-	if err := s.recall(ctx, f, c.sess, a.Size); err != nil {
+	if err := s.recall(ctx, f, c.sess); err != nil {
 		return nil, false, err
 	}
 	// Leases go before the commit is begun, for which reports have to wait that a client makes before it answers.
@@ -291,17 +292,27 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 	return r, intent, err
 }
 
-// recall is recallRange of what lies behind a size. by sees to that itself, as far as it writes. On namespaces it is all of the file, from by
-// as well: what it reads while the file is cut may be somebody else's then, and data files are of a new generation afterwards.
-func (s *Service) recall(ctx context.Context, f *file, by *session, size int64) error {
-	on, err := s.onNamespaces(ctx, f.id)
-	if err != nil {
-		return err
+// recall is recallRange of what lies behind the size of a cut, except from by, who sees to that itself. All of a file on namespaces is recalled, and from
+// everybody: what by reads there while the file is cut may be somebody else's then, and who goes on with extents of before the cut for what
+// he writes in front of it forgets that he has written when he gets newer ones.
+func (s *Service) recall(ctx context.Context, f *file, by *session) error {
+	s.mu.Lock()
+	held := slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.writer || cl.assigning > 0 || cl.open })
+	s.mu.Unlock()
+	such := others(by)
+	if held {
+		on, err := s.onNamespaces(ctx, f.id)
+		if err != nil {
+			return err
+		}
+		if on {
+			such = others(nil)
+			s.mu.Lock()
+			f.cut.from = 0
+			s.mu.Unlock()
+		}
 	}
-	if on {
-		return s.recallRange(ctx, f, layout.Range{Len: layout.ToEOF}, others(nil))
-	}
-	return s.recallRange(ctx, f, layout.Range{Off: size, Len: layout.ToEOF}, others(by))
+	return s.recallRange(ctx, f, layout.Range{Off: f.cut.from, Len: layout.ToEOF}, such)
 }
 
 // recallRange is recallLayouts that also waits until those are fenced who have lost their sessions. The caller has seen to it that
