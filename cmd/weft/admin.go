@@ -58,6 +58,7 @@ func runDeviceAdd(ctx context.Context, c *command, args []string) error {
 		"the address that was given, too. With nvme://HOST[:PORT], the address of a discovery controller (port " + discoveryPort + " if not said), all\n" +
 		"namespaces are added that it leads this host to.\n")
 	server := serviceFlag(fl)
+	secretFile := fl.String("nvme-secretfile", "", "file with the secrets by which this host proves itself to the targets that a discovery controller leads to, as of the mount option")
 	force := fl.Bool("force", false, "take a namespace though there is something on it, which is lost")
 	if err := c.parse(fl, args, 1, 1); err != nil {
 		return err
@@ -66,9 +67,16 @@ func runDeviceAdd(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return usagef("admin device add: %v", err)
 	}
+	if *secretFile != "" && discovery == "" {
+		return usagef("admin device add: --nvme-secretfile is for nvme://HOST[:PORT]: other URLs are for the service, which has a file of its own")
+	}
+	secrets, err := readSecrets(*secretFile)
+	if err != nil {
+		return fmt.Errorf("--nvme-secretfile: %w", err)
+	}
 	return withService(ctx, *server, "admin device add", func(ctx context.Context, mc *metaclient.Client) error {
 		if discovery != "" {
-			return addDiscovered(ctx, discovery, func(url string) (metarpc.DeviceInfo, error) { return mc.AddDevice(ctx, url, *force) }, os.Stdout)
+			return addDiscovered(ctx, discovery, secrets, func(url string) (metarpc.DeviceInfo, error) { return mc.AddDevice(ctx, url, *force) }, os.Stdout)
 		}
 		info, err := mc.AddDevice(ctx, fl.Arg(0), *force)
 		if err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/internal/nvmeauth"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 
@@ -54,11 +55,24 @@ func (d *daemon) newInitiator(id wire.HostID) error {
 	if err != nil {
 		return err
 	}
+	secrets, err := readSecrets(d.cfg.options.secrets)
+	if err != nil {
+		return fmt.Errorf("option nvme-secretfile: %w", err)
+	}
 	d.nvme, err = nvmetcp.NewInitiator(nvmetcp.InitiatorConfig{
 		HostNQN: name, HostID: id, Policy: d.cfg.options.policy, Patience: d.cfg.options.patience(),
 		Key: d.reservationKey, Alive: func() bool { return d.meta.Alive() },
+		Secrets: secrets,
 	})
 	return err
+}
+
+// readSecrets reads a file of secrets, if there is one.
+func readSecrets(file string) (*nvmeauth.Secrets, error) {
+	if file == "" {
+		return nil, nil
+	}
+	return nvmeauth.ReadSecrets(file)
 }
 
 // reservationKey is that of the session, or between sessions that of the last one.
@@ -170,8 +184,10 @@ func (s *subsystem) url(addr string, nsid uint32) string {
 
 // discover asks the discovery controller at addr and those that it refers to which subsystems there are, and these for their
 // namespaces. What it told of and cannot be used is in skipped.
-func discover(ctx context.Context, addr string, host nvmetcp.Config) (found []subsystem, skipped []string, err error) {
-	dir, err := nvmetcp.Discover(ctx, nvmetcp.DiscoveryConfig{Controller: host, Addrs: []string{addr}})
+func discover(ctx context.Context, addr string, host nvmetcp.Config, secrets *nvmeauth.Secrets) (found []subsystem, skipped []string, err error) {
+	asked := host
+	asked.Secret, asked.CtrlSecret = secrets.For(wire.DiscoveryNQN)
+	dir, err := nvmetcp.Discover(ctx, nvmetcp.DiscoveryConfig{Controller: asked, Addrs: []string{addr}})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -179,7 +195,7 @@ func discover(ctx context.Context, addr string, host nvmetcp.Config) (found []su
 		s := subsystem{nqn: nqn, addrs: dir.Addrs(nqn)}
 		var failed error
 		for _, at := range s.addrs {
-			if s.namespaces, s.err = activeNamespaces(ctx, at, nqn, host); s.err == nil {
+			if s.namespaces, s.err = activeNamespaces(ctx, at, nqn, host, secrets); s.err == nil {
 				break
 			}
 			failed = errors.Join(failed, s.err)
@@ -198,8 +214,9 @@ func discover(ctx context.Context, addr string, host nvmetcp.Config) (found []su
 }
 
 // activeNamespaces connects to a subsystem and asks which namespaces it has.
-func activeNamespaces(ctx context.Context, addr, nqn string, host nvmetcp.Config) ([]uint32, error) {
+func activeNamespaces(ctx context.Context, addr, nqn string, host nvmetcp.Config, secrets *nvmeauth.Secrets) ([]uint32, error) {
 	host.Addr, host.SubsysNQN, host.Queues = addr, nqn, 1
+	host.Secret, host.CtrlSecret = secrets.For(nqn)
 	c, err := nvmetcp.Connect(ctx, host)
 	if err != nil {
 		return nil, err
@@ -213,14 +230,14 @@ func activeNamespaces(ctx context.Context, addr, nqn string, host nvmetcp.Config
 }
 
 // addDiscovered makes all namespaces part of the volume that the discovery controller at addr leads to.
-func addDiscovered(ctx context.Context, addr string, add func(url string) (metarpc.DeviceInfo, error), out io.Writer) error {
+func addDiscovered(ctx context.Context, addr string, secrets *nvmeauth.Secrets, add func(url string) (metarpc.DeviceInfo, error), out io.Writer) error {
 	host := nvmetcp.Config{Log: quietLog()}
 	host.HostID = wire.HostID(clientInfo("").ID)
 	var err error
 	if host.HostNQN, err = hostNQN("", hostNQNFile, host.HostID); err != nil {
 		return err
 	}
-	found, skipped, err := discover(ctx, addr, host)
+	found, skipped, err := discover(ctx, addr, host, secrets)
 	for _, why := range skipped {
 		fmt.Fprintf(out, "not used: %s\n", why)
 	}

@@ -108,7 +108,7 @@ func TestAddDiscovered(t *testing.T) {
 		return metarpc.DeviceInfo{Reachable: true, URL: url, Fencing: "reservations"}, nil
 	}
 	var out strings.Builder
-	err = addDiscovered(ctx, one, add, &out)
+	err = addDiscovered(ctx, one, nil, add, &out)
 	for _, want := range []string{nqn + "empty at " + one + " has no namespaces", nowhere, nqn + "closed"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not say %q", err, want)
@@ -134,7 +134,7 @@ func TestAddDiscovered(t *testing.T) {
 		t.Errorf("refused at all addresses: %v", err)
 	}
 
-	if err := addDiscovered(ctx, nowhere, add, &out); err == nil || !strings.Contains(err.Error(), nowhere) {
+	if err := addDiscovered(ctx, nowhere, nil, add, &out); err == nil || !strings.Contains(err.Error(), nowhere) {
 		t.Errorf("where nobody is: %v", err)
 	}
 }
@@ -212,5 +212,25 @@ func TestMayComeBack(t *testing.T) {
 		if got := mayComeBack(c.err); got != c.want {
 			t.Errorf("%d: %v: %v", i, c.err, got)
 		}
+	}
+}
+
+// TestSecretFile: a file of secrets is looked at before anybody is asked for anything.
+func TestSecretFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "secrets")
+	if err := os.WriteFile(file, []byte("* DHHC-1:"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	err := dispatch(t.Context(), []string{"admin", "device", "add", "nvme://127.0.0.1", "--nvme-secretfile", file})
+	if err == nil || !strings.Contains(err.Error(), "chmod 600 "+file) {
+		t.Error(err)
+	}
+	err = dispatch(t.Context(), []string{"admin", "device", "add", "nfs://127.0.0.1/", "--nvme-secretfile", file})
+	if err == nil || !strings.Contains(err.Error(), "nvme://HOST") {
+		t.Error(err)
+	}
+	d := &daemon{cfg: mountConfig{options: mountOptions{secrets: file}}}
+	if err := d.newInitiator(wire.HostID{1}); err == nil || !strings.Contains(err.Error(), "nvme-secretfile: "+file) {
+		t.Error(err)
 	}
 }

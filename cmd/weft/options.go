@@ -50,6 +50,7 @@ type mountOptions struct {
 	// transport serves the FUSE device.
 	transport fs.Transport
 	log       string
+	secrets   string // the file with those of this host for NVMe subsystems; "": none
 }
 
 // Values of the option localio.
@@ -193,6 +194,7 @@ var mountOptionTable = []option{
 		o.exports = append(o.exports, e)
 		return err
 	}},
+	fileOption("nvme-secretfile", "file with the secrets by which this host proves itself to NVMe targets, of mode 600 and of whoever mounts: lines NQN DHHC-1:...[ DHHC-1:...], of the subsystem's name, the host's secret and, if the target is to prove itself, its secret; NQN * for all subsystems that are not named", func(o *mountOptions) *string { return &o.secrets }),
 	{"nvme-policy", "adaptive|numa|round-robin|queue-depth", "which of several paths to an NVMe namespace a request takes: the one with the least time to wait, by bytes under way and latency (adaptive, default); one that is near to the processor; each in turn; or that with the fewest requests under way. weft nvme-policy changes it later", func(o *mountOptions, v string) (err error) {
 		if o.policy, err = nvmetcp.ParsePolicy(v); err != nil {
 			return errPolicy

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/weftfs/weft/internal/nvmeauth"
 	"github.com/weftfs/weft/server/data"
 	"github.com/weftfs/weft/server/meta/datafile/store"
 	"github.com/weftfs/weft/server/meta/fsck"
@@ -37,12 +38,17 @@ func runFsck(ctx context.Context, c *command, args []string) error {
 	dir := fl.String("dir", "", "directory of a stopped weftd meta or weftd single")
 	repair := fl.Bool("repair", false, "mend what is found; no bytes of a file are dropped")
 	dialer := dialFlags(fl)
+	secretFile := secretFlag(fl)
 	asJSON := fl.Bool("json", false, "print one JSON object")
 	verbose := fl.BoolP("verbose", "v", false, "log more")
 	if err := c.parse(fl, args, "dir"); err != nil {
 		return err
 	}
 	dial, err := dialer()
+	if err != nil {
+		return couldNotRun(err)
+	}
+	secrets, err := readSecrets(*secretFile)
 	if err != nil {
 		return couldNotRun(err)
 	}
@@ -53,7 +59,7 @@ func runFsck(ctx context.Context, c *command, args []string) error {
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	slog.SetDefault(log)
-	report, err := check(ctx, *dir, *repair, dial, log)
+	report, err := check(ctx, *dir, *repair, dial, secrets, log)
 	if err != nil {
 		return couldNotRun(err)
 	}
@@ -72,7 +78,7 @@ func runFsck(ctx context.Context, c *command, args []string) error {
 }
 
 // check runs fsck on a directory that nobody else uses meanwhile.
-func check(ctx context.Context, dir string, repair bool, dial store.Dialer, log *slog.Logger) (report *fsck.Report, err error) {
+func check(ctx context.Context, dir string, repair bool, dial store.Dialer, secrets *nvmeauth.Secrets, log *slog.Logger) (report *fsck.Report, err error) {
 	if _, err := os.Stat(filepath.Join(dir, "catalog")); err != nil {
 		return nil, fmt.Errorf("%s is not a directory of weftd meta or weftd single: %w", dir, err)
 	}
@@ -91,7 +97,7 @@ func check(ctx context.Context, dir string, repair bool, dial store.Dialer, log 
 	if err := servers.startAgain(dir, log); err != nil {
 		return nil, err
 	}
-	return fsck.Check(ctx, fsck.Config{Engine: engine, Dial: dial, Repair: repair, Log: log})
+	return fsck.Check(ctx, fsck.Config{Engine: engine, Dial: dial, Secrets: secrets, Repair: repair, Log: log})
 }
 
 func printReport(r *fsck.Report) error {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/weftfs/weft/internal/nvmeauth"
 	"github.com/weftfs/weft/internal/version"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -29,6 +30,7 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 	dir := fl.String("dir", "", "directory for the catalog, made if missing")
 	addr := fl.String("listen", ":"+defaultPort, "address HOST:PORT")
 	servers := fl.StringArray("data-server", nil, "data server to add to the volume, HOST:PORT:/EXPORT (may be repeated)")
+	secretFile := secretFlag(fl)
 	lease := fl.Duration("lease", meta.DefaultLease, "how long a client that is silent keeps what it holds")
 	rate := rateFlag(fl)
 	exports := exportFlag(fl)
@@ -49,12 +51,16 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return err
 	}
+	secrets, err := readSecrets(*secretFile)
+	if err != nil {
+		return err
+	}
 	log := newLog(*verbose)
 	l, err := listen(*addr, defaultPort)
 	if err != nil {
 		return err
 	}
-	m, err := openMeta(ctx, *dir, *lease, int64(*rate), exports.rules, dial, log)
+	m, err := openMeta(ctx, *dir, *lease, int64(*rate), exports.rules, dial, secrets, log)
 	if err != nil {
 		l.Close()
 		return err
@@ -98,7 +104,7 @@ func openEngine(dir string, mustExist bool, log *slog.Logger) (catalog.Engine, e
 	return engine, err
 }
 
-func openMeta(ctx context.Context, dir string, lease time.Duration, resilver int64, exports []meta.Export, dial store.Dialer, log *slog.Logger) (*metaService, error) {
+func openMeta(ctx context.Context, dir string, lease time.Duration, resilver int64, exports []meta.Export, dial store.Dialer, secrets *nvmeauth.Secrets, log *slog.Logger) (*metaService, error) {
 	engine, err := openEngine(dir, false, log)
 	if err != nil {
 		return nil, err
@@ -107,7 +113,7 @@ func openMeta(ctx context.Context, dir string, lease time.Duration, resilver int
 	m.ctx, m.stop = context.WithCancel(ctx)
 	volume, err := meta.OpenVolume(ctx, engine, layout.Policy{})
 	if err == nil {
-		m.files, err = datafile.New(datafile.Config{Engine: engine, Volume: volume.ID, Dial: dial, Log: log})
+		m.files, err = datafile.New(datafile.Config{Engine: engine, Volume: volume.ID, Dial: dial, Secrets: secrets, Log: log})
 	}
 	if err == nil {
 		m.service, err = meta.New(ctx, meta.Config{

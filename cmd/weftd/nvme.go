@@ -14,8 +14,10 @@ import (
 	"strconv"
 
 	"github.com/dustin/go-humanize"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/nvmeauth"
 	"github.com/weftfs/weft/server/nvme"
 )
 
@@ -52,6 +54,23 @@ func newUUID() string {
 	rand.Read(id[:])
 	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // RFC 9562, version 4
 	return fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
+}
+
+// secretFlag names the file with the secrets of the metadata service for NVMe subsystems.
+func secretFlag(fl *pflag.FlagSet) *string {
+	return fl.String("nvme-secretfile", "", "file with the secrets by which the service proves itself to NVMe targets, of mode 600 (lines NQN DHHC-1:...[ DHHC-1:...], the last\none being the target's; NQN * for all subsystems that are not named)")
+}
+
+// readSecrets reads what secretFlag names.
+func readSecrets(file string) (*nvmeauth.Secrets, error) {
+	if file == "" {
+		return nil, nil
+	}
+	s, err := nvmeauth.ReadSecrets(file)
+	if err != nil {
+		return nil, fmt.Errorf("--nvme-secretfile: %w", err)
+	}
+	return s, nil
 }
 
 // namespaces are the NVMe namespaces that this process serves: each has a file, is alone in its subsystem, and has a controller port of its own.

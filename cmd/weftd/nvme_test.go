@@ -6,6 +6,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -112,6 +113,21 @@ func TestNamespaceSize(t *testing.T) {
 	} {
 		if got := namespaceSize(c.blocks, c.block, c.count); got != c.want {
 			t.Errorf("%d blocks of %d for %d: %d, want %d", c.blocks, c.block, c.count, got, c.want)
+		}
+	}
+}
+
+// TestSecretFlag: a file of secrets that others may read is refused, before anything else is done.
+func TestSecretFlag(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "secrets")
+	if err := os.WriteFile(file, []byte("* DHHC-1:"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"meta", "single"} {
+		err := dispatch(t.Context(), []string{command, "--dir", filepath.Join(dir, "volume"), "--nvme-secretfile", file})
+		if err == nil || !strings.Contains(err.Error(), "chmod 600 "+file) {
+			t.Errorf("%s: %v", command, err)
 		}
 	}
 }

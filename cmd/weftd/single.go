@@ -43,6 +43,7 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	exports := exportFlag(fl)
 	ioMode := ioFlag(fl)
 	local := localFlag(fl)
+	secretFile := secretFlag(fl)
 	verbose := fl.BoolP("verbose", "v", false, "log more")
 	if err := c.parse(fl, args, "dir"); err != nil {
 		return err
@@ -64,6 +65,10 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	lend, err := data.ParseLocal(*local)
 	if err != nil {
 		return usagef("single: --localio: %v", err)
+	}
+	secrets, err := readSecrets(*secretFile)
+	if err != nil {
+		return err
 	}
 	log := newLog(*verbose)
 	lock, err := lockDir(*dir)
@@ -103,7 +108,7 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 		l.Close()
 		return errors.Join(err, servers.stop())
 	}
-	m, err := openMeta(ctx, *dir, *lease, int64(*rate), exports.rules, store.DialNFS, log)
+	m, err := openMeta(ctx, *dir, *lease, int64(*rate), exports.rules, store.DialNFS, secrets, log)
 	if err != nil {
 		l.Close()
 		return errors.Join(err, servers.stop())

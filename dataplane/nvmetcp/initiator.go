@@ -28,7 +28,7 @@ type InitiatorConfig struct {
 	Queues                                                     int
 	KATO, ReconnectDelay, CtrlLossTimeout, FastFail, IOTimeout time.Duration
 	HeaderDigest, DataDigest                                   bool
-	Secret, CtrlSecret                                         nvmeauth.Secret
+	Secrets                                                    *nvmeauth.Secrets // nil: none
 
 	// Key is the reservation key that this host registers on namespaces that are layout.Namespace.Reserved; nil: none.
 	Key func() uint64
@@ -74,10 +74,11 @@ func NewInitiator(cfg InitiatorConfig) (*Initiator, error) {
 // controller is the Config of a subsystem's controllers.
 func (i *Initiator) controller(nqn string) Config {
 	c := &i.cfg
+	secret, ctrlSecret := c.Secrets.For(nqn)
 	return Config{
 		SubsysNQN: nqn, HostNQN: c.HostNQN, HostID: c.HostID, Queues: c.Queues, KATO: c.KATO, ReconnectDelay: c.ReconnectDelay,
 		CtrlLossTimeout: c.CtrlLossTimeout, FastFail: c.FastFail, IOTimeout: c.IOTimeout, HeaderDigest: c.HeaderDigest, DataDigest: c.DataDigest,
-		Secret: c.Secret, CtrlSecret: c.CtrlSecret, Log: c.Log,
+		Secret: secret, CtrlSecret: ctrlSecret, Log: c.Log,
 	}
 }
 

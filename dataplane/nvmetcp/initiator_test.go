@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/internal/nvmeauth"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/nvme"
 
@@ -252,6 +255,56 @@ func (s *slow) holdWrites() (release func()) {
 }
 
 const serviceKey, firstKey, secondKey = 1000, 77, 78
+
+// TestInitiatorSecrets: each subsystem gets the secrets that the file has for it, and a host without the right ones does not get in.
+func TestInitiatorSecrets(t *testing.T) {
+	mine, theirs, other := nvmeauth.NewSecret(nvmeauth.SHA256), nvmeauth.NewSecret(nvmeauth.SHA384), nvmeauth.NewSecret(nvmeauth.SHA256)
+	const secondNQN = twoPortNQN + ".second"
+	target := startTarget(t, func(cfg *nvme.Config) {
+		s := &cfg.Subsystems[0]
+		s.AnyHost, s.Hosts = false, []nvme.Host{{NQN: someHost + "1", Secret: mine, ControllerSecret: theirs}}
+		cfg.Subsystems = append(cfg.Subsystems, nvme.Subsystem{NQN: secondNQN, Serial: "W2", Hosts: []nvme.Host{{NQN: someHost + "1", Secret: other}}, Namespaces: []nvme.Namespace{
+			{NSID: 1, Backing: backing(t, spaceSize), BlockSize: 512, UUID: [16]byte{2}},
+		}})
+	})
+	for name, c := range map[string]struct {
+		lines         string // "": no file
+		first, second string // errors; "": none
+	}{
+		"each its own":    {"* " + other.Text() + "\n" + twoPortNQN + " " + mine.Text() + " " + theirs.Text() + "\n", "", ""},
+		"one for all":     {"* " + mine.Text() + "\n", "", "authenticat"},
+		"wrong":           {twoPortNQN + " " + other.Text() + "\n" + secondNQN + " " + mine.Text() + "\n", "authenticat", "authenticat"},
+		"for one alone":   {secondNQN + " " + other.Text() + "\n", "give this host's secret", ""},
+		"controller's":    {twoPortNQN + " " + mine.Text() + " " + other.Text() + "\n* " + other.Text(), "authenticat", ""},
+		"without secrets": {"", "give this host's secret", "give this host's secret"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var secrets *nvmeauth.Secrets
+			if c.lines != "" {
+				file := filepath.Join(t.TempDir(), "secrets")
+				err := os.WriteFile(file, []byte(c.lines), 0o600)
+				if err == nil {
+					secrets, err = nvmeauth.ReadSecrets(file)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			i := newInitiator(t, 1, func(cfg *nvmetcp.InitiatorConfig) { cfg.Secrets = secrets })
+			first, second := device(target.Addr(1), false), device(target.Addr(1), false)
+			second.Namespace.NQN, second.Namespace.UUID = secondNQN, [16]byte{2}
+			for dev, want := range map[*layout.Device]string{first: c.first, second: c.second} {
+				tgt, err := i.Dial(limited(t), dev)
+				if err == nil {
+					tgt.Close()
+				}
+				if (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "DHHC-1:0")) {
+					t.Errorf("%s: %v, want %q", dev.Namespace.NQN, err, want)
+				}
+			}
+		})
+	}
+}
 
 // TestFencing: a service reserves a namespace, a client registers, is fenced while it writes, and comes back with another key.
 func TestFencing(t *testing.T) {

@@ -1,5 +1,6 @@
 // Package nvmeauth is the in-band authentication of NVMe over Fabrics, DH-HMAC-CHAP, for the host and for the controller. It
-// has no sockets, no goroutines and no clock: messages are byte slices, which the caller carries. The documents are the NVMe
+// has no sockets, no goroutines and no clock: messages are byte slices, which the caller carries. [ReadSecrets] reads a
+// host's secrets from a file. The documents are the NVMe
 // Base Specification 2.2, section 8.3.4 (8.13 in 2.0; TP 8006); where they leave a choice, this package does what Linux and
 // SPDK understand.
 //

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/internal/nvmeauth"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
@@ -46,6 +47,8 @@ type Config struct {
 	Dial     store.Dialer   // nil = store.DialNFS
 	Log      *slog.Logger   // nil = slog.Default
 	PoolSize int            // data files kept ready per device; 0 = DefaultPoolSize
+	// Secrets are those of the service's host for NVMe subsystems that want authentication; nil = none.
+	Secrets *nvmeauth.Secrets
 }
 
 // Validate checks the configuration.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/internal/nvmeauth"
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 	"github.com/weftfs/weft/layout"
@@ -57,7 +58,7 @@ func (m *Manager) initiator() (*nvmetcp.Initiator, error) {
 		return nil, ErrClosed
 	}
 	if m.nvme == nil {
-		i, err := newInitiator(m.cfg.Volume, m.log)
+		i, err := newInitiator(m.cfg.Volume, m.cfg.Secrets, m.log)
 		if err != nil {
 			return nil, err
 		}
@@ -67,9 +68,10 @@ func (m *Manager) initiator() (*nvmetcp.Initiator, error) {
 }
 
 // newInitiator makes the Initiator of a volume's service.
-func newInitiator(volume [16]byte, log *slog.Logger) (*nvmetcp.Initiator, error) {
+func newInitiator(volume [16]byte, secrets *nvmeauth.Secrets, log *slog.Logger) (*nvmetcp.Initiator, error) {
 	return nvmetcp.NewInitiator(nvmetcp.InitiatorConfig{
-		HostNQN: hostNQN(volume), HostID: wire.HostID(volume), Key: func() uint64 { return hostKey(volume) }, Log: log,
+		HostNQN: hostNQN(volume), HostID: wire.HostID(volume), Key: func() uint64 { return hostKey(volume) },
+		Secrets: secrets, Log: log,
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 
 	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/internal/nvmeauth"
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 	"github.com/weftfs/weft/server/meta/datafile/extent"
 	"github.com/weftfs/weft/server/meta/schema"
@@ -17,8 +18,8 @@ type Namespace struct {
 }
 
 // DialNamespace reaches the namespace of a device of a volume. No Manager of the volume runs meanwhile.
-func DialNamespace(ctx context.Context, volume [16]byte, row *schema.Device, log *slog.Logger) (*Namespace, error) {
-	nvme, err := newInitiator(volume, log)
+func DialNamespace(ctx context.Context, volume [16]byte, row *schema.Device, secrets *nvmeauth.Secrets, log *slog.Logger) (*Namespace, error) {
+	nvme, err := newInitiator(volume, secrets, log)
 	if err != nil {
 		return nil, err
 	}

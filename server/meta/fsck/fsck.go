@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weftfs/weft/internal/nvmeauth"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
@@ -164,6 +165,7 @@ type Config struct {
 	Dial   store.Dialer   // nil = store.DialNFS
 	// DialNamespace reaches a device of a volume that is a namespace; nil = datafile.DialNamespace.
 	DialNamespace func(ctx context.Context, volume [16]byte, row *schema.Device) (Namespace, error)
+	Secrets       *nvmeauth.Secrets // those of the volume's service; nil = none
 	Repair        bool
 	Log           *slog.Logger  // nil = slog.Default
 	Timeout       time.Duration // a device that does not answer for so long cannot be reached; 0 = DefaultTimeout
@@ -194,7 +196,7 @@ func Check(ctx context.Context, cfg Config) (*Report, error) {
 	}
 	if cfg.DialNamespace == nil {
 		cfg.DialNamespace = func(ctx context.Context, volume [16]byte, row *schema.Device) (Namespace, error) {
-			return datafile.DialNamespace(ctx, volume, row, cfg.Log)
+			return datafile.DialNamespace(ctx, volume, row, cfg.Secrets, cfg.Log)
 		}
 	}
 	if cfg.Timeout == 0 {
