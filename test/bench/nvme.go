@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -50,6 +51,34 @@ func serveNVMe(args []string) error {
 	fmt.Println()
 	awaitTerm()
 	return end()
+}
+
+// loadCommand makes this program measure our host on a namespace, whose first dataSize bytes it uses: load-nvme ADDR NQN NSID JOB DEPTH,
+// with JOB as fio has it. It writes the figure.
+const loadCommand = "load-nvme"
+
+func loadNVMe(args []string) error {
+	if len(args) != 5 {
+		return fmt.Errorf("%s takes ADDR NQN NSID JOB DEPTH", loadCommand)
+	}
+	nsid, err := strconv.ParseUint(args[2], 10, 32)
+	if err != nil {
+		return err
+	}
+	w, ok := map[string]workload{"read": seqRead, "write": seqWrite, "randread": randRead}[args[3]]
+	if !ok {
+		return fmt.Errorf("no job %q", args[3])
+	}
+	depth, err := strconv.Atoi(args[4])
+	if err != nil {
+		return err
+	}
+	v, err := nvmeLoad(args[0], args[1], uint32(nsid), w, depth, sample)
+	if err != nil {
+		return err
+	}
+	fmt.Println(v)
+	return nil
 }
 
 // nvmeTarget makes a target that serves a file at so many ports, 1 the first of them, and returns it with their addresses and its end.
@@ -98,8 +127,8 @@ func nvmeHost(i int) nvmetcp.Config {
 	}
 }
 
-// openNVMe opens the namespace by the addresses of its subsystem, and waits until all are in use.
-func openNVMe(cfg nvmetcp.SubsystemConfig) (*nvmetcp.Subsystem, *nvmetcp.Namespace, error) {
+// openNVMe opens a namespace by the addresses of its subsystem, and waits until all are in use.
+func openNVMe(cfg nvmetcp.SubsystemConfig, nsid uint32) (*nvmetcp.Subsystem, *nvmetcp.Namespace, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	s, err := nvmetcp.Open(ctx, cfg)
@@ -107,12 +136,11 @@ func openNVMe(cfg nvmetcp.SubsystemConfig) (*nvmetcp.Subsystem, *nvmetcp.Namespa
 		return nil, nil, err
 	}
 	err = await("paths to the namespace", func() bool {
-		st := s.Stats()
-		return len(st.Namespaces) == 1 && len(st.Namespaces[0].Paths) == len(cfg.Addrs)
+		return slices.ContainsFunc(s.Stats().Namespaces, func(n nvmetcp.NamespaceStats) bool { return n.NSID == nsid && len(n.Paths) == len(cfg.Addrs) })
 	})
 	var ns *nvmetcp.Namespace
 	if err == nil {
-		ns, err = s.Namespace(nvmeNSID)
+		ns, err = s.Namespace(nsid)
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, s.Close())
@@ -133,7 +161,7 @@ func nvmeIO(w workload, depth int) func(*lab) (figures, error) {
 		if err != nil {
 			return f, err
 		}
-		f.weft, err = nvmeLoad(addrs[0], w, depth, sample)
+		f.weft, err = nvmeLoad(addrs[0].String(), nvmeNQN, nvmeNSID, w, depth, sample)
 		if err := errors.Join(err, p.stop()); err != nil {
 			return f, err
 		}
@@ -145,13 +173,16 @@ func nvmeIO(w workload, depth int) func(*lab) (figures, error) {
 	}
 }
 
-// nvmeLoad keeps depth commands outstanding for so long.
-func nvmeLoad(addr netip.AddrPort, w workload, depth int, long time.Duration) (v float64, err error) {
-	s, ns, err := openNVMe(nvmetcp.SubsystemConfig{Controller: nvmeHost(0), Addrs: []string{addr.String()}})
+// nvmeLoad keeps depth commands outstanding for so long, in the first dataSize bytes of a namespace.
+func nvmeLoad(addr, nqn string, nsid uint32, w workload, depth int, long time.Duration) (v float64, err error) {
+	cfg := nvmetcp.SubsystemConfig{Controller: nvmeHost(0), Addrs: []string{addr}}
+	cfg.Controller.SubsysNQN = nqn
+	s, ns, err := openNVMe(cfg, nsid)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
+	block := ns.Format().BlockSize
 	var requests atomic.Int64
 	var wg sync.WaitGroup
 	errs := make(chan error, depth)
@@ -159,13 +190,13 @@ func nvmeLoad(addr netip.AddrPort, w workload, depth int, long time.Duration) (v
 	begin := time.Now()
 	for range depth {
 		r := &nvmetcp.Request{}
-		r.Op, r.Blocks, r.Data = wire.OpRead, uint32(w.size/nvmeBlock), make([]byte, w.size)
+		r.Op, r.Blocks, r.Data = wire.OpRead, uint32(w.size/block), make([]byte, w.size)
 		if w.write {
 			r.Op = wire.OpWrite
 			dirty(r.Data)
 		}
 		start := func() {
-			r.SLBA = uint64(all.take() / nvmeBlock)
+			r.SLBA = uint64(all.take() / int64(block))
 			ns.Start(r)
 			ns.Flush()
 		}
@@ -212,7 +243,7 @@ func (l *lab) nvmePaths(do func(t *nvme.Target, s *nvmetcp.Subsystem, ns *nvmetc
 	if err == nil {
 		cfg := nvmetcp.SubsystemConfig{Controller: nvmeHost(0), Addrs: []string{ports[0].String(), r.addr()}, Policy: nvmetcp.NUMA}
 		cfg.Controller.IOTimeout = nvmeSilence
-		s, ns, e := openNVMe(cfg)
+		s, ns, e := openNVMe(cfg, nvmeNSID)
 		if err = e; err == nil {
 			err = errors.Join(do(t, s, ns, cfg.Addrs, r), s.Close())
 		}
