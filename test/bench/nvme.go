@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -222,6 +223,80 @@ func nvmeLoad(addr, nqn string, nsid uint32, w workload, depth int, long time.Du
 		}
 	}
 	return w.figure(requests.Load(), took), err
+}
+
+const nvmeSpaces = 4
+
+// nvmeVolume starts a volume on nvmeSpaces namespaces, each of a controller of its own.
+func (l *lab) nvmeVolume() (*volume, error) { return l.volume(l.mem, "--nvme", fmt.Sprint(nvmeSpaces)) }
+
+// nfsVolume is the same without NVMe.
+const nfsVolume = "4 NFSv3 data servers"
+
+// nvmeFUSE runs a fio job on a file striped over four namespaces, against one striped over four NFSv3 data servers.
+func nvmeFUSE(w workload, depth int) func(*lab) (figures, error) {
+	return func(l *lab) (f figures, err error) {
+		measure := func(v *volume, err error) (figure float64, _ error) {
+			if err != nil {
+				return 0, err
+			}
+			err = v.use(func(dir string) (err error) {
+				figure, err = w.fio(dir, "--ioengine=io_uring", fmt.Sprint("--iodepth=", depth))
+				return err
+			})
+			return figure, err
+		}
+		if f.weft, err = measure(l.nvmeVolume()); err == nil {
+			f.baseline, err = measure(l.volume(l.mem))
+		}
+		return f, err
+	}
+}
+
+// nvmeSpread reads a file that is striped over four namespaces once, and returns how much of it came from the one that most came from, and from
+// the one that the least came from.
+func nvmeSpread(l *lab) (f figures, err error) {
+	v, err := l.nvmeVolume()
+	if err != nil {
+		return f, err
+	}
+	defer func() { err = errors.Join(err, v.close()) }()
+	dir, end, err := v.mount()
+	if err != nil {
+		return f, err
+	}
+	_, err = fio(dir, "--size=1g", "--rw=write", "--bs=1m", "--ioengine=psync")
+	if err := errors.Join(err, end()); err != nil {
+		return f, err
+	}
+	if dir, end, err = v.mount(); err != nil {
+		return f, err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	if _, err := fio(dir, "--size=1g", "--rw=randread", "--bs=64k", "--ioengine=io_uring", "--iodepth=8"); err != nil {
+		return f, err
+	}
+	out, err := l.weft("status", dir, "--json")
+	if err != nil {
+		return f, err
+	}
+	var mounts []struct {
+		Devices []struct {
+			Mount struct{ Reads struct{ Bytes float64 } }
+		}
+	}
+	if err := json.Unmarshal(out, &mounts); err != nil {
+		return f, fmt.Errorf("status: %w", err)
+	}
+	var read []float64
+	for _, d := range mounts[0].Devices {
+		read = append(read, d.Mount.Reads.Bytes/1e6)
+	}
+	if len(read) != nvmeSpaces {
+		return f, fmt.Errorf("the mount has %d devices, want %d", len(read), nvmeSpaces)
+	}
+	f.weft, f.baseline = slices.Max(read), slices.Min(read)
+	return f, nil
 }
 
 const (
