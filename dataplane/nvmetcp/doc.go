@@ -12,7 +12,7 @@
 // got the command, and from when on it certainly has given up the association to which it belonged, so that a write that
 // nobody knows the outcome of cannot land any more.
 //
-// A queue is a TCP connection, by default as many as there are Ps. A command goes to the one with the fewest bytes
+// A queue is a TCP connection, by default as many as there are Ps, and four at least. A command goes to the one with the fewest bytes
 // outstanding; small ones go together, to the first that has little to do. When the queue has all the commands
 // in flight that it can have, the rest waits there. SQ flow control is off: a queue of N entries has at most N-1
 // commands.
