@@ -353,7 +353,7 @@ func (f *File) resend(d *dataFile, s span, stable layout.Stability) error {
 func (f *File) resendExtent(d *dataFile, e *rangemap.Entry[retained], stable layout.Stability) error {
 	// The range stays locked until the server has answered, or the copy is given up.
 	ctx := d.ctx
-	use := d.use.Load()
+	use := e.Val.target(d.use.Load())
 	if e.Val.buf == nil {
 		return opError(&layout.Op{Kind: layout.OpCommit, File: use, Off: e.Off}, ErrNotKept)
 	}

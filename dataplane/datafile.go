@@ -35,7 +35,8 @@ type dataFile struct {
 
 // retained is unstable data in memory, or in that of this host's kernel (kept, see layout.Op).
 type retained struct {
-	buf      *iobuf.Buf // a reference; extents cut from one have one each. nil: it is kept
+	buf      *iobuf.Buf       // a reference; extents cut from one have one each. nil: it is kept
+	file     *layout.DataFile // that it was written to
 	kept     uint64
 	base     int64 // offset in the file of buf's first byte
 	verifier layout.Verifier
@@ -43,6 +44,15 @@ type retained struct {
 	acked    uint64 // clock of the first acknowledgement
 	sent     uint64 // clock of the last acknowledgement
 	lost     bool   // the server does not have it, or may not: it must be sent again
+}
+
+// target is what it is sent to again: as it is used now, unless it lies where the extents say that it was written by. Those of another
+// segment need not have it.
+func (r *retained) target(use *layout.DataFile) *layout.DataFile {
+	if len(r.file.Extents) > 0 && r.file.Generation == use.Generation {
+		return r.file
+	}
+	return use
 }
 
 func (r *retained) bytes(off, end int64) []byte { return r.buf.Bytes()[off-r.base : end-r.base] }
@@ -96,7 +106,7 @@ func (d *dataFile) retain(pc *piece) {
 	d.replace(pc.op.Off, pc.end())
 	d.clock++
 	d.retained.Insert(pc.op.Off, pc.end(), retained{
-		buf: pc.buf, kept: pc.op.Kept, base: pc.base, verifier: pc.op.Verifier, epoch: pc.epoch, acked: d.clock, sent: d.clock,
+		buf: pc.buf, file: pc.op.File, kept: pc.op.Kept, base: pc.base, verifier: pc.op.Verifier, epoch: pc.epoch, acked: d.clock, sent: d.clock,
 	})
 	d.file.count(1)
 	pc.buf = nil

@@ -84,13 +84,14 @@
 // # Extents
 //
 // The bytes of a data file on an NVMe namespace are where the layout's extents say (layout.Extent), and its target goes by
-// those of the segment that a request came with. What it writes to INVALID extents it remembers and reads back; to
-// all others these blocks are zeros until the service has been told. So after Commit the caller asks for what was written
+// those of the segment that a request came with; what is sent again goes by those that it was written by. What the target writes to INVALID
+// extents it remembers and reads back, also for those to whom it is a hole; to all others these blocks are zeros until the service has been told. So after Commit the caller asks for what was written
 // and is stable ([File.Written], for each data file the ranges), sends it with the layoutcommit, and when that was
 // answered, and the segments it keeps say so, calls [File.Validated]. This must be done before a segment of a newer generation is used: that
 // voids what the target knows. [File.Forget] ends the memory that this takes; it must be called before a File is given up, and
 // [File.Drop] does what it takes for a file that was cut. A write to a hole fails with ESTALE, as one to a data file that is gone: the
-// caller needs another layout. See [Validator].
+// caller needs another layout. The space of a copy that was given up may become another file's once the layout is given back: before that
+// [File.Quiesce] waits for what was started on it and is nobody's any more. See [Validator].
 //
 // # Statistics
 //

@@ -121,12 +121,12 @@ func (f *File) lookup(df *layout.DataFile) *dataFile {
 func (f *File) Dirty() bool { return f.unstable.Load() > 0 || !f.locks.idle() }
 
 // Renew makes Commit use the handles and credentials of seg, a newer RW segment of the file, for data files written
-// before. StartWrite does the same with its segment.
+// before. StartWrite does the same with its segment. On namespaces there is nothing to renew, and seg need not have extents.
 func (f *File) Renew(seg *layout.Segment) {
 	for m := range seg.Mirrors {
 		for i := range seg.Mirrors[m].Servers {
 			df := &seg.Mirrors[m].Servers[i]
-			if d := f.lookup(df); d != nil {
+			if d := f.lookup(df); d != nil && !d.use.Load().OnNamespace() {
 				d.use.Store(df)
 			}
 		}

@@ -1,6 +1,8 @@
 package dataplane
 
 import (
+	"context"
+
 	"github.com/weftfs/weft/layout"
 )
 
@@ -20,6 +22,9 @@ type Validator interface {
 	// Forget forgets what was validated: no segment is used any more, by a request that has begun or will begin, that
 	// calls it INVALID.
 	Forget(df *layout.DataFile)
+	// Quiesce returns when nothing that was started for df is carried out any more, or with an error when ctx ends. What was not sent is not
+	// sent, and ends with an error. Nothing may be started for df meanwhile.
+	Quiesce(ctx context.Context, df *layout.DataFile) error
 }
 
 // Written is what was written to INVALID extents of a data file.
@@ -57,6 +62,23 @@ func (f *File) Validated(all []Written) {
 // older than that. It is to be called when the file is not used any more, and may be called before.
 func (f *File) Forget() {
 	f.eachValidator(func(v Validator, df *layout.DataFile) { v.Forget(df) })
+}
+
+// Quiesce waits until nothing is carried out any more that was started for copies that were forsaken, as far as they have extents: space that
+// another file may get. What was not sent yet is not sent. Reads and writes that have begun must have ended for their callers before.
+func (f *File) Quiesce(ctx context.Context) error {
+	for _, d := range f.dataFiles() {
+		df := d.use.Load()
+		if !d.forsaken.Load() {
+			continue
+		}
+		if v := f.validator(df); v != nil {
+			if err := v.Quiesce(ctx, df); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // eachValidator runs do for the data files that were written to.

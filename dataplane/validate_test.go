@@ -2,6 +2,7 @@ package dataplane_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -17,6 +18,7 @@ type noting struct {
 	dataplane.Target
 	ranges []layout.Range
 	told   []string
+	err    error // of Quiesce
 }
 
 func (n *noting) Written(*layout.DataFile) []layout.Range { return n.ranges }
@@ -31,6 +33,11 @@ func (n *noting) Cut(df *layout.DataFile, from int64) {
 
 func (n *noting) Forget(df *layout.DataFile) {
 	n.told = append(n.told, fmt.Sprint("forget ", df.Generation))
+}
+
+func (n *noting) Quiesce(_ context.Context, df *layout.DataFile) error {
+	n.told = append(n.told, fmt.Sprintf("quiesce %x", df.Handles[0]))
+	return n.err
 }
 
 // What was written is asked of the targets that know it, for the data files that were written to.
@@ -87,7 +94,18 @@ func TestWritten(t *testing.T) {
 			t.Errorf("target %d was told %q, want %q", i, got, want)
 		}
 	}
+	if err := f.Quiesce(t.Context()); err != nil {
+		t.Error(err)
+	}
 	f.Forsake([]*layout.DataFile{second})
+	targets[second.Device].told = nil
+	targets[second.Device].err = errors.New("test")
+	if err := f.Quiesce(t.Context()); err != targets[second.Device].err {
+		t.Error(err)
+	}
+	if got := targets[second.Device].told; !slices.Equal(got, []string{fmt.Sprintf("quiesce %x", second.Handles[0])}) || len(targets[first.Device].told) != 3 {
+		t.Errorf("the target of the copy that was given up was told %q, the other one %q", got, targets[first.Device].told)
+	}
 	if all := f.Written(); len(all) != 1 || all[0].File.Device != first.Device {
 		t.Errorf("written is %v, with one copy given up", all)
 	}

@@ -144,6 +144,20 @@
 // changes data files counts as a write under way. st_blocks is st_size in blocks, whatever is allocated: only the data
 // servers know, and to ask them all at each stat(2) would cost too much.
 //
+// # Files on namespaces
+//
+// What a layout says of data files on NVMe namespaces holds only until it is given back, as the service may then give their blocks to other
+// files. So reads are counted, each before it looks for its segment (reads.go), and OnRecall, having taken the segments away, waits for those
+// that had begun, and then for what may still be at copies that were given up. New ones ask for another layout. What a read brings counts only if the session it began in still lives
+// at its end (believe); otherwise it begins again.
+//
+// What was written to blocks that are not valid yet is told with the durable size, once it is stable: only then others see it, and only then is
+// the file not dirty any more. That is what the flusher, fsync(2) and recalls do. A report that the service refuses with ESTALE or EPERM says that it has
+// taken the blocks, or the layout, away since: the data is lost, as with the session, and each handle reports that once, as EIO.
+//
+// When this mount cuts a file, the service frees the blocks before it answers, and tells a newer generation of the data files from then on. So
+// everything is told before, and reads are kept out until the answer (startCut).
+//
 // # Pages
 //
 // By default files are opened for direct I/O, and pages are there for mmap(2) only. The kernel drops them at each open, and
@@ -164,7 +178,8 @@
 // its recall. So OnRecall, OnLeaseRecall and OnSizeQuery wait for requests to data servers and for LayoutCommits only, which
 // the service answers whatever else it does; never for lockSize, which is held while the service is asked. A write counts as
 // under way only from admit to finish, while the data plane has it, and never waits for the service in between; OnRecall
-// keeps new ones out and then waits for the count to fall to zero, OnLeaseRecall waits for those that had begun.
+// keeps new ones out and then waits for the count to fall to zero, OnLeaseRecall waits for those that had begun. In the same way a read of what
+// lies on namespaces counts only while the data plane has it, from beginRead to endRead.
 //
 // What OnRecall makes stable may have been fenced: then commit asks for credentials only (Meta.Renew), and for no layout, whose turn may
 // come after this recall.

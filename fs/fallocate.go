@@ -186,13 +186,14 @@ func (i *inode) seek(ctx context.Context, off int64, whence uint32) (int64, erro
 
 // seekOnce looks in the segment at off; if there is nothing, next is where to go on.
 func (i *inode) seekOnce(ctx context.Context, off, size int64, hole bool) (at int64, found bool, next int64, err error) {
-	seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, off, size-off, false)
+	seg, r, err := i.readSegment(ctx, off, size-off)
 	if err != nil {
-		return 0, false, 0, byID(i.id, err)
+		return 0, false, 0, err
 	}
 	if seg == nil {
 		return off, hole, size, nil // no data file from here on
 	}
+	defer i.endRead(r)
 	next = min(seg.End(), size)
 	at, found, err = i.data.Seek(ctx, seg, off, next-off, hole)
 	return at, found, next, err

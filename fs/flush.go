@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/weftfs/weft/dataplane"
@@ -138,17 +139,38 @@ func (f *flusher) anyDirty() bool {
 }
 
 // dirty reports whether there is data that is not stable or a size that is not durable. mu is held.
-func (i *inode) dirty() bool { return i.written > i.durable || i.data.Dirty() }
+func (i *inode) dirty() bool { return i.written > i.durable || i.data.Dirty() || len(i.untold()) > 0 }
+
+// untold is what is stable on namespaces and counts only when the service has been told. mu may be held.
+func (i *inode) untold() []dataplane.Written {
+	if !i.reads.any.Load() {
+		return nil
+	}
+	return i.data.Written()
+}
 
 // report is what to tell the service of a file's acknowledged writes.
 type report struct {
 	i            *inode
+	session      *sessionLife
 	count, epoch uint64 // inode.written and inode.epoch
 	end, mtime   int64
+	written      []dataplane.Written // what is to become valid, unless the report is provisional
 }
 
 // report says how things stand. mu is held.
-func (i *inode) report() report { return report{i, i.written, i.epoch, i.end, i.mtime} }
+func (i *inode) report() report {
+	return report{i: i, session: i.fs.session.Load(), count: i.written, epoch: i.epoch, end: i.end, mtime: i.mtime}
+}
+
+// handOver is makeDurable for those who are about to take the layout away: what is lost already keeps nobody waiting.
+func (i *inode) handOver(ctx context.Context) error {
+	err := i.makeDurable(ctx)
+	if errors.Is(err, errTaken) {
+		err = i.makeDurable(ctx)
+	}
+	return err
+}
 
 // makeDurable makes all acknowledged writes of the file durable, with its size and time.
 func (i *inode) makeDurable(ctx context.Context) error {
@@ -242,15 +264,15 @@ func (i *inode) commit(ctx context.Context, unhurried bool) (r report, err error
 		return report{}, fmt.Errorf("file %d: commit: %w", i.id, err)
 	}
 	i.look()
-	session := i.fs.session.Load()
 	r = i.report()
+	session := r.session
 	told := i.durable == i.written
 	passed := i.passed != nil // what the kernel has written since it was looked at need not have changed size or time
 	dead := i.removed && i.handles == 0 && i.opens == 0 || i.gone != nil
 	later := unhurried && i.retryAt > now()
 	i.mu.Unlock()
 	switch {
-	case told && !i.data.Dirty() && !passed || later:
+	case told && !i.data.Dirty() && !passed && len(i.untold()) == 0 || later:
 		return report{}, nil
 	case dead:
 		return report{}, i.abandon(ctx)
@@ -297,7 +319,7 @@ func (i *inode) commit(ctx context.Context, unhurried bool) (r report, err error
 		i.stabilised(err)
 		return report{}, fmt.Errorf("file %d: commit: %w", i.id, err)
 	}
-	if told {
+	if r.written = i.untold(); told && len(r.written) == 0 {
 		return report{}, nil
 	}
 	return r, nil
@@ -342,13 +364,13 @@ func (fs *FS) tell(ctx context.Context, reports []report, provisional bool) (out
 		i := r.i
 		i.mu.Lock()
 		switch {
-		case i.losing, i.durable >= r.count || provisional && i.provisional >= r.count:
-		case i.epoch != r.epoch:
+		case i.losing, i.durable >= r.count && len(r.written) == 0 || provisional && i.provisional >= r.count:
+		case i.epoch != r.epoch || r.session != session:
 			outdated = append(outdated, i)
 		default:
 			i.reporting++
 			live = append(live, r)
-			args = append(args, metarpc.SizeReport{ID: i.id, End: r.end, Mtime: r.mtime})
+			args = append(args, metarpc.SizeReport{ID: i.id, End: r.end, Mtime: r.mtime, Written: wireWritten(r.written)})
 		}
 		i.mu.Unlock()
 	}
@@ -357,21 +379,79 @@ func (fs *FS) tell(ctx context.Context, reports []report, provisional bool) (out
 	}
 	// A report must not arrive after a truncation that did not wait for it.
 	_, err = carry(ctx, fs, func(ctx context.Context) (struct{}, error) {
-		asked := fs.clock.Load()
-		answers, err := fs.meta.LayoutCommit(session.during(ctx), args, provisional)
-		if err != nil && session != fs.session.Load() {
-			err = errSessionLost
-		}
-		for n, r := range live {
-			if err != nil {
-				r.told(nil, asked, provisional)
-			} else {
-				r.told(&answers[n], asked, provisional)
+		send := func(live []report, args []metarpc.SizeReport) error {
+			asked := fs.clock.Load()
+			answers, err := fs.meta.LayoutCommit(session.during(ctx), args, provisional)
+			switch {
+			case err != nil && session != fs.session.Load():
+				err = errSessionLost
+			case !isTaken(err) || !slices.ContainsFunc(live, func(r report) bool { return len(r.written) > 0 }):
+			case len(live) > 1:
+				return errOneTaken
+			default:
+				err = live[0].taken(err)
 			}
+			for n, r := range live {
+				if err != nil {
+					r.told(nil, asked, provisional)
+				} else {
+					r.told(&answers[n], asked, provisional)
+				}
+			}
+			return err
 		}
-		return struct{}{}, err
+		err := send(live, args)
+		if err != errOneTaken {
+			return struct{}{}, err
+		}
+		var errs errorList
+		for n := range live {
+			errs.add(send(live[n:n+1], args[n:n+1]))
+		}
+		return struct{}{}, errs.join()
 	})
 	return outdated, err
+}
+
+// wireWritten is how the service is told what was written.
+func wireWritten(written []dataplane.Written) (list []metarpc.Written) {
+	for _, w := range written {
+		ranges := make([]metarpc.Range, len(w.Ranges))
+		for n, r := range w.Ranges {
+			ranges[n] = metarpc.Range{Off: r.Off, Len: r.Len}
+		}
+		list = append(list, metarpc.Written{
+			Copy: metarpc.CopyRef{Device: w.File.Device, Handle: w.File.Handles[0]}, Generation: w.File.Generation, Ranges: ranges,
+		})
+	}
+	return list
+}
+
+// errTaken is what becomes of data whose place on a namespace the service has taken away before it was told that the data is there;
+// errOneTaken says that this is so of one of several files.
+var (
+	errTaken    = errors.New("the metadata service has taken away the blocks that data was written to, and the data is lost")
+	errOneTaken = errors.New("refused for one of several files")
+)
+
+// isTaken reports whether the service refuses a report for that reason: the blocks are not the file's any more, or the layout is not ours.
+func isTaken(err error) bool {
+	var e *metarpc.Error
+	return errors.As(err, &e) && (e.Status == metarpc.Status(syscall.ESTALE) || e.Status == metarpc.Status(syscall.EPERM))
+}
+
+// taken gives up what a report was to make valid, which is refused with err. The next report is of the size alone.
+func (r *report) taken(err error) error {
+	i := r.i
+	i.data.Validated(r.written) // or it would be told for ever; segments of the generation that it is lost in know nothing of it
+	i.fs.meta.DropLayout(i.id, 0)
+	err = fmt.Errorf("file %d: %w (%v)", i.id, errTaken, err) // the errno of the refusal is not the application's
+	i.mu.Lock()
+	i.late++
+	i.lost, i.lostErr = i.late, err
+	i.mu.Unlock()
+	i.fs.log.Error("written data is lost", "file", i.id, "err", err)
+	return err
 }
 
 // told ends a report that was answered with a, or not at all.
@@ -391,6 +471,7 @@ func (r *report) told(a *metarpc.Attr, asked uint64, provisional bool) {
 	}
 	i.provisional = max(i.provisional, r.count)
 	if !provisional {
+		i.data.Validated(r.written)
 		i.durable = max(i.durable, r.count)
 		if i.durable == i.written {
 			i.end, i.mtime = 0, 0

@@ -69,6 +69,8 @@ type Meta interface {
 	Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, appendOnly bool) (*layout.Segment, error)
 	CachedLayout(id layout.FileID, mode layout.IOMode, off, n int64) *layout.Segment
 	DropLayout(id layout.FileID, off int64)
+	// DropExtents is DropLayout of those segments that are on NVMe namespaces.
+	DropExtents(id layout.FileID, off int64)
 	Forget(id layout.FileID)
 	// Renew returns segments with which what was written before may be committed, though layouts may have changed since. It may be called
 	// while a recall is answered, as the service waits for nobody then.

@@ -32,6 +32,7 @@ type inode struct {
 	known atomic.Bool
 
 	times accessTimes
+	reads reads
 
 	mu sync.Mutex
 
@@ -93,7 +94,8 @@ type inode struct {
 	late    uint64
 	failing bool
 	losing  bool   // the session was lost, and what was not stable is being dropped
-	lost    uint64 // what late was after the last time that happened
+	lost    uint64 // what late was after the last time that happened, or that the service had taken data's place away
+	lostErr error  // why that was
 
 	doubtful []*dataplane.Error // copies that the service is to be told of
 	settling bool               // that is being done; holds the inode
@@ -149,8 +151,11 @@ type admission struct {
 	shared  bool // the kernel may write the same data file by itself
 }
 
-// admit counts a write in. mu is held.
-func (i *inode) admit() admission {
+// admit counts a write in that goes by seg. mu is held.
+func (i *inode) admit(seg *layout.Segment) admission {
+	if seg.OnNamespaces {
+		i.reads.any.Store(true)
+	}
 	i.writes[i.phase]++
 	return admission{i.phase, i.fs.session.Load(), i.passed != nil}
 }
@@ -260,7 +265,7 @@ func (i *inode) acquire(ctx context.Context, off, n int64, t *terms) (*layout.Se
 				t.leased = false
 			}
 		}
-		admitted := i.admit()
+		admitted := i.admit(seg)
 		i.mu.Unlock()
 		return seg, admitted, nil
 	}
@@ -443,7 +448,7 @@ func (h *handle) lateError() error {
 	reported := h.late.Swap(h.i.late)
 	switch {
 	case reported < h.i.lost:
-		return errSessionLost
+		return h.i.lostErr
 	case reported == h.i.late || !h.i.failing:
 		return nil
 	}
@@ -475,6 +480,7 @@ func (i *inode) letGo() {
 	i.closePassed(false)
 	if i.wanted {
 		i.wanted, i.plain = false, false
+		i.data.Forget()
 		i.fs.meta.Forget(i.id)
 		i.fs.meta.Release(i.id)
 		i.drop()

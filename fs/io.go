@@ -32,9 +32,10 @@ type Read struct {
 	Done func(n int, errno syscall.Errno)
 
 	transfer
-	i      *inode
-	window *window // that has counted it in
-	io     dataplane.Read
+	i       *inode
+	window  *window // that has counted it in
+	reading reading
+	io      dataplane.Read
 }
 
 // Write asks to write Data at Off of an open file, or at its end. The rules are those of Read; Data is only read.
@@ -148,8 +149,13 @@ func (fs *FS) StartRead(r *Read) {
 			}
 		}
 	}
-	seg := fs.meta.CachedLayout(r.ID, layout.IOModeRead, r.Off, n)
-	if seg == nil || !seg.Contains(r.Off, n) {
+	var seg *layout.Segment
+	if seg, r.reading = i.beginRead(r.Off, n); seg == nil {
+		r.block(nil)
+		return
+	}
+	if !seg.Contains(r.Off, n) {
+		i.endRead(r.reading)
 		r.block(nil)
 		return
 	}
@@ -173,6 +179,10 @@ func (i *inode) readable(off int64, n int) (int64, bool) {
 
 // ended is the data plane's Done.
 func (r *Read) ended(n int, err error) {
+	r.i.endRead(r.reading)
+	if err == nil {
+		err = r.i.believe(r.reading, r.io.Segment)
+	}
 	if err != nil {
 		r.block(err)
 		return
@@ -249,9 +259,9 @@ func (i *inode) readOnce(ctx context.Context, buf []byte, off int64) (int, error
 	n = i.clip(n, off)
 	for done := 0; done < n; {
 		at, rest := off+int64(done), buf[done:n]
-		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, at, int64(len(rest)), false)
+		seg, reading, err := i.readSegment(ctx, at, int64(len(rest)))
 		if err != nil {
-			return 0, byID(i.id, err)
+			return 0, err
 		}
 		if seg == nil {
 			clear(rest)
@@ -259,7 +269,7 @@ func (i *inode) readOnce(ctx context.Context, buf []byte, off int64) (int, error
 		}
 		m := min(int64(len(rest)), seg.End()-at)
 		resume()
-		err = i.readData(ctx, seg, rest[:m], at)
+		err = i.readData(ctx, seg, reading, rest[:m], at)
 		resume = i.wait()
 		if err != nil {
 			return 0, err
@@ -269,10 +279,16 @@ func (i *inode) readOnce(ctx context.Context, buf []byte, off int64) (int, error
 	return i.clip(n, off), nil
 }
 
-// readData fills buf from one segment.
-func (i *inode) readData(ctx context.Context, seg *layout.Segment, buf []byte, off int64) error {
+// readData fills buf from one segment, and counts the read out.
+func (i *inode) readData(ctx context.Context, seg *layout.Segment, r reading, buf []byte, off int64) error {
 	ended := make(chan error, 1)
-	io := &dataplane.Read{Segment: seg, Buf: buf, Off: off, Done: func(_ int, err error) { ended <- err }}
+	io := &dataplane.Read{Segment: seg, Buf: buf, Off: off, Done: func(_ int, err error) {
+		i.endRead(r)
+		if err == nil {
+			err = i.believe(r, seg)
+		}
+		ended <- err
+	}}
 	i.data.StartRead(io)
 	i.fs.data.Flush()
 	select {
@@ -310,7 +326,7 @@ func (fs *FS) StartWrite(w *Write) {
 		w.block(nil)
 		return
 	}
-	w.admitted = i.admit()
+	w.admitted = i.admit(seg)
 	i.mu.Unlock()
 	w.io.Segment, w.io.Data, w.io.Buf, w.io.Off, w.io.Shared = seg, w.Data, w.Buf, w.Off, w.admitted.shared
 	if w.io.Done == nil {
@@ -561,7 +577,11 @@ func (r *retries) after(ctx context.Context, i *inode, err error) error {
 	}
 	switch v, _ := classify(err); v {
 	case refetch:
-		if r.refetched++; r.refetched > maxRefetch {
+		// Without a session the service is waited for, and everything else may be refused for that reason.
+		if i.fs.meta.Alive() {
+			r.refetched++
+		}
+		if r.refetched > maxRefetch {
 			return err
 		}
 		i.fs.meta.DropLayout(i.id, 0)

@@ -213,6 +213,7 @@ func (i *inode) lose(ctx context.Context) (int64, error) {
 	defer unlock()
 	n := i.data.Unstable()
 	i.data.Drop(0)
+	i.data.Forget()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.forget()
@@ -221,7 +222,7 @@ func (i *inode) lose(ctx context.Context) (int64, error) {
 	i.outdate()
 	i.known.Store(false)
 	i.late++
-	i.lost = i.late
+	i.lost, i.lostErr = i.late, errSessionLost
 	i.losing, i.failing = false, false
 	i.notify()
 	i.letGo()

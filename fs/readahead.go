@@ -9,7 +9,6 @@ import (
 
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/internal/iobuf"
-	"github.com/weftfs/weft/layout"
 )
 
 // MinReadAhead and MaxReadAhead bound Config.ReadAhead.
@@ -82,11 +81,13 @@ type window struct {
 
 // piece is a part of a file. While it is on its way the data plane has io; all else is guarded by the window's mu.
 type piece struct {
-	w      *window
-	buf    *iobuf.Buf
-	io     dataplane.Read
-	over   bool // it is not on its way any more
-	unused bool // it is in no window any more, and is freed when it is over
+	w       *window
+	i       *inode
+	buf     *iobuf.Buf
+	reading reading
+	io      dataplane.Read
+	over    bool // it is not on its way any more
+	unused  bool // it is in no window any more, and is freed when it is over
 }
 
 func (p *piece) end() int64 { return p.io.Off + int64(len(p.io.Buf)) }
@@ -213,16 +214,20 @@ func (w *window) extend(i *inode, off, n int64, started []*piece) {
 		if size <= 0 || at+size > off+ahead {
 			return
 		}
-		seg := i.fs.meta.CachedLayout(i.id, layout.IOModeRead, at, size)
-		if seg == nil || !seg.Contains(at, size) {
+		seg, reading := i.beginRead(at, size)
+		if seg == nil {
 			return
 		}
-		buf := w.shared.get(w, int(size))
+		var buf *iobuf.Buf
+		if seg.Contains(at, size) {
+			buf = w.shared.get(w, int(size))
+		}
 		if buf == nil {
+			i.endRead(reading)
 			return
 		}
 		p := w.shared.free.Get().(*piece)
-		p.w, p.buf, p.over, p.unused = w, buf, false, false
+		p.w, p.i, p.buf, p.reading, p.over, p.unused = w, i, buf, reading, false, false
 		p.io.Segment, p.io.Buf, p.io.Off = seg, buf.Bytes(), at
 		w.pieces = append(w.pieces, p)
 		started = append(started, p)
@@ -278,12 +283,16 @@ func (p *piece) leave() {
 func (p *piece) free() {
 	shared := p.w.shared
 	p.buf.Release()
-	p.w, p.buf, p.io.Segment, p.io.Buf = nil, nil, nil, nil
+	p.w, p.i, p.buf, p.reading, p.io.Segment, p.io.Buf = nil, nil, nil, reading{}, nil, nil
 	shared.free.Put(p)
 }
 
 // ended is the data plane's Done.
 func (p *piece) ended(_ int, err error) {
+	p.i.endRead(p.reading)
+	if err == nil {
+		err = p.i.believe(p.reading, p.io.Segment)
+	}
 	w := p.w
 	w.mu.Lock()
 	if p.over = true; p.unused {

@@ -19,7 +19,8 @@ func (fs *FS) holdKnown(id layout.FileID) *inode {
 }
 
 // OnRecall finishes and makes stable what this mount has written to the range of the file, and gives up its layouts
-// there; when it returns nil, nothing of ours is on its way to the data servers. It is for metaclient.Config.
+// there; when it returns nil, nothing of ours is on its way to the data servers, nor is a read of what lies on namespaces. It is for
+// metaclient.Config.
 //
 // It waits for data servers and for LayoutCommits, never for an operation of this mount that may itself be waiting for
 // the service.
@@ -44,7 +45,7 @@ func (fs *FS) OnRecall(ctx context.Context, id layout.FileID, off, n int64) erro
 		return err
 	}
 	i.mu.Unlock()
-	if err := i.makeDurable(ctx); err != nil {
+	if err := i.handOver(ctx); err != nil {
 		return err
 	}
 	// One of before may still be under way, though another has told the same: it must not arrive when the file has been cut.
@@ -52,7 +53,10 @@ func (fs *FS) OnRecall(ctx context.Context, id layout.FileID, off, n int64) erro
 		return err
 	}
 	i.mu.Unlock()
-	fs.meta.DropLayout(id, off)
+	if err := i.barReads(ctx, func() { fs.meta.DropLayout(id, off) }); err != nil {
+		return err
+	}
+	defer i.unbarReads()
 	// The size is probably about to change.
 	i.mu.Lock()
 	i.known.Store(false)

@@ -35,6 +35,7 @@ type service struct {
 	lease    time.Duration // 0: none are given
 	mirrors  bool          // files have two copies of each column
 	patience time.Duration // of mounts with a copy that does not answer
+	space    *space        // files lie on it, if there is one
 
 	mu       sync.Mutex
 	nodes    map[layout.FileID]*node
@@ -54,6 +55,7 @@ type node struct {
 	files      []*layout.DataFile // all or only the first, nil if there are none
 	second     []*layout.DataFile // the second copies, if the service makes any
 	truncating bool
+	blocks     blocks // if it lies on a namespace
 }
 
 // session is one client's. It is the Meta of one FS.
@@ -70,10 +72,11 @@ type session struct {
 	provisional map[layout.FileID]metarpc.SizeReport
 	cache       map[layout.FileID][]layout.Segment
 	writes      map[layout.FileID]writing
-	cached      map[cached]bool // what the lease of the node covers
-	calls       map[string]int  // that went to the service
-	asked       map[string]int  // of the FS
-	dead        bool            // its lease may have run out
+	holds       map[layout.FileID]layout.IOMode // what it has on a namespace
+	cached      map[cached]bool                 // what the lease of the node covers
+	calls       map[string]int                  // that went to the service
+	asked       map[string]int                  // of the FS
+	dead        bool                            // its lease may have run out
 }
 
 // writing is how a session writes to a file.
@@ -109,7 +112,7 @@ func (s *service) session() *session {
 		s: s, hook: func(context.Context, string) error { return nil },
 		opens: map[layout.FileID]bool{}, provisional: map[layout.FileID]metarpc.SizeReport{},
 		cache: map[layout.FileID][]layout.Segment{}, calls: map[string]int{}, asked: map[string]int{},
-		writes: map[layout.FileID]writing{}, cached: map[cached]bool{},
+		writes: map[layout.FileID]writing{}, holds: map[layout.FileID]layout.IOMode{}, cached: map[cached]bool{},
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -493,7 +496,11 @@ func (m *session) truncate(ctx context.Context, n *node, size int64) error {
 		s.cutting.Broadcast()
 	}()
 	for _, o := range s.sessions {
-		if o == m || o.fs == nil || len(o.cache[id]) == 0 {
+		recalled := o != m && len(o.cache[id]) > 0
+		if s.space != nil {
+			recalled = o.holds[id] != 0 // also if it is the one that cuts
+		}
+		if !recalled || o.fs == nil {
 			continue
 		}
 		s.mu.Unlock()
@@ -504,6 +511,9 @@ func (m *session) truncate(ctx context.Context, n *node, size int64) error {
 		}
 	}
 	n.attr.Size = size
+	if s.space != nil {
+		s.cut(n, size)
+	}
 	for _, o := range s.sessions {
 		if p, ok := o.provisional[id]; ok {
 			p.End = min(p.End, size)
@@ -966,6 +976,8 @@ func (m *session) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport
 		case n == nil:
 			attrs = append(attrs, metarpc.Attr{})
 			continue
+		case len(r.Written) > 0 && !m.s.validate(n, r.Written):
+			return nil, refusal(metarpc.OpLayoutCommit, syscall.ESTALE)
 		case provisional:
 			p := m.provisional[r.ID]
 			m.provisional[r.ID] = metarpc.SizeReport{ID: r.ID, End: max(p.End, r.End), Mtime: max(p.Mtime, r.Mtime)}
@@ -1096,6 +1108,9 @@ func (m *session) Renew(ctx context.Context, id layout.FileID) ([]layout.Segment
 	if err != nil {
 		return nil, err
 	}
+	if m.s.space != nil {
+		return []layout.Segment{m.s.extents(f, layout.IOModeRW, layout.Range{Len: layout.ToEOF})}, nil
+	}
 	seg := m.segment(f, layout.IOModeRW)
 	return []layout.Segment{seg}, nil
 }
@@ -1109,6 +1124,9 @@ func (m *session) grant(id layout.FileID, mode layout.IOMode, off, n int64) (boo
 	}
 	for f.truncating {
 		s.cutting.Wait()
+	}
+	if s.space != nil {
+		return true, m.grantExtents(f, mode, off, n)
 	}
 	if mode == layout.IOModeRW {
 		want := 1
@@ -1165,9 +1183,18 @@ func (m *session) DropLayout(id layout.FileID, off int64) {
 	})
 }
 
+func (m *session) DropExtents(id layout.FileID, off int64) {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	m.cache[id] = slices.DeleteFunc(slices.Clone(m.cache[id]), func(seg layout.Segment) bool {
+		return seg.OnNamespaces && seg.Overlaps(layout.Range{Off: off, Len: layout.ToEOF})
+	})
+}
+
 func (m *session) Forget(id layout.FileID) {
 	m.s.mu.Lock()
 	defer m.s.mu.Unlock()
 	delete(m.cache, id)
 	delete(m.writes, id)
+	delete(m.holds, id)
 }

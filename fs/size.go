@@ -83,14 +83,18 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 	}
 	unlock := func() {}
 	if size >= 0 {
-		// A commit must not send data past the new end again.
 		var err error
-		if unlock, err = i.data.LockRange(ctx, size, layout.ToEOF-size); err != nil {
+		if unlock, err = i.startCut(ctx, size); err != nil {
 			i.unlockSize()
 			return attrs{}, err
 		}
 	}
-	i.mu.Lock()
+	// A report may have been begun since.
+	if err := i.await(ctx, func() bool { return i.reporting == 0 }); err != nil {
+		unlock()
+		i.unlockSize()
+		return attrs{}, err
+	}
 	i.look() // what the kernel has written is older than what is set now
 	i.retime()
 	end, mtime := i.end, i.mtime
@@ -125,4 +129,33 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 		i.take(&a.Attr)
 		return attrs{Attr: a.Attr, fresh: true}, nil
 	})
+}
+
+// startCut prepares that the file is cut, by a caller who has lockSize; end follows, when the service has answered.
+//
+// The service frees what is cut off on namespaces before it answers, having recalled the file, also from us, and data files are of a newer
+// generation then. So what was written there is told before (that recall must not wait for the range that is locked here), and nothing is
+// read until it is known how long the file is: by then the blocks may be another file's. Segments of before, asked for meanwhile or not, are
+// not used any more.
+func (i *inode) startCut(ctx context.Context, size int64) (end func(), err error) {
+	if i.reads.any.Load() {
+		if err := i.handOver(ctx); err != nil {
+			return nil, err
+		}
+	}
+	// A commit must not send data past the new end again.
+	unlock, err := i.data.LockRange(ctx, size, layout.ToEOF-size)
+	if err != nil {
+		return nil, err
+	}
+	drop := func() { i.fs.meta.DropExtents(i.id, size) }
+	if err := i.barReads(ctx, drop); err != nil {
+		unlock()
+		return nil, err
+	}
+	return func() {
+		drop()
+		i.unbarReads()
+		unlock()
+	}, nil
 }

@@ -106,9 +106,13 @@ type DataFile struct {
 	// Extents say where the data file's bytes are on a device that is an NVMe namespace: in the order of their offsets, of which no
 	// two extents have the same. What is in no extent is a hole. Other devices have none.
 	Extents []Extent
-	// Generation is the data file's when the extents were told; it goes back with what was written there.
+	// Generation is the data file's when the extents were told; it goes back with what was written there. It is 1 at least, also of a
+	// data file without extents, and 0 on other devices.
 	Generation uint64
 }
+
+// OnNamespace reports whether the data file lies on an NVMe namespace.
+func (f *DataFile) OnNamespace() bool { return f.Generation != 0 || len(f.Extents) > 0 }
 
 // CopyState is what one of the copies of a stripe column is good for.
 type CopyState uint8
@@ -154,6 +158,8 @@ type Segment struct {
 	Mirrors    []Mirror
 	Flags      Flags
 	StatsHint  uint32 // seconds between layoutstats, 0 = the client's choice
+	// OnNamespaces says that data files of it lie on NVMe namespaces (DataFile.OnNamespace).
+	OnNamespaces bool
 }
 
 // Limits that Validate holds segments and devices to; they bound what a decoder may allocate.

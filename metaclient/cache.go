@@ -57,7 +57,7 @@ func (k *cache) find(id layout.FileID, mode layout.IOMode, off, n int64, appendO
 	return s
 }
 
-// add takes granted segments in, in place of those that they make useless. appendOnly says that they were asked for for
+// add takes granted segments in, in place of those that they make useless or wrong. appendOnly says that they were asked for for
 // appends; once others were asked for, too, the service no longer relies on there being nothing else.
 func (k *cache) add(id layout.FileID, granted []layout.Segment, appendOnly bool) {
 	if len(granted) == 0 {
@@ -84,11 +84,63 @@ func (k *cache) add(id layout.FileID, granted []layout.Segment, appendOnly bool)
 	}
 	segments := slices.Clone(granted)
 	for _, old := range f.layout.Segments {
-		if !slices.ContainsFunc(granted, func(s layout.Segment) bool { return replaces(&s, &old) }) {
-			segments = append(segments, old)
+		left := []layout.Segment{old}
+		for i := range granted {
+			left = remains(left, &granted[i])
 		}
+		segments = append(segments, left...)
 	}
 	f.layout.Segments = segments[:min(len(segments), fileSegments)]
+}
+
+// remains is what is left to be used of older segments now that s has been granted. left is not kept.
+func remains(left []layout.Segment, s *layout.Segment) (rest []layout.Segment) {
+	for _, old := range left {
+		switch {
+		case replaces(s, &old):
+		case outdates(s, &old):
+			if n := s.Off - old.Off; n > 0 {
+				before := old
+				before.Len = n
+				rest = append(rest, before)
+			}
+			if s.End() < old.End() {
+				after := old
+				if after.Off = s.End(); old.Len != layout.ToEOF {
+					after.Len = old.End() - s.End()
+				}
+				rest = append(rest, after)
+			}
+		default:
+			rest = append(rest, old)
+		}
+	}
+	return rest
+}
+
+// outdates reports whether old says of what it has in common with s what is not so any more. On namespaces the bytes of a file come to be where
+// they were not when the file is written, of which a segment of before knows nothing. What is granted for reading does not outdate what
+// was granted for writing, or reads and writes in turn would have to ask each time: it knows no more, as nobody else has written there. But
+// it does so if it is of a newer generation.
+func outdates(s, old *layout.Segment) bool {
+	if !s.OnNamespaces && !old.OnNamespaces || !s.Overlaps(old.Range) {
+		return false
+	}
+	return s.IOMode == layout.IOModeRW || old.IOMode == layout.IOModeRead || newer(s, old)
+}
+
+// newer reports whether a data file that both segments have is of a newer generation in s.
+func newer(s, old *layout.Segment) bool {
+	for m := range min(len(s.Mirrors), len(old.Mirrors)) {
+		was := old.Mirrors[m].Servers
+		for i := range s.Mirrors[m].Servers {
+			f := &s.Mirrors[m].Servers[i]
+			if i < len(was) && f.Generation > was[i].Generation && f.Device == was[i].Device && bytes.Equal(f.Handles[0], was[i].Handles[0]) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // replaces reports whether s can do whatever old can.
@@ -99,8 +151,8 @@ func replaces(s, old *layout.Segment) bool {
 	return s.IOMode == old.IOMode || s.IOMode == layout.IOModeRW && s.Flags&layout.FlagNoReadIO == 0
 }
 
-// recall forgets the segments that share a byte with r.
-func (k *cache) recall(id layout.FileID, r layout.Range) {
+// recall forgets the segments that share a byte with r, or only those of them that are on namespaces.
+func (k *cache) recall(id layout.FileID, r layout.Range, onNamespaces bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	e := k.files[id]
@@ -110,7 +162,7 @@ func (k *cache) recall(id layout.FileID, r layout.Range) {
 	f := e.Value.(*cached)
 	var kept []layout.Segment
 	for _, s := range f.layout.Segments {
-		if !s.Overlaps(r) {
+		if !s.Overlaps(r) || onNamespaces && !s.OnNamespaces {
 			kept = append(kept, s)
 		}
 	}
@@ -296,11 +348,16 @@ func (c *Client) pinned(id layout.FileID) metarpc.CopyRef {
 // DropLayout forgets the cached segments of a file that reach past off, so that the service is asked again. Nothing is
 // given back.
 func (c *Client) DropLayout(id layout.FileID, off int64) {
-	c.cache.recall(id, layout.Range{Off: off, Len: layout.ToEOF})
+	c.cache.recall(id, layout.Range{Off: off, Len: layout.ToEOF}, false)
+}
+
+// DropExtents is DropLayout of those segments that are on NVMe namespaces.
+func (c *Client) DropExtents(id layout.FileID, off int64) {
+	c.cache.recall(id, layout.Range{Off: off, Len: layout.ToEOF}, true)
 }
 
 // Forget forgets a file's layouts and gives them back, soon. Nothing of the file may be being written.
 func (c *Client) Forget(id layout.FileID) {
-	c.cache.recall(id, layout.Range{Len: layout.ToEOF})
+	c.cache.recall(id, layout.Range{Len: layout.ToEOF}, false)
 	c.grants.letGo(id)
 }

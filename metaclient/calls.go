@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -276,12 +277,14 @@ func (c *Client) CacheDrop(ctx context.Context, cred metarpc.Cred, id layout.Fil
 }
 
 // LayoutCommit reports sizes and times; there is an attribute record for each report, with ID 0 for a file that is
-// gone. A long list is sent in parts, of which the first that fails ends the rest.
+// gone. A long list is sent in parts, of which the first that fails ends the rest; so is a report of many ranges, with the size in the last
+// part.
 func (c *Client) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport, provisional bool) ([]metarpc.Attr, error) {
 	attrs := make([]metarpc.Attr, 0, len(reports))
 	for len(reports) > 0 {
-		n := min(len(reports), metarpc.MaxBatch)
-		args := &metarpc.LayoutCommitArgs{Reports: reports[:n], Provisional: provisional}
+		call, rest := nextReports(reports)
+		n, whole := len(call), len(reports)-len(rest)
+		args := &metarpc.LayoutCommitArgs{Reports: call, Provisional: provisional}
 		ids := make([]layout.FileID, n)
 		for i := range args.Reports {
 			ids[i] = args.Reports[i].ID
@@ -301,9 +304,49 @@ func (c *Client) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport,
 		if len(r.Attrs) != n {
 			return attrs, fmt.Errorf("%w: %d attribute records for %d reports", metarpc.ErrMalformed, len(r.Attrs), n)
 		}
-		attrs, reports = append(attrs, r.Attrs...), reports[n:]
+		attrs, reports = append(attrs, r.Attrs[:whole]...), rest
 	}
 	return attrs, nil
+}
+
+// nextReports is what one call can tell of reports, and the rest; what is told of the first of the rest is not in it any more.
+func nextReports(reports []metarpc.SizeReport) (call, rest []metarpc.SizeReport) {
+	room := metarpc.MaxRanges
+	for n := range min(len(reports), metarpc.MaxBatch) {
+		now, later := splitReport(reports[n], room)
+		if len(later.Written) == 0 {
+			for _, w := range now.Written {
+				room -= len(w.Ranges)
+			}
+			continue
+		}
+		call = slices.Clone(reports[:n])
+		if len(now.Written) > 0 {
+			call = append(call, now)
+		}
+		return call, append([]metarpc.SizeReport{later}, reports[n+1:]...)
+	}
+	n := min(len(reports), metarpc.MaxBatch)
+	return reports[:n], reports[n:]
+}
+
+// splitReport makes two of a report that has more ranges than there is room for; later has none otherwise.
+func splitReport(r metarpc.SizeReport, room int) (now, later metarpc.SizeReport) {
+	for n, w := range r.Written {
+		if room -= len(w.Ranges); room >= 0 {
+			continue
+		}
+		now, later = metarpc.SizeReport{ID: r.ID, Written: slices.Clone(r.Written[:n])}, r
+		later.Written = slices.Clone(r.Written[n:])
+		if fit := len(w.Ranges) + room; fit > 0 {
+			part := w
+			part.Ranges = w.Ranges[:fit]
+			now.Written = append(now.Written, part)
+			later.Written[0].Ranges = w.Ranges[fit:]
+		}
+		return now, later
+	}
+	return r, later
 }
 
 // Reserve makes a file n bytes longer, for an append, and returns where they are, and the time of the append.
@@ -331,10 +374,11 @@ func (c *Client) Devices(ctx context.Context) ([]metarpc.DeviceInfo, error) {
 	return r.Devices, err
 }
 
-// AddDevice adds the data server at nfs://HOST:PORT/EXPORT, or answers the one that is known by that address.
-func (c *Client) AddDevice(ctx context.Context, url string) (metarpc.DeviceInfo, error) {
+// AddDevice adds the data server at nfs://HOST:PORT/EXPORT or the namespace at nvme://HOST:PORT/NQN#NSID, or answers the one that is known by
+// that address, or by the namespace's identifiers. With force a namespace is taken though somebody else's data is on it.
+func (c *Client) AddDevice(ctx context.Context, url string, force bool) (metarpc.DeviceInfo, error) {
 	var r metarpc.AddDeviceResult
-	err := c.do(ctx, metarpc.OpAddDevice, metarpc.Cred{}, &metarpc.AddDeviceArgs{URL: url}, &r, nil)
+	err := c.do(ctx, metarpc.OpAddDevice, metarpc.Cred{}, &metarpc.AddDeviceArgs{URL: url, Force: force}, &r, nil)
 	return r.Info, err
 }
 

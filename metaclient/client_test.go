@@ -949,9 +949,9 @@ func TestCalls(t *testing.T) {
 				return d.Size, err
 			}, int64(42), "&{ID:7}"},
 			{"add device", func() (any, error) {
-				d, err := c.AddDevice(ctx, "nfs://h:1/e")
+				d, err := c.AddDevice(ctx, "nvme://h:1/n#1", true)
 				return d.URL, err
-			}, "u", "&{URL:nfs://h:1/e}"},
+			}, "u", "&{URL:nvme://h:1/n#1 Force:true}"},
 			{"status", func() (any, error) {
 				st, err := c.Status(ctx)
 				return st.Program, err
@@ -963,7 +963,7 @@ func TestCalls(t *testing.T) {
 				}
 				attrs, err := c.LayoutCommit(ctx, reports, true)
 				return fmt.Sprint(len(attrs), attrs[0].ID, attrs[metarpc.MaxBatch].ID), err
-			}, fmt.Sprint(metarpc.MaxBatch+1, 42, 42), fmt.Sprintf("&{Reports:[{ID:%d End:0 Mtime:0 Atime:0}] Provisional:true}", metarpc.MaxBatch+1)},
+			}, fmt.Sprint(metarpc.MaxBatch+1, 42, 42), fmt.Sprintf("&{Reports:[{ID:%d End:0 Mtime:0 Atime:0 Written:[]}] Provisional:true}", metarpc.MaxBatch+1)},
 		} {
 			result, err := call.do()
 			args := strings.ReplaceAll(fmt.Sprintf("%+v", got), "_msgpack:{} ", "")

@@ -316,7 +316,7 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 	var answer func() metarpc.Status
 	switch a := args.(type) {
 	case *metarpc.LayoutRecallArgs:
-		c.cache.recall(a.ID, layout.Range{Off: a.Off, Len: a.Len})
+		c.cache.recall(a.ID, layout.Range{Off: a.Off, Len: a.Len}, false)
 		answer = c.inOrder([]metarpc.LeaseItem{{ID: a.ID}}, func() metarpc.Status { return c.answer(a) })
 	case *metarpc.LeaseRecallArgs:
 		c.leases.recall(a.Items)
@@ -334,7 +334,7 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 			return metarpc.StatusOK
 		}
 	case *metarpc.CopiesStaleArgs:
-		c.cache.recall(a.ID, layout.Range{Len: layout.ToEOF})
+		c.cache.recall(a.ID, layout.Range{Len: layout.ToEOF}, false)
 		answer = func() metarpc.Status {
 			if c.cfg.OnCopiesStale != nil {
 				c.cfg.OnCopiesStale(a.ID, a.Copies)
@@ -442,7 +442,7 @@ func (c *Client) answer(a *metarpc.LayoutRecallArgs) metarpc.Status {
 			return metarpc.Status(syscall.EIO)
 		}
 	}
-	c.cache.recall(a.ID, layout.Range{Off: a.Off, Len: a.Len})
+	c.cache.recall(a.ID, layout.Range{Off: a.Off, Len: a.Len}, false)
 	return metarpc.StatusOK
 }
 

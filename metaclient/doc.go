@@ -28,6 +28,11 @@
 // Layouts granted by replies and taken by recalls are applied to the cache by the goroutine that reads the connection,
 // hence in the order in which the service sent them.
 //
+// A segment whose data files lie on NVMe namespaces says where the bytes were when it was granted. So what is granted later takes its
+// range away from older segments (outdates): a file that was read and is then written is read by the layout for writing, where that
+// reaches. What the user of the client has written there, and where that counts already, is told with LayoutCommit, in as many calls as
+// the ranges take.
+//
 // # What is kept under leases
 //
 // Attributes, extended attributes, targets of symbolic links, and names that are there or are not, are kept while the

@@ -224,7 +224,7 @@ func TestCacheLimit(t *testing.T) {
 	before := k.find(9, layout.IOModeRead, 2*fileSegments*10-1, 1, false)
 	want := *before
 	k.add(9, whole, false)
-	k.recall(9, layout.Range{Off: 0, Len: 1})
+	k.recall(9, layout.Range{Off: 0, Len: 1}, false)
 	if before.Range != want.Range || k.find(9, layout.IOModeRead, 5, 1, false) != nil {
 		t.Errorf("a segment in use has changed to %v, or was not recalled", before.Range)
 	}

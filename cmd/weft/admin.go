@@ -54,13 +54,23 @@ func serviceAddrs(server string) ([]string, error) {
 }
 
 func runDeviceAdd(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nThe data server must be running. Adding one that is known already changes nothing.\n")
+	fl := c.flags("\nThe data server or NVMe target must be running. Adding one that is known already changes nothing, except that a namespace is then used through\n" +
+		"the address that was given, too. With nvme://HOST[:PORT], the address of a discovery controller (port " + discoveryPort + " if not said), all\n" +
+		"namespaces are added that it leads this host to.\n")
 	server := serviceFlag(fl)
+	force := fl.Bool("force", false, "take a namespace though there is something on it, which is lost")
 	if err := c.parse(fl, args, 1, 1); err != nil {
 		return err
 	}
+	discovery, err := discoveryAddr(fl.Arg(0))
+	if err != nil {
+		return usagef("admin device add: %v", err)
+	}
 	return withService(ctx, *server, "admin device add", func(ctx context.Context, mc *metaclient.Client) error {
-		info, err := mc.AddDevice(ctx, fl.Arg(0))
+		if discovery != "" {
+			return addDiscovered(ctx, discovery, func(url string) (metarpc.DeviceInfo, error) { return mc.AddDevice(ctx, url, *force) }, os.Stdout)
+		}
+		info, err := mc.AddDevice(ctx, fl.Arg(0), *force)
 		if err != nil {
 			return err
 		}
@@ -149,7 +159,7 @@ func runDeviceList(ctx context.Context, c *command, args []string) error {
 			return json.NewEncoder(os.Stdout).Encode(list)
 		}
 		if len(list) == 0 {
-			fmt.Println("no data servers yet; add one with: weft admin device add nfs://HOST:PORT/EXPORT")
+			fmt.Println("no data servers yet; add one with: weft admin device add nfs://HOST:PORT/EXPORT, or nvme://HOST:PORT/NQN#NSID")
 		}
 		printDevices(os.Stdout, list, "")
 		return nil
@@ -157,7 +167,7 @@ func runDeviceList(ctx context.Context, c *command, args []string) error {
 }
 
 func deviceOf(info metarpc.DeviceInfo) deviceStatus {
-	return deviceStatus{
+	st := deviceStatus{
 		ID:        info.Device.ID.String(),
 		Address:   info.URL,
 		Reachable: info.Reachable,
@@ -169,7 +179,17 @@ func deviceOf(info metarpc.DeviceInfo) deviceStatus {
 		Load:      float64(info.Load) / 1000,
 
 		Caches: info.Caches, CacheBytes: info.CacheBytes,
+		Fencing: info.Fencing,
 	}
+	if len(info.Device.Namespace) > 0 {
+		st.Portals = info.Device.Addrs
+	}
+	return st
+}
+
+// quietLog is for commands, who tell what fails by themselves.
+func quietLog() *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 }
 
 // withService runs do with a session of its own.
@@ -180,8 +200,7 @@ func withService(ctx context.Context, server, doing string, do func(context.Cont
 	}
 	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
 	defer cancel()
-	quiet := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
-	mc, err := metaclient.Dial(ctx, metaclient.Config{Addrs: addrs, Client: clientInfo(doing), Log: quiet})
+	mc, err := metaclient.Dial(ctx, metaclient.Config{Addrs: addrs, Client: clientInfo(doing), Log: quietLog()})
 	if err != nil {
 		return err
 	}

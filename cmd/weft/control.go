@@ -24,11 +24,11 @@ import (
 
 // controlRequest asks a serving process for something.
 type controlRequest struct {
-	Op     string        `json:"op"` // "status", "sync", "layout", "layout move", "devices", "prefetch", "evict"
+	Op     string        `json:"op"` // "status", "sync", "layout", "layout move", "devices", "prefetch", "evict", "nvme policy"
 	File   layout.FileID `json:"file,omitempty"`
 	Device string        `json:"device,omitempty"` // where to move the file's data
 
-	Name    string            `json:"name,omitempty"`    // of data servers: devices
+	Name    string            `json:"name,omitempty"`    // of data servers: devices; of the policy
 	Devices []layout.DeviceID `json:"devices,omitempty"` // prefetch, evict
 	Limit   int64             `json:"limit,omitempty"`   // prefetch, as Run; see fs.CacheRequest
 	Run     uint64            `json:"run,omitempty"`

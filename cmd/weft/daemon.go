@@ -21,6 +21,7 @@ import (
 
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/dataplane/nfs3"
+	"github.com/weftfs/weft/dataplane/nvmetcp"
 	"github.com/weftfs/weft/fs"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/version"
@@ -55,6 +56,12 @@ type daemon struct {
 	fsys   *fs.FS
 	server *fs.Server
 	locals sync.Map // from layout.DeviceID to *localio.Target
+
+	nvme   *nvmetcp.Initiator
+	spaces sync.Map        // from layout.DeviceID to *layout.Namespace
+	key    atomic.Uint64   // of the last session, see reservationKey
+	ctx    context.Context // of attempts to reach namespaces
+	stop   context.CancelFunc
 }
 
 // serveMount mounts, tells whoever waits (see readiness), and serves until unmounted. The first signal ends ctx.
@@ -76,6 +83,7 @@ func serveMount(ctx context.Context, cfg mountConfig) error {
 		return err
 	}
 	d := &daemon{cfg: cfg, since: time.Now()}
+	d.ctx, d.stop = context.WithCancel(context.Background())
 	if err := d.start(ctx); err != nil {
 		err = errors.Join(err, d.close())
 		ready(err)
@@ -110,9 +118,13 @@ func (d *daemon) start(ctx context.Context) error {
 	if d.secret, err = rpctls.Client(d.cfg.options.xprtsec, d.cfg.options.tls); err != nil {
 		return err
 	}
+	client := clientInfo(d.cfg.mountpoint)
+	if err = d.newInitiator(client.ID); err != nil {
+		return err
+	}
 	d.meta, err = metaclient.Dial(connect, metaclient.Config{
 		Addrs:  d.cfg.source.addrs,
-		Client: clientInfo(d.cfg.mountpoint),
+		Client: client,
 		OnRecall: func(ctx context.Context, id layout.FileID, off, n int64) error {
 			if f := front.Load(); f != nil {
 				return f.OnRecall(ctx, id, off, n)
@@ -141,6 +153,9 @@ func (d *daemon) start(ctx context.Context) error {
 		},
 		OnReset: func(ctx context.Context, lost bool) {
 			if f := front.Load(); f != nil {
+				if lost {
+					d.rekey(ctx)
+				}
 				f.OnReset(ctx, lost)
 			}
 		},
@@ -165,6 +180,7 @@ func (d *daemon) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	d.reservationKey() // so that there always is one
 	root, err := d.lookupRoot(connect)
 	if err != nil {
 		return err
@@ -228,6 +244,9 @@ func (d *daemon) dialDevice(id layout.DeviceID) (dataplane.Target, error) {
 	if err != nil {
 		return nil, err
 	}
+	if dev.Namespace != nil {
+		return d.dialNamespace(dev)
+	}
 	cfg := nfs3.Config{
 		Name:        id.String(),
 		Connections: d.cfg.options.nconnect,
@@ -271,7 +290,9 @@ func (d *daemon) findLocal(ctx context.Context) {
 	}
 	var all sync.WaitGroup
 	for _, info := range devices {
-		all.Go(func() { d.data.Connect(ctx, info.Device.ID) }) // who uses it gets the error
+		if len(info.Device.Namespace) == 0 {
+			all.Go(func() { d.data.Connect(ctx, info.Device.ID) }) // who uses it gets the error
+		}
 	}
 	all.Wait()
 	for _, e := range d.cfg.options.exports {
@@ -337,8 +358,12 @@ func (d *daemon) close() error {
 			slog.Error("unmounted too early", "err", err, "bytes", d.data.Retained())
 		}
 	}
+	d.stop()
 	if d.data != nil {
 		err = errors.Join(err, d.data.Close())
+	}
+	if d.nvme != nil {
+		err = errors.Join(err, d.nvme.Close())
 	}
 	if d.meta != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -366,6 +391,12 @@ func (d *daemon) control(ctx context.Context, req controlRequest, far *progress)
 			return nil, err
 		}
 		return describe(*l), nil
+	case "nvme policy":
+		policy, err := nvmetcp.ParsePolicy(req.Name)
+		if err == nil {
+			d.nvme.SetPolicy(policy)
+		}
+		return struct{}{}, err
 	case "layout move":
 		return d.move(ctx, req.File, req.Device)
 	case "devices":
@@ -416,6 +447,7 @@ func (d *daemon) status(ctx context.Context) mountStatus {
 
 // addUse adds how the mount reaches devices and what it does there, also at those of which the service says nothing.
 func (d *daemon) addUse(ctx context.Context, st *mountStatus) {
+	subsystems := d.nvme.Stats()
 	for _, stats := range d.data.Stats() {
 		id := stats.Device.String()
 		i := slices.IndexFunc(st.Devices, func(dev deviceStatus) bool { return dev.ID == id })
@@ -425,7 +457,10 @@ func (d *daemon) addUse(ctx context.Context, st *mountStatus) {
 		}
 		st.Devices[i].reach(ctx, &stats)
 		use := useOf(&stats, d.cfg.options.xprtsec)
-		if stats.Ops() > 0 || stats.Outstanding > 0 || stats.Errors > 0 || use.Trouble != "" {
+		if ns, ok := d.spaces.Load(stats.Device); ok {
+			use.addPaths(subsystems, ns.(*layout.Namespace))
+		}
+		if stats.Ops() > 0 || stats.Outstanding > 0 || stats.Errors > 0 || use.Trouble != "" || len(use.Paths) > 0 {
 			st.Devices[i].Mount = use
 		}
 	}
@@ -461,12 +496,18 @@ func (d *daemon) askService(ctx context.Context, st *mountStatus) {
 		}
 		var devices []metarpc.DeviceInfo
 		if devices, err = d.meta.Devices(ctx); err == nil {
+			connect, cancel := context.WithTimeout(ctx, statusTime/2) // a namespace that is away is not waited for
+			defer cancel()
+			var all sync.WaitGroup
 			for _, info := range devices {
 				st.Devices = append(st.Devices, deviceOf(info))
-				if err := d.data.Connect(ctx, info.Device.ID); err != nil {
-					slog.Debug("device", "id", info.Device.ID, "err", err)
-				}
+				all.Go(func() {
+					if err := d.data.Connect(connect, info.Device.ID); err != nil {
+						slog.Debug("device", "id", info.Device.ID, "err", err)
+					}
+				})
 			}
+			all.Wait()
 		}
 	}
 	if err != nil {

@@ -14,10 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/dataplane/nfs3"
+	"github.com/weftfs/weft/dataplane/nvmetcp"
 	"github.com/weftfs/weft/fs"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+
+	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
 
 // mountOptions is what -o says.
@@ -42,6 +45,8 @@ type mountOptions struct {
 	local    string
 	pass     fs.Passthrough
 	exports  []localExport
+	policy   nvmetcp.Policy
+	hostNQN  string // of this host as NVMe targets see it; "": see daemon.hostNQN
 	// transport serves the FUSE device.
 	transport fs.Transport
 	log       string
@@ -59,6 +64,9 @@ const (
 	cacheNone  = "none"
 	cacheLease = "lease"
 )
+
+// errPolicy is what is wrong with the name of an NVMe multipath policy.
+var errPolicy = fmt.Errorf("want %v, %v, %v or %v", nvmetcp.Adaptive, nvmetcp.NUMA, nvmetcp.RoundRobin, nvmetcp.QueueDepth)
 
 func defaultOptions() mountOptions {
 	return mountOptions{
@@ -184,6 +192,19 @@ var mountOptionTable = []option{
 		e, err := parseLocalExport(v)
 		o.exports = append(o.exports, e)
 		return err
+	}},
+	{"nvme-policy", "adaptive|numa|round-robin|queue-depth", "which of several paths to an NVMe namespace a request takes: the one with the least time to wait, by bytes under way and latency (adaptive, default); one that is near to the processor; each in turn; or that with the fewest requests under way. weft nvme-policy changes it later", func(o *mountOptions, v string) (err error) {
+		if o.policy, err = nvmetcp.ParsePolicy(v); err != nil {
+			return errPolicy
+		}
+		return nil
+	}},
+	{"nvme-hostnqn", "NQN", "name of this host at NVMe targets, which may allow certain hosts only (default: what /etc/nvme/hostnqn says, or else a new one for each mount)", func(o *mountOptions, v string) error {
+		if err := wire.CheckNQN(v); err != nil {
+			return err
+		}
+		o.hostNQN = v
+		return nil
 	}},
 	{"transport", "gofuse|device", "what serves the kernel's requests; gofuse: the server of the library go-fuse (default); device: a loop of weft's own, which is faster when many small reads or writes are under way", func(o *mountOptions, v string) error {
 		for _, t := range []fs.Transport{fs.GoFuse, fs.DeviceLoop} {

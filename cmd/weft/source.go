@@ -44,9 +44,12 @@ func parseHosts(s string) ([]string, error) {
 	return addrs, nil
 }
 
-// parseHost reads HOST, HOST:PORT, [IPV6] or [IPV6]:PORT and adds the default port.
-func parseHost(s string) (string, error) {
-	host, port := s, strconv.Itoa(metarpc.DefaultPort)
+// parseHost reads HOST, HOST:PORT, [IPV6] or [IPV6]:PORT and adds the port of metadata services.
+func parseHost(s string) (string, error) { return parseHostPort(s, strconv.Itoa(metarpc.DefaultPort)) }
+
+// parseHostPort does it with another port.
+func parseHostPort(s, port string) (string, error) {
+	host := s
 	if inner, ok := strings.CutPrefix(s, "["); ok && strings.HasSuffix(s, "]") {
 		host = strings.TrimSuffix(inner, "]")
 	} else if strings.Contains(s, ":") {

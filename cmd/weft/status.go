@@ -81,6 +81,9 @@ type deviceStatus struct {
 	CacheBytes int64 `json:"cache_bytes"`
 	// Load is how many requests clients have under way there on average, as the service knows it.
 	Load float64 `json:"load"`
+	// Fencing is how lost clients are kept from it, and Portals are the addresses that it is reached at, of an NVMe namespace.
+	Fencing string   `json:"fencing,omitempty"`
+	Portals []string `json:"portals,omitempty"`
 	// Local is whether this mount reads and writes data files there without RPC, and Reason why not, or why it only reads.
 	Local    bool   `json:"local"`
 	Reason   string `json:"reason,omitempty"`
@@ -197,6 +200,9 @@ func printDevices(out io.Writer, devices []deviceStatus, indent string) {
 		if d.Caches > 0 {
 			state += fmt.Sprintf(", %d files cached with %s", d.Caches, humanize.IBytes(uint64(d.CacheBytes)))
 		}
+		if d.Fencing != "" {
+			state += ", fenced by " + d.Fencing
+		}
 		fmt.Fprintf(w, "%sdevice %s\t%s\t%s free of %s\t%d data files\t%s\n", indent, d.ID[:8], d.Address,
 			humanize.IBytes(uint64(d.Free)), humanize.IBytes(uint64(d.Total)), d.DataFiles, state)
 	}
@@ -204,6 +210,9 @@ func printDevices(out io.Writer, devices []deviceStatus, indent string) {
 	for _, d := range devices {
 		line, _ := table.ReadString('\n')
 		io.WriteString(out, line)
+		if len(d.Portals) > 1 {
+			fmt.Fprintf(out, "%s  reached at %s\n", indent, strings.Join(d.Portals, ", "))
+		}
 		switch {
 		case d.Local && d.Reason != "":
 			fmt.Fprintf(out, "%s  local: yes, for reading only, because %s", indent, d.Reason)

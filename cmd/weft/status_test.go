@@ -30,6 +30,10 @@ func TestPrintDevices(t *testing.T) {
 		},
 		{ID: strings.Repeat("2b", 16), Address: "nfs://b:2049/", Problem: "gone", Draining: true, Mount: &deviceUse{Errors: 1, Error: "unknown", ErrorAt: ago}},
 		{ID: strings.Repeat("3c", 16), Address: "nfs://c:2049/", Reachable: true},
+		{
+			ID: strings.Repeat("4d", 16), Address: "nvme://d:4420/n#1", Reachable: true, Total: 64 << 30, Free: 63 << 30, DataFiles: 3,
+			Fencing: "reservations", Portals: []string{"d:4420", "e:4420"}, Reason: onNamespace,
+		},
 	}
 	want := `
   device 1a1a1a1a  nfs://10.11.12.13:20049/srv/weft  1.0 TiB free of 3.0 TiB  123456 data files  ok, load 12.3
@@ -42,6 +46,9 @@ func TestPrintDevices(t *testing.T) {
     no connections, 0 outstanding
     1 requests failed, the last one 5 minutes ago: unknown
   device 3c3c3c3c  nfs://c:2049/                     0 B free of 0 B          0 data files       ok
+  device 4d4d4d4d  nvme://d:4420/n#1                 63 GiB free of 64 GiB    3 data files       ok, fenced by reservations
+    reached at d:4420, e:4420
+    local: no, because it is an NVMe namespace
 `
 	var out strings.Builder
 	printDevices(&out, devices, "  ")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/dataplane/nfs3"
+	"github.com/weftfs/weft/dataplane/nvmetcp"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/localio"
@@ -17,14 +18,15 @@ import (
 
 // deviceUse is what one mount does at a device, since it was mounted.
 type deviceUse struct {
-	Path        string          `json:"path"` // tcp or tls; empty while nothing could be set up
+	Path        string          `json:"path"` // tcp, tls or nvme-tcp; empty while nothing could be set up
 	Why         string          `json:"why"`  // what decided on the path
 	Connections []connectionUse `json:"connections"`
-	Outstanding int64           `json:"outstanding"` // requests without an answer
+	Paths       []pathUse       `json:"paths,omitempty"` // to an NVMe namespace, which has no connections here
+	Outstanding int64           `json:"outstanding"`     // requests without an answer
 	Reads       opUse           `json:"reads"`
 	Writes      opUse           `json:"writes"`
 	Commits     opUse           `json:"commits"`
-	Resent      uint64          `json:"resent"`  // because their connection was lost
+	Resent      uint64          `json:"resent"`  // because their connection or path was lost
 	Jukebox     uint64          `json:"jukebox"` // answers that told to ask again later
 	Errors      uint64          `json:"errors"`  // requests that failed
 	Error       string          `json:"error,omitempty"`
@@ -43,6 +45,19 @@ type connectionUse struct {
 	Read        uint64    `json:"bytes_read"`
 	Written     uint64    `json:"bytes_written"`
 	Error       string    `json:"error,omitempty"`
+}
+
+// pathUse is one way to an NVMe namespace.
+type pathUse struct {
+	Address string `json:"address"`
+	State   string `json:"state"` // of the controller there, such as live
+	Use     string `json:"use"`   // optimized, non-optimized or out
+	Why     string `json:"why,omitempty"`
+	Group   uint32 `json:"ana_group,omitempty"`
+	Latency int64  `json:"latency_ns"` // smoothed
+	Ops     uint64 `json:"ops"`
+	Bytes   uint64 `json:"bytes"`
+	Errors  uint64 `json:"errors"`
 }
 
 // opUse is what requests of one kind came to that were answered.
@@ -100,6 +115,9 @@ func rpcTarget(t dataplane.Target) *nfs3.Target {
 	return target
 }
 
+// onNamespace is why there is no short way to an NVMe namespace.
+const onNamespace = "it is an NVMe namespace"
+
 // reach says how the mount reaches the device.
 func (d *deviceStatus) reach(ctx context.Context, stats *dataplane.DeviceStats) {
 	switch t := stats.Target.(type) {
@@ -111,6 +129,8 @@ func (d *deviceStatus) reach(ctx context.Context, stats *dataplane.DeviceStats) 
 		if st.Local {
 			d.Reason = st.ReadOnly
 		}
+	case *nvmetcp.Target:
+		d.Reason, d.OpsRPC = onNamespace, stats.Ops()
 	default:
 		d.Reason, d.OpsRPC = "it was mounted with localio=off", stats.Ops()
 	}
@@ -139,9 +159,17 @@ func (u *deviceUse) print(w io.Writer, indent string) {
 			up++
 		}
 	}
-	if u.Path == "" {
+	for _, p := range u.Paths {
+		if p.Use != "out" {
+			up++
+		}
+	}
+	switch {
+	case u.Path == "":
 		fmt.Fprintf(w, "%sno connections, %d outstanding", indent, u.Outstanding)
-	} else {
+	case len(u.Paths) > 0:
+		fmt.Fprintf(w, "%s%s (%s), %d of %d paths usable, %d outstanding", indent, u.Path, u.Why, up, len(u.Paths), u.Outstanding)
+	default:
 		fmt.Fprintf(w, "%s%s (%s), %d of %d connections up, %d outstanding", indent, u.Path, u.Why, up, len(u.Connections), u.Outstanding)
 	}
 	if u.Resent > 0 {
@@ -151,10 +179,17 @@ func (u *deviceUse) print(w io.Writer, indent string) {
 		fmt.Fprintf(w, ", %d JUKEBOX", u.Jukebox)
 	}
 	fmt.Fprintln(w)
+	for i := range u.Paths {
+		u.Paths[i].print(w, indent)
+	}
 	u.Reads.print(w, indent+"read    ")
 	u.Writes.print(w, indent+"written ")
 	if u.Trouble != "" {
-		fmt.Fprintf(w, "%sconnections lost %s and not back: %s\n", indent, humanize.Time(u.Since), u.Trouble)
+		if u.Since.IsZero() {
+			fmt.Fprintf(w, "%s%s\n", indent, u.Trouble)
+		} else {
+			fmt.Fprintf(w, "%sconnections lost %s and not back: %s\n", indent, humanize.Time(u.Since), u.Trouble)
+		}
 	}
 	if u.Errors > 0 {
 		fmt.Fprintf(w, "%s%d requests failed, the last one %s: %s\n", indent, u.Errors, humanize.Time(u.ErrorAt), u.Error)

@@ -98,7 +98,7 @@ func dialFlags(fl *pflag.FlagSet) func() (store.Dialer, error) {
 	}
 }
 
-// dataServers are the data servers of this process.
+// dataServers are the data servers of this process, and its namespaces.
 type dataServers struct {
 	io       data.IO
 	local    data.Local
@@ -106,6 +106,8 @@ type dataServers struct {
 	failed   chan error  // of those that stopped serving by themselves
 	tls      *tls.Config // nil = none is offered
 	required bool
+
+	namespaces namespaces
 }
 
 // start serves dir on l.
@@ -147,7 +149,7 @@ func (d *dataServers) stop() error {
 	for _, s := range d.list {
 		go func() { errs <- s.Shutdown(ctx) }()
 	}
-	var err error
+	err := d.namespaces.stop(ctx)
 	for range d.list {
 		err = errors.Join(err, <-errs)
 	}

@@ -99,6 +99,9 @@ func printReport(r *fsck.Report) error {
 		fmt.Println(p)
 	}
 	fmt.Printf("%d inodes (%d directories), %d entries, %d data files\n", r.Inodes, r.Directories, r.Entries, r.DataFiles)
+	for _, s := range r.Spaces {
+		fmt.Printf("namespace %s: of %d bytes, files have %d, %d are to be freed, %d are free\n", s.Device, s.Total, s.Used, s.Condemned, s.Free)
+	}
 	if n := r.Garbage + r.Orphans + r.Truncations + r.Writers + r.Copies; n > 0 {
 		fmt.Printf("left for the service to finish: %d data files to remove, %d files without names, %d truncations, %d sizes to find out, %d copies to fill\n",
 			r.Garbage, r.Orphans, r.Truncations, r.Writers, r.Copies)

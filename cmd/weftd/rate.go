@@ -8,6 +8,18 @@ import (
 	"github.com/spf13/pflag"
 )
 
+// parseSize reads a size of at least so many bytes; 0 is none.
+func parseSize(s string, least uint64) (int64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	n, err := humanize.ParseBytes(s)
+	if err != nil || n < least || n > math.MaxInt64 {
+		return 0, fmt.Errorf("%q: want a size from %s on, such as 100GiB", s, humanize.IBytes(least))
+	}
+	return int64(n), nil
+}
+
 // rate is a number of bytes per second; 0 is no bound.
 type rate int64
 

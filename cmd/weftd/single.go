@@ -23,15 +23,20 @@ type singleState struct {
 	// Where the data servers were last: tried again at the next start, so that clients that are still there find them.
 	Host  string `json:"data_server_host"`
 	Ports []int  `json:"data_server_ports"`
+
+	Namespaces []singleNamespace `json:"namespaces,omitempty"`
 }
 
 const maxDataServers = 256
 
 func runSingle(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nThe catalog is in DIR/catalog, data server N's files are in DIR/data/N. The number of data servers may grow\n" +
-		"from one start to the next, not shrink. Runs until SIGTERM or SIGINT, which let requests that have begun end.\n")
+	fl := c.flags("\nThe catalog is in DIR/catalog, data server N's files are in DIR/data/N, namespace N is the file DIR/nvme/N. The number of data\n" +
+		"servers and of namespaces may grow from one start to the next, not shrink. Runs until SIGTERM or SIGINT, which let requests that\n" +
+		"have begun end.\n")
 	dir := fl.String("dir", "", "directory for everything, made if missing")
-	count := fl.Int("data-servers", 4, fmt.Sprintf("how many data servers, 1 to %d", maxDataServers))
+	count := fl.Int("data-servers", 4, fmt.Sprintf("how many data servers, 1 to %d; on a volume with namespaces there are none if this is not given", maxDataServers))
+	spaces := fl.Int("nvme", 0, fmt.Sprintf("how many NVMe namespaces, up to %d, each at an NVMe/TCP port of its own, in place of data servers or beside them\n(default: as many as DIR has)", maxNamespaces))
+	size := fl.String("nvme-size", "", "size of namespaces that are made, which take up what is written to them only (default: 64GiB, or less if the\nfile system has no room for that)")
 	addr := fl.String("listen", "127.0.0.1:"+defaultPort, "address HOST:PORT of the metadata service")
 	lease := fl.Duration("lease", meta.DefaultLease, "how long a client that is silent keeps what it holds")
 	rate := rateFlag(fl)
@@ -42,7 +47,14 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	if err := c.parse(fl, args, "dir"); err != nil {
 		return err
 	}
-	if *count < 1 || *count > maxDataServers {
+	if *spaces < 0 || *spaces > maxNamespaces {
+		return usagef("single: --nvme %d: want 1 to %d", *spaces, maxNamespaces)
+	}
+	bytes, err := parseSize(*size, minNamespace)
+	if err != nil {
+		return usagef("single: --nvme-size: %v", err)
+	}
+	if *count < 0 || *count > maxDataServers {
 		return usagef("single: --data-servers %d: want 1 to %d", *count, maxDataServers)
 	}
 	io, err := data.ParseIO(*ioMode)
@@ -59,6 +71,19 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 		return err
 	}
 	defer lock.Close()
+	state, _, err := readSingleState(*dir)
+	if err != nil {
+		return err
+	}
+	if !fl.Changed("nvme") {
+		*spaces = len(state.Namespaces)
+	}
+	if !fl.Changed("data-servers") && *spaces > 0 {
+		*count = len(state.Ports)
+	}
+	if *count == 0 && *spaces == 0 {
+		return usagef("single: --data-servers 0: want 1 to %d, or namespaces in their place (--nvme)", maxDataServers)
+	}
 	l, err := listen(*addr, defaultPort)
 	if err != nil {
 		return err
@@ -68,7 +93,12 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	if ip := l.Addr().(*net.TCPAddr).IP; !ip.IsUnspecified() {
 		host = ip.String()
 	}
-	addrs, err := servers.startSingle(*dir, *count, host, log)
+	urls, err := servers.startSingle(*dir, *count, host, log)
+	if err == nil {
+		var more []string
+		more, err = servers.namespaces.start(*dir, *spaces, bytes, host, log)
+		urls = append(urls, more...)
+	}
 	if err != nil {
 		l.Close()
 		return errors.Join(err, servers.stop())
@@ -78,8 +108,8 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 		l.Close()
 		return errors.Join(err, servers.stop())
 	}
-	for _, a := range addrs {
-		if _, err := m.files.AddDevice(ctx, "nfs://"+a+"/", false); err != nil {
+	for _, url := range urls {
+		if _, err := m.files.AddDevice(ctx, url, false); err != nil {
 			l.Close()
 			return errors.Join(err, m.close(), servers.stop())
 		}
@@ -125,9 +155,11 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
+func singleFile(dir string) string { return filepath.Join(dir, "single.json") }
+
 // readSingleState returns false if weftd single never ran on dir.
 func readSingleState(dir string) (state singleState, found bool, err error) {
-	name := filepath.Join(dir, "single.json")
+	name := singleFile(dir)
 	b, err := os.ReadFile(name)
 	if errors.Is(err, os.ErrNotExist) {
 		return state, false, nil
@@ -146,7 +178,7 @@ func (s *singleState) write(dir string) error {
 	if err != nil {
 		return err
 	}
-	name := filepath.Join(dir, "single.json")
+	name := singleFile(dir)
 	f, err := os.Create(name + ".new")
 	if err != nil {
 		return err
@@ -159,7 +191,7 @@ func (s *singleState) write(dir string) error {
 	return os.Rename(name+".new", name)
 }
 
-// startSingle starts the data servers of dir on the ports they had before, or free ones, and returns their addresses.
+// startSingle starts the data servers of dir on the ports they had before, or free ones, and returns their URLs.
 func (d *dataServers) startSingle(dir string, count int, host string, log *slog.Logger) ([]string, error) {
 	state, _, err := readSingleState(dir)
 	if err != nil {
@@ -169,8 +201,8 @@ func (d *dataServers) startSingle(dir string, count int, host string, log *slog.
 		return nil, fmt.Errorf("%s has %d data servers, so --data-servers %d would leave files without their data", dir, len(state.Ports), count)
 	}
 	state.Ports = append(state.Ports, make([]int, count-len(state.Ports))...)
-	addrs := make([]string, count)
-	for i := range addrs {
+	urls := make([]string, count)
+	for i := range urls {
 		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(state.Ports[i])))
 		if err != nil { // somebody has the port of before
 			if l, err = net.Listen("tcp", net.JoinHostPort(host, "0")); err != nil {
@@ -178,17 +210,17 @@ func (d *dataServers) startSingle(dir string, count int, host string, log *slog.
 			}
 		}
 		state.Ports[i] = l.Addr().(*net.TCPAddr).Port
-		addrs[i] = l.Addr().String()
+		urls[i] = "nfs://" + l.Addr().String() + "/"
 		if err := d.start(singleDataDir(dir, i), l, log); err != nil {
 			return nil, err
 		}
 	}
 	state.Host = host
-	return addrs, state.write(dir)
+	return urls, state.write(dir)
 }
 
-// startAgain starts the data servers that weftd single last ran on dir, where it last ran them; if it never ran there,
-// nothing.
+// startAgain starts the data servers and namespaces that weftd single last ran on dir, where it last ran them; if it never ran
+// there, nothing.
 func (d *dataServers) startAgain(dir string, log *slog.Logger) error {
 	state, found, err := readSingleState(dir)
 	if err != nil || !found {
@@ -203,7 +235,7 @@ func (d *dataServers) startAgain(dir string, log *slog.Logger) error {
 			return err
 		}
 	}
-	return nil
+	return d.namespaces.startAgain(dir, log)
 }
 
 func singleDataDir(dir string, i int) string { return filepath.Join(dir, "data", strconv.Itoa(i)) }

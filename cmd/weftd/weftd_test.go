@@ -58,7 +58,7 @@ func TestSingleState(t *testing.T) {
 	if _, found, err := readSingleState(dir); found || err != nil {
 		t.Fatalf("of an empty directory: %v, %v", found, err)
 	}
-	want := singleState{Host: "::1", Ports: []int{1, 2, 3}}
+	want := singleState{Host: "::1", Ports: []int{1, 2, 3}, Namespaces: []singleNamespace{{newUUID(), 4}, {newUUID(), 5}}}
 	if err := want.write(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -69,6 +69,9 @@ func TestSingleState(t *testing.T) {
 	var servers dataServers
 	if _, err := servers.startSingle(dir, 2, "127.0.0.1", newLog(false)); err == nil || len(servers.list) != 0 || !strings.Contains(err.Error(), "3 data servers") {
 		t.Errorf("fewer: %v", err)
+	}
+	if _, err := servers.namespaces.start(dir, 1, 0, "127.0.0.1", newLog(false)); err == nil || servers.namespaces.target != nil || !strings.Contains(err.Error(), "2 namespaces") {
+		t.Errorf("fewer namespaces: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "single.json"), []byte("{"), 0o644); err != nil {
 		t.Fatal(err)
@@ -91,7 +94,7 @@ func TestStartSingle(t *testing.T) {
 		return addrs
 	}
 	first := start(1)
-	l, err := net.Listen("tcp", first[0])
+	l, err := net.Listen("tcp", strings.Trim(first[0], "nfs:/"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,6 +140,11 @@ func TestExitCodes(t *testing.T) {
 		{"single", exitUsage},
 		{"single --dir " + dir + " --data-servers 0", exitUsage},
 		{"single --dir " + dir + " --no-such-flag", exitUsage},
+		{"single --dir " + dir + " --nvme -1", exitUsage},
+		{"single --dir " + dir + " --nvme 257", exitUsage},
+		{"single --dir " + dir + " --nvme 1 --data-servers -1", exitUsage},
+		{"single --dir " + dir + " --nvme 1 --nvme-size 1MiB", exitUsage},
+		{"single --dir " + dir + " --nvme 1 --nvme-size large", exitUsage},
 		{"data --dir a,b --listen 127.0.0.1:0", exitUsage},
 		{"data --dir= --listen=", exitUsage},
 		{"data --dir " + dir + " --listen 127.0.0.1:0 --io fast", exitUsage},

@@ -37,6 +37,9 @@ type Config struct {
 	Reorder bool   // pass on what was started between two Flushes in random order
 }
 
+// ErrQuiesced ends what was held back when its data file was quiesced.
+var ErrQuiesced = errors.New("faulty target quiesced")
+
 // ErrClosed ends what was held back when the target was closed.
 var ErrClosed = errors.New("faulty target closed")
 

@@ -2,6 +2,7 @@ package faulty_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"slices"
 	"sync"
@@ -209,5 +210,41 @@ func TestSeed(t *testing.T) {
 	a, b, c := run(1), run(1), run(2)
 	if !bytes.Equal(a, b) || bytes.Equal(a, c) {
 		t.Errorf("seed 1: %q and %q, seed 2: %q", a, b, c)
+	}
+}
+
+// quiet is a target that is a dataplane.Validator, of which only Quiesce is called.
+type quiet struct {
+	dataplane.Target
+	dataplane.Validator
+	told int
+}
+
+func (q *quiet) Quiesce(context.Context, *layout.DataFile) error {
+	q.told++
+	return nil
+}
+
+// TestQuiesce: what is held back ends, of the data file that is meant alone, and the wrapped target is told.
+func TestQuiesce(t *testing.T) {
+	s := targettest.NewServer(3)
+	inner := &quiet{Target: s.NewTarget(1<<20, 1<<20)}
+	target := faulty.New(inner, faulty.Config{Rules: []faulty.Rule{{Delay: time.Hour}}})
+	var dfs [2]*layout.DataFile
+	var ends [2]chan error
+	for i := range dfs {
+		dfs[i], ends[i] = s.NewFile(), make(chan error, 1)
+		target.Start(&layout.Op{Kind: layout.OpWrite, File: dfs[i], Data: []byte("x"), Done: func(op *layout.Op) { ends[i] <- op.Err }})
+	}
+	target.Flush()
+	if err := target.Quiesce(t.Context(), dfs[0]); err != nil || inner.told != 1 {
+		t.Errorf("told %d times, %v", inner.told, err)
+	}
+	if err := <-ends[0]; err != faulty.ErrQuiesced {
+		t.Error(err)
+	}
+	target.Close()
+	if err := <-ends[1]; err != faulty.ErrClosed {
+		t.Error(err)
 	}
 }

@@ -60,10 +60,31 @@
 //   - No answer, or not sent: on another path. A command that may have been carried out and changes the namespace waits until
 //     PathError.Gone, since its old copy could land behind newer data; what waits so has not ended, so its caller, who never has two writes
 //     to the same blocks under way, does not send newer data either.
+//   - No answer, as either side has ended the connection for what the other had sent: the same, but after five times in all it is the caller's.
 //   - Anything else is the caller's.
 //
 // With no usable path requests wait while some controller may come back, or for as long as Patience says, and fail when none may. Flush goes to one
 // path, as Linux does it: the controllers of a subsystem that share a namespace share its cache.
+//
+// A Request that was withdrawn is not sent (again). It ends when no controller can carry it out any more, as does one that SubsystemConfig.Alive
+// forbids to be sent: that is asked right before each sending, so what a host whose session is over has sent is all that its controllers get,
+// and that ends with their associations.
+//
+// # Reservations
+//
+// What is registered on a namespace, and the reservation, are of the host (its HOSTID), on all controllers. So one [Initiator] is one host. Targets
+// may forget them when they start anew. So what [Namespace.Register] and [Namespace.Reserve] are called for is done by the goroutines of
+// the addresses, on every association before its paths come into use, and on those that there are while all paths are out of use; the calls
+// wait for the first. That is Register, or Replace if there is another key, both with IEKEY, then Acquire if the reservation is wanted. An answer that
+// speaks of the path has it tried later; another error stays with the namespace, whose I/O goes on to be refused or not.
+//
+// Commands with an older key may be under way elsewhere. If such a one is answered, the newer key is registered after it. If its connection is lost the newer
+// key is registered once more after PathError.Gone, and no I/O goes out before.
+//
+// A host whose I/O was refused after it had registered has been fenced. It does not register again by itself, on no association; whoever has another session
+// calls Register ([Initiator.Rekey]). Nor does it when Alive says no. [Namespace.Preempt] names the type of the reservation, as it must, and
+// is an ordinary Request, which is repeated elsewhere after PathError.Gone only; if it is refused and the report does not show the key, somebody has
+// done it before, maybe we.
 //
 // # Discovery
 //
@@ -92,7 +113,7 @@
 // A Subsystem has one for each address, and a Discovery one for each connection. A Namespace has one while requests wait that can be sent;
 // on the good path a command takes no lock but its own and needs no memory.
 //
-// Lock order of paths: Subsystem.mu, Namespace.mu, Request.mu, then those of a Controller; member.mu is a leaf that OnState and OnEvent
+// Lock order of paths: Initiator.mu, Subsystem.mu, Namespace.mu, Request.mu, then those of a Controller; member.mu is a leaf that OnState and OnEvent
 // take. Discovery.turn is above Discovery.mu and held while OnChange runs.
 //
 // Lock order: Controller.turn, association.mu, queue.mu, stream.mu or sender.mu; Controller.mu is a leaf. The last two of a

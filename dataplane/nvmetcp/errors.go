@@ -18,6 +18,7 @@ var ErrReset = errors.New("reset")
 var (
 	errControllerLoss = errors.New("away for longer than the controller-loss time-out")
 	errHungUp         = errors.New("closed by the controller")
+	errTermReq        = errors.New("ended by the controller") // for what it was sent
 )
 
 type resetError struct{ reason string }

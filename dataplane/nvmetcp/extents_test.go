@@ -151,6 +151,86 @@ func TestTargetHoles(t *testing.T) {
 	}
 }
 
+// What was written to INVALID extents is there for readers to whom it is a hole, since they asked before the service knew of it.
+func TestTargetOwnHoles(t *testing.T) {
+	s := newMemSpace(t, cachedFormat, 4<<20, 1)
+	target := newTestTarget(t, s)
+	rw := &layout.DataFile{Handles: [][]byte{{1}}, Generation: 1, Extents: []layout.Extent{
+		{Off: 0, Len: 2048, Addr: 1 << 20, State: layout.ExtentInvalid}, {Off: 2048, Len: 2048, Addr: 2 << 20, State: layout.ExtentInvalid}}}
+	data := bytes.Repeat([]byte("written "), 192)
+	mustWrite(t, target, rw, 1024, data, layout.Unstable)
+	want := append(make([]byte, 1024), data...)
+	want = append(want, make([]byte, 4096-len(want))...)
+	for name, df := range map[string]*layout.DataFile{
+		"nothing":       {Handles: rw.Handles, Generation: 1},
+		"a hole":        {Handles: rw.Handles, Generation: 1, Extents: []layout.Extent{{Off: 0, Len: 4096, State: layout.ExtentNone}}},
+		"some of it":    {Handles: rw.Handles, Generation: 1, Extents: rw.Extents[:1]},
+		"a hole, later": {Handles: rw.Handles, Generation: 1, Extents: []layout.Extent{{Off: 2048, Len: 512, State: layout.ExtentNone}}},
+	} {
+		if got := mustRead(t, target, df, 0, 4096); !bytes.Equal(got, want) {
+			t.Errorf("%s: what was written is not what is read", name)
+		}
+		if got := mustRead(t, target, df, 1000, 100); !bytes.Equal(got, want[1000:1100]) {
+			t.Errorf("%s: part of what was written is not what is read", name)
+		}
+		for _, c := range []struct {
+			off, want int64
+			hole      bool
+		}{{512, 1024, false}, {512, 512, true}, {1024, 2560, true}, {2048, 2048, false}} {
+			at, found, err := target.Seek(t.Context(), df, layout.Column{}, c.off, 4096-c.off, c.hole)
+			if err != nil || !found || at != c.want {
+				t.Errorf("%s: seek from %d of a hole %v: %d, %v, %v; want %d", name, c.off, c.hole, at, found, err, c.want)
+			}
+		}
+	}
+	reads := s.count(wire.OpRead)
+	if got := mustRead(t, target, &layout.DataFile{Handles: rw.Handles, Generation: 2}, 0, 4096); !isZeros(got) || s.count(wire.OpRead) != reads {
+		t.Error("a hole of a newer generation is not zeros")
+	}
+}
+
+// What is lost is sent again to where it was written, though the segment that was used last has only other extents.
+func TestResendByOwnExtents(t *testing.T) {
+	s := newMemSpace(t, cachedFormat, 4<<20, 1)
+	plane, err := dataplane.New(dataplane.Config{
+		Dial: func(layout.DeviceID) (dataplane.Target, error) { return NewTarget(s) }, RetainBytes: 1 << 20,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plane.Close()
+	f := plane.NewFile()
+	ctx, cancel := context.WithTimeout(t.Context(), testPatience)
+	defer cancel()
+	for i := range int64(3) {
+		df := layout.DataFile{Handles: [][]byte{{1}}, Generation: 1, Extents: []layout.Extent{
+			{Off: i * 4096, Len: 4096, Addr: 1<<20 + i*8192, State: layout.ExtentState(2 * (i % 2))}}}
+		seg := &layout.Segment{Range: layout.Range{Off: i * 4096, Len: 4096}, IOMode: layout.IOModeRW, OnNamespaces: true,
+			Mirrors: []layout.Mirror{{Servers: []layout.DataFile{df}}}}
+		done := make(chan error, 1)
+		f.StartWrite(&dataplane.Write{Segment: seg, Data: bytes.Repeat([]byte{byte(i + 1)}, 4096), Off: i * 4096, Done: func(err error) { done <- err }})
+		plane.Flush()
+		if err := await(ctx, done); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.fail(1)
+	f.Renew(&layout.Segment{Range: layout.Range{Len: layout.ToEOF}, IOMode: layout.IOModeRW,
+		Mirrors: []layout.Mirror{{Servers: []layout.DataFile{{Handles: [][]byte{{1}}}}}}})
+	if err := f.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for i := range int64(3) {
+		at := 1<<20 + i*8192
+		if got := s.stable[at : at+4096]; !bytes.Equal(got, bytes.Repeat([]byte{byte(i + 1)}, 4096)) {
+			t.Errorf("write %d is not where it belongs", i)
+		}
+	}
+	if all := f.Written(); len(all) != 1 || !slices.Equal(all[0].Ranges, []layout.Range{{Off: 4096, Len: 4096}}) {
+		t.Errorf("written is %v", all)
+	}
+}
+
 func TestTargetInvalid(t *testing.T) {
 	s := newMemSpace(t, cachedFormat, 4<<20, 2)
 	target := newTestTarget(t, s)

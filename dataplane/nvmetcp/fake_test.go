@@ -2,6 +2,7 @@ package nvmetcp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -79,6 +80,7 @@ type fakeController struct {
 	silence bool // no command is answered
 	made    uint64
 	why     error  // it is not live
+	cause   error  // of what cut ends; nil: none in particular
 	pause   func() // called once, before the next command is started
 }
 
@@ -194,7 +196,7 @@ func (c *fakeController) Limits() Limits {
 }
 
 func (c *fakeController) lost(sent bool) error {
-	e := &PathError{Addr: c.cfg.Addr, NQN: c.cfg.SubsysNQN, State: c.state, Sent: sent, Err: errors.New("cut")}
+	e := &PathError{Addr: c.cfg.Addr, NQN: c.cfg.SubsysNQN, State: c.state, Sent: sent, Err: cmp.Or(c.cause, errors.New("cut"))}
 	if sent {
 		e.Gone = time.Now().Add(c.gone)
 	}

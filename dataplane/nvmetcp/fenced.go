@@ -22,12 +22,13 @@ func (e *LayoutError) Error() string {
 // Errno returns ESTALE, as for a file handle that is not valid any more.
 func (e *LayoutError) Errno() syscall.Errno { return syscall.ESTALE }
 
-// FencedError is a command that was refused since a reservation keeps this host out.
+// FencedError is a command that was refused since a reservation keeps this host out, or that was not sent since this host has no session
+// any more.
 type FencedError struct{ Err error }
 
 func (e *FencedError) Error() string { return fmt.Sprintf("this host is fenced: %v", e.Err) }
 
-// Unwrap returns the controller's answer.
+// Unwrap returns why: the controller's answer, if there is one.
 func (e *FencedError) Unwrap() error { return e.Err }
 
 // Errno returns EACCES, as for credentials that are not valid any more.
@@ -35,12 +36,14 @@ func (e *FencedError) Errno() syscall.Errno { return syscall.EACCES }
 
 // translate is the error of a command for those who know layouts.
 func translate(err error) error {
-	if err == nil {
-		return nil
-	}
-	var status wire.Status
-	if errors.As(err, &status) && status.Class() == wire.ClassFenced {
+	if fenced(err) {
 		return &FencedError{err}
 	}
 	return err
+}
+
+// fenced reports whether err is a controller's answer that a reservation keeps this host out.
+func fenced(err error) bool {
+	status, ok := errors.AsType[wire.Status](err)
+	return ok && status.Class() == wire.ClassFenced
 }

@@ -98,12 +98,12 @@ func openSubsystem(t *testing.T, addrs ...string) (*nvmetcp.Subsystem, *nvmetcp.
 
 // cable is between host and target: it can be cut, or go silent.
 type cable struct {
-	to     string
 	l      net.Listener
 	silent atomic.Bool
 	wg     sync.WaitGroup
 
 	mu    sync.Mutex
+	to    string
 	conns []net.Conn
 }
 
@@ -133,7 +133,10 @@ func (c *cable) accept() {
 		if err != nil {
 			return
 		}
-		b, err := net.Dial("tcp", c.to)
+		c.mu.Lock()
+		to := c.to
+		c.mu.Unlock()
+		b, err := net.Dial("tcp", to)
 		if err != nil {
 			a.Close()
 			continue
@@ -169,6 +172,14 @@ func (c *cable) carry(dst, src net.Conn) {
 			return
 		}
 	}
+}
+
+// plug makes it lead elsewhere, and closes all connections.
+func (c *cable) plug(to string) {
+	c.mu.Lock()
+	c.to = to
+	c.mu.Unlock()
+	c.cut()
 }
 
 // cut closes all connections.

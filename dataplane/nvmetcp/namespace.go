@@ -16,14 +16,15 @@ import (
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
 
-// maxTries is how often a command is repeated that the controller has answered with an error, as Linux has it.
+// maxTries is how often a command is repeated that the controller has answered with an error, as Linux has it, and to how many associations
+// it is sent that end by a breach of the protocol.
 const maxTries = 5
 
 // Request is one command to a Namespace. From Start until Done it and Data belong to the namespace. It may be used again, also from
 // its own Done, but not before a Detach of it has returned.
 type Request struct {
 	// Command is what to do, and afterwards how it ended. NSID, Association and Command.Done are set by Start. Err is also a *[GoneError], a
-	// *[NoPathError] or a *layout.TimeoutError.
+	// *[NoPathError], a *layout.TimeoutError, a *[FencedError] since the host has no session, or ErrWithdrawn.
 	Command
 	// Done is called exactly once, from any goroutine, never from within Start; it must be short and not block.
 	Done func(*Request)
@@ -36,6 +37,7 @@ type Request struct {
 	mu        sync.Mutex // of what Detach needs; below Namespace.mu
 	live      bool       // between Start and Done
 	detached  bool
+	withdrawn bool
 	detaching int    // calls of Detach that the controller is busy with
 	private   []byte // instead of Data, once detached
 
@@ -46,6 +48,7 @@ type Request struct {
 	same       bool  // on path, if that is usable
 	tries      int
 	pathTries  int
+	breaks     int // associations that have ended by a breach of the protocol while they had it
 	why        error
 	held       bool
 	prev, next *Request
@@ -65,6 +68,7 @@ type Namespace struct {
 	fixed  atomic.Bool
 	blocks atomic.Uint64
 	paths  atomic.Pointer[pathSet]
+	reg    registration // guarded by Subsystem.mu
 
 	mu         sync.Mutex // below Subsystem.mu, above Request.mu
 	head, tail *Request   // held: waiting for a path, or for a time
@@ -109,15 +113,17 @@ func (n *Namespace) Start(r *Request) {
 	r.Status, r.Result, r.Err = 0, 0, nil
 	r.ns, r.path = n, nil
 	r.mu.Lock()
-	r.live, r.detached, r.private = true, false, nil
+	r.live, r.detached, r.withdrawn, r.private = true, false, false, nil
 	r.mu.Unlock()
 	now := clock()
-	r.started, r.until, r.unknown, r.same, r.tries, r.pathTries, r.why = now, now, false, false, 0, 0, nil
-	if p := n.choose(r, now); p != nil && r.send(p, now) {
-		return
+	r.started, r.until, r.unknown, r.same, r.tries, r.pathTries, r.breaks, r.why = now, now, false, false, 0, 0, 0, nil
+	if n.s.alive() {
+		if p := n.choose(r, now); p != nil && r.send(p, now) {
+			return
+		}
 	}
 	n.mu.Lock()
-	n.hold(r)
+	n.hold(r) // also for what must not be sent: it does not end within Start
 	n.mu.Unlock()
 }
 
@@ -185,6 +191,23 @@ func (n *Namespace) Detach(r *Request) {
 	}
 }
 
+// ErrWithdrawn ends what was withdrawn.
+var ErrWithdrawn = errors.New("nvmetcp: the request was withdrawn")
+
+// Withdraw has r not be sent any more. If it waits to be, it ends with ErrWithdrawn: at once, or when a controller that may have got it is known to
+// have given it up. What was given to a controller ends by that one's answer, if there is one. Withdraw of a Request that has ended does nothing.
+func (n *Namespace) Withdraw(r *Request) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	r.mu.Lock()
+	r.withdrawn = r.live
+	wake := r.live && r.held
+	r.mu.Unlock()
+	if wake {
+		n.wakeLocked()
+	}
+}
+
 // choose returns the path for r now, or nil.
 func (n *Namespace) choose(r *Request, now int64) *path {
 	if r.same && r.path.usable() != classOut {
@@ -238,6 +261,9 @@ func (r *Request) end(err error) {
 // failed decides what becomes of r, whose path has ended it with an error.
 func (n *Namespace) failed(r *Request, now int64) {
 	p, v := r.path, judge(r.Err, r.modifies())
+	if r.Raw == nil && fenced(r.Err) { // a reservation command that conflicts says nothing of that
+		n.refused(r.began)
+	}
 	if v.need != 0 {
 		p.stale.Store(true)
 		p.link.m.suspect(p.link, v.need)
@@ -259,6 +285,9 @@ func (n *Namespace) failed(r *Request, now int64) {
 		}
 	case doWait:
 		r.unknown = true
+	}
+	if broke(r.Err) {
+		r.breaks++
 	}
 	if v.what == doFail || r.tries > maxTries || r.pathTries > maxTries*max(len(n.paths.Load().list), 1) || v.alone && n.choose(r, now) == nil {
 		r.end(r.Err)
@@ -380,7 +409,7 @@ func (n *Namespace) pump() {
 // changes, if that is earlier. mu is held.
 func (n *Namespace) verdict(r *Request, now int64, limit layout.Patience, hopeless error, next *int64) error {
 	r.mu.Lock()
-	detaching, detached := r.detaching > 0, r.detached
+	detaching, detached, withdrawn := r.detaching > 0, r.detached, r.withdrawn
 	r.mu.Unlock()
 	if detaching {
 		return nil // Detach wakes us
@@ -397,6 +426,15 @@ func (n *Namespace) verdict(r *Request, now int64, limit layout.Patience, hopele
 	}
 	if early && r.unknown {
 		return nil
+	}
+	if withdrawn {
+		return ErrWithdrawn
+	}
+	if r.breaks >= maxTries {
+		return fmt.Errorf("%w: as were the %d before that had this command: is the target's software right? It is not sent again", r.why, maxTries-1)
+	}
+	if !n.s.alive() {
+		return &FencedError{errLapsed}
 	}
 	if limit.Time > 0 {
 		deadline := r.started + int64(limit.Time)
@@ -490,6 +528,17 @@ type judgement struct {
 	need  need // the path is out until this was read
 	alone bool // fails if there is no other path at this moment
 	reset bool // reset the controller
+}
+
+// broke reports whether a command was lost with an association that one side has ended for what the other had sent: it may be
+// that command's doing. Connections that are lost otherwise may be so for any number of times.
+func broke(err error) bool {
+	lost, ok := errors.AsType[*PathError](err)
+	if !ok || !lost.Sent {
+		return false
+	}
+	_, wrong := errors.AsType[*wire.ProtocolError](lost.Err)
+	return wrong || errors.Is(lost.Err, errTermReq)
 }
 
 // goneAtLatest is after how long a lost association counts as given up if its controller's times are not known.

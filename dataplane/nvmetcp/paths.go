@@ -79,8 +79,9 @@ type path struct {
 	served, bytes, failed atomic.Uint64
 
 	// Guarded by Subsystem.mu.
-	found found
-	why   string // it is out; "" if it is not
+	found  found
+	listed uint64 // the association on which the namespace's registration was made, or cannot be
+	why    string // it is out; "" if it is not
 }
 
 // usable is the path's class at this moment.

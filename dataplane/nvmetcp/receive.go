@@ -72,7 +72,7 @@ func (q *queue) receive() ([]byte, error) {
 		}
 		var p wire.TermReq
 		if err = p.Decode(h, b); err == nil {
-			err = fmt.Errorf("ended by the controller: %v (%#x)", p.Fatal, p.Info)
+			err = fmt.Errorf("%w: %v (%#x)", errTermReq, p.Fatal, p.Info)
 		}
 		return nil, err
 	default:

@@ -79,8 +79,16 @@ func (p *part) begin() {
 	t.mu.Unlock()
 	switch {
 	case there:
-		p.req.Op, p.req.Data, p.req.FUA = wire.OpRead, p.scratch, false
-		t.space.Start(&p.req)
+		o.mu.Lock()
+		stop := o.stop
+		if stop == nil {
+			p.req.Op, p.req.Data, p.req.FUA = wire.OpRead, p.scratch, false
+			t.space.Start(&p.req)
+		}
+		o.mu.Unlock()
+		if stop != nil {
+			p.ended(stop)
+		}
 	case o.kind == opZero:
 		p.ended(nil) // it is zeros as it is
 	default:
@@ -93,20 +101,20 @@ func (p *part) begin() {
 func (p *part) write() {
 	o := p.o
 	o.mu.Lock()
-	closed := o.closed
+	if stop := o.stop; stop != nil {
+		o.mu.Unlock()
+		p.ended(stop)
+		return
+	}
 	if changed := p.scratch[p.from:p.to]; o.kind == opZero {
 		clear(changed)
-	} else if !closed {
+	} else {
 		copy(changed, p.bytes)
-	}
-	o.mu.Unlock()
-	if closed {
-		p.ended(errTargetClosed)
-		return
 	}
 	p.writing = true
 	p.req.Op, p.req.Data, p.req.FUA = wire.OpWrite, p.scratch, o.fua
 	o.t.space.Start(&p.req)
+	o.mu.Unlock()
 }
 
 // done is the end of a command.

@@ -108,8 +108,10 @@ func scan(ctx context.Context, c controller, where string) (list []found, refuse
 func inspect(ctx context.Context, c controller, nsid uint32) (f found, exists bool, bad, err error) {
 	ns, err := c.IdentifyNamespace(ctx, nsid)
 	switch _, answered := errors.AsType[*StatusError](err); {
-	case errors.Is(err, wire.StatusInvalidNamespace), err == nil && !ns.Exists():
+	case errors.Is(err, wire.StatusInvalidNamespace), err == nil && *ns == wire.Namespace{}:
 		return f, false, nil, nil // it went away
+	case err == nil && !ns.Exists():
+		return f, true, errors.New("has no blocks: give it a size at the target"), nil
 	case answered || errors.Is(err, wire.ErrInvalid):
 		return f, true, fmt.Errorf("cannot be used: %w", err), nil
 	case err != nil:

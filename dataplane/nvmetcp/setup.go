@@ -137,7 +137,7 @@ func (c *Controller) advice(e *wire.CommandError) string {
 	}
 	switch e.Status {
 	case wire.StatusConnectHost:
-		return fmt.Sprintf("allow host %s to use the subsystem", c.cfg.HostNQN)
+		return fmt.Sprintf("allow host %s to use the subsystem, and see that no other host has its HOSTID, %x", c.cfg.HostNQN, c.cfg.HostID)
 	case wire.StatusConnectParameter:
 		switch p := wire.ConnectParam(uint32(e.Result)); {
 		case p.InData && p.Offset == wire.ConnectSubsysNQNOffset:

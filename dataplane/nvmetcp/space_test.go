@@ -126,6 +126,20 @@ func (s *memSpace) Flush() {
 	s.mu.Unlock()
 }
 
+func (s *memSpace) Withdraw(r *Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, list := range []*[]*Request{&s.started, &s.queue} {
+		if i := slices.Index(*list, r); i >= 0 {
+			*list = slices.Delete(*list, i, i+1)
+			go func() {
+				r.Err = ErrWithdrawn
+				r.Done(r)
+			}()
+		}
+	}
+}
+
 func (s *memSpace) serve() {
 	for {
 		s.mu.Lock()

@@ -95,23 +95,24 @@ func (t *Target) Seek(ctx context.Context, df *layout.DataFile, col layout.Colum
 			return &LayoutError{Op: "SEEK", Off: from, Len: to - from, Why: older}
 		}
 		for x := find(df.Extents, from); from < to; {
-			next, data := to, false
+			e := layout.Extent{Off: from, Len: to - from, State: layout.ExtentNone}
 			if x < len(df.Extents) && df.Extents[x].Off > from {
-				next = min(to, df.Extents[x].Off)
+				e.Len = min(e.Len, df.Extents[x].Off-from)
 			} else if x < len(df.Extents) {
-				e := &df.Extents[x]
-				next = min(to, e.End())
-				switch e.State {
-				case layout.ExtentReadWrite, layout.ExtentRead:
-					data = true
-				case layout.ExtentInvalid:
-					if w != nil {
-						next, data = w.next(from, next, e.Addr-e.Off)
-					}
-				}
-				if next == e.End() {
-					x++
-				}
+				e = df.Extents[x]
+			}
+			next, data := min(to, e.End()), false
+			switch {
+			case e.State == layout.ExtentReadWrite || e.State == layout.ExtentRead:
+				data = true
+			case w == nil:
+			case e.State == layout.ExtentInvalid:
+				next, data = w.next(from, next, e.Addr-e.Off)
+			default:
+				next, _, data = w.where(from, next)
+			}
+			if x < len(df.Extents) && next == df.Extents[x].End() {
+				x++
 			}
 			if data != hole {
 				at, found = from, true

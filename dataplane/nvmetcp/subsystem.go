@@ -28,6 +28,9 @@ type SubsystemConfig struct {
 	Patience layout.Patience
 	// IDs is where this process notes which namespace is whose; nil: it is not compared with other subsystems.
 	IDs *IDs
+	// Alive is asked before each command to a namespace is sent, or sent again, and must be quick; nil: always. When it returns false the
+	// request ends with a *[FencedError].
+	Alive func() bool
 }
 
 // Subsystem is the controllers of one NVMe subsystem, each at an address of its own, and the namespaces that they share. An
@@ -59,15 +62,21 @@ func Open(ctx context.Context, cfg SubsystemConfig) (*Subsystem, error) {
 }
 
 func open(ctx context.Context, cfg SubsystemConfig, dial func(context.Context, Config) (controller, error)) (*Subsystem, error) {
-	if len(cfg.Addrs) == 0 {
-		return nil, fmt.Errorf("nvmetcp: subsystem %s: no address", cfg.Controller.SubsysNQN)
+	s, err := newSubsystem(cfg, dial)
+	if err != nil {
+		return nil, err
 	}
-	for _, addr := range cfg.Addrs {
-		c := cfg.Controller
-		c.Addr = addr
-		if err := c.Validate(); err != nil {
-			return nil, err
-		}
+	if err := s.first(ctx); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// newSubsystem begins to connect to the addresses.
+func newSubsystem(cfg SubsystemConfig, dial func(context.Context, Config) (controller, error)) (*Subsystem, error) {
+	if err := checkAddrs(cfg.Controller, cfg.Addrs); err != nil {
+		return nil, err
 	}
 	if err := defaults(&cfg.Controller); err != nil {
 		return nil, err
@@ -80,10 +89,6 @@ func open(ctx context.Context, cfg SubsystemConfig, dial func(context.Context, C
 	s.links.Store(new([]*link))
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.SetAddrs(cfg.Addrs)
-	if err := s.first(ctx); err != nil {
-		s.Close()
-		return nil, err
-	}
 	return s, nil
 }
 
@@ -231,6 +236,88 @@ func (s *Subsystem) Namespace(nsid uint32) (*Namespace, error) {
 		s.nqn, strings.Join(s.addrs(), ", "), nsid, there)
 }
 
+// find returns a namespace when it has been found, on any controller. It gives up when all of them have been looked at once more
+// without finding it, with what is known of it, or cannot be reached, with why, or when ctx ends.
+func (s *Subsystem) find(ctx context.Context, nsid uint32) (*Namespace, error) {
+	var asked map[*member]uint64 // scans before they were asked to look again
+	for {
+		s.mu.Lock()
+		changed := s.changed
+		n := s.spaces[nsid]
+		there := n != nil && len(n.paths.Load().list) > 0
+		settled, reached := true, false
+		var errs []error
+		for _, m := range s.members {
+			switch {
+			case m.link == nil && m.err != nil:
+				errs = append(errs, m.err)
+			case m.link == nil || !m.scanned && m.err == nil:
+				settled = false
+			case m.scanned && m.link.ctl.State() != StateLive:
+				errs = append(errs, m.link.lost())
+			case !m.scanned:
+				errs = append(errs, m.err)
+			default:
+				reached = true
+				settled = settled && (asked == nil || m.scans > asked[m])
+			}
+		}
+		if !there && settled && reached && asked == nil {
+			asked, settled = map[*member]uint64{}, false
+			for _, m := range s.members {
+				asked[m] = m.scans
+				m.again()
+			}
+		}
+		closed := s.ctx.Err() != nil
+		s.mu.Unlock()
+		switch {
+		case closed:
+			return nil, ErrClosed
+		case there:
+			return n, nil
+		case settled && !reached:
+			return nil, errors.Join(errs...)
+		case settled:
+			return s.Namespace(nsid)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, errors.Join(append(errs, fmt.Errorf("nvmetcp: looking for namespace %d of %s at %s: %w", nsid, s.nqn, strings.Join(s.Addrs(), ", "), ctx.Err()))...)
+		}
+	}
+}
+
+// add adds addresses. Calls of it and SetAddrs come one after the other.
+func (s *Subsystem) add(addrs []string) error {
+	if err := checkAddrs(s.cfg.Controller, addrs); err != nil {
+		return err
+	}
+	have := s.Addrs()
+	for _, addr := range addrs {
+		if !slices.Contains(have, addr) {
+			have = append(have, addr)
+		}
+	}
+	s.SetAddrs(have)
+	return nil
+}
+
+// checkAddrs tells what is wrong with addresses or the rest of c.
+func checkAddrs(c Config, addrs []string) error {
+	if len(addrs) == 0 {
+		return fmt.Errorf("nvmetcp: subsystem %s: no address", c.SubsysNQN)
+	}
+	for _, addr := range addrs {
+		c.Addr = addr
+		if err := c.Validate(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // addrs is Addrs with mu held.
 func (s *Subsystem) addrs() []string {
 	var addrs []string
@@ -317,6 +404,7 @@ func (s *Subsystem) apply(m *member, l *link, list []found, refused map[uint32]e
 		}
 	}
 	m.scanned = true
+	m.scans++
 	m.err = nil
 	s.refresh()
 }
@@ -458,7 +546,11 @@ func (p *path) judge(n *Namespace) (class, string) {
 	if want := n.blocks.Load(); p.found.blocks != want {
 		return classOut, fmt.Sprintf("has %d blocks, the namespace has %d", p.found.blocks, want)
 	}
-	return p.link.ana.class(p.found.nsid, p.found.group)
+	c, why := p.link.ana.class(p.found.nsid, p.found.group)
+	if c != classOut && n.reg.key != 0 && !n.reg.refused && !p.enlisted() {
+		return classOut, "the reservation key is to be registered"
+	}
+	return c, why
 }
 
 // needs are what is to be read from a controller.
@@ -467,6 +559,7 @@ type need uint8
 const (
 	needANA  need = 1 << iota // the ANA log
 	needScan                  // the namespaces
+	needKey                   // and to be told: reservation keys
 )
 
 // member is one address of a subsystem.
@@ -479,7 +572,8 @@ type member struct {
 
 	// Guarded by Subsystem.mu.
 	link    *link
-	scanned bool // link has been looked at at least once
+	scanned bool   // link has been looked at at least once
+	scans   uint64 // how often any has been
 	err     error
 	since   time.Time // of err, without a connection meanwhile
 	final   bool      // err is for good, as far as the controller tells
@@ -652,7 +746,9 @@ func (m *member) serve(l *link) {
 			if err := m.refresh(l, &change); err == nil {
 				failures.reset()
 			} else if m.ctx.Err() == nil {
-				m.unreadable(err)
+				if err != errLapsed {
+					m.unreadable(err)
+				}
 				retry = time.After(failures.next())
 			}
 		}
@@ -702,6 +798,9 @@ func (m *member) refresh(l *link, change *anaTimer) error {
 		}
 		association := l.ctl.Info().Association
 		err := m.read(l, need, change)
+		if err == nil {
+			err = m.enlist(l, association)
+		}
 		m.mu.Lock()
 		if err != nil {
 			l.need |= need

@@ -427,6 +427,9 @@ func TestRefused(t *testing.T) {
 			f.spaces[2] = newFakeSpace(2, 64, 1)
 			f.spaces[2].ns.Metadata = 8
 		}, 2, "", "8 bytes of metadata"},
+		"no blocks": {func(f *fakeTarget) {
+			f.spaces[2] = newFakeSpace(2, 0, 1)
+		}, 2, "", "has no blocks"},
 		"zoned": {func(f *fakeTarget) {
 			f.spaces[2] = newFakeSpace(2, 64, 1)
 			f.spaces[2].ids.CSI, f.spaces[2].ids.HasCSI = 2, true

@@ -21,6 +21,7 @@ type Space interface {
 	Start(*Request)
 	Flush()
 	Detach(*Request)
+	Withdraw(*Request)
 	Format() Format
 	// Lost is a number that rises whenever what was written and not flushed may have been lost, before the first answer that
 	// shows it.
@@ -35,7 +36,8 @@ type Space interface {
 // An Op goes by the extents of its own DataFile. What is in no extent, or in a hole, reads as zeros without I/O; a write there, or to an
 // extent that is for reading, fails with a [*LayoutError] before anything is sent. An INVALID extent reads as zeros
 // without I/O but for those of its blocks that this Target has written: which these are is kept for each data file
-// (type written), and only they are ever read, so that what the device held before is seen by nobody. Data files have no end
+// (type written), and only they are ever read, so that what the device held before is seen by nobody. So does a hole, as a layout for reading
+// says of INVALID extents. Data files have no end
 // here: EOF is never told.
 //
 // An Op becomes one command for each part that lies together, cut to what the namespace takes, straight from and to
@@ -62,7 +64,8 @@ type Space interface {
 //
 // # Locks
 //
-// operation.mu comes before Target.mu. Neither is held while a Done runs or Space.Detach; Space.Start is called with the first.
+// operation.mu comes before Target.mu. Neither is held while a Done runs or Space.Detach; Space.Start and Space.Withdraw are called with the
+// first, so that whoever stops an operation finds either that a command was started or that it is not going to be.
 type Target struct {
 	space    Space
 	format   Format
@@ -98,7 +101,10 @@ const maxOp = 4 << 20
 // older is why a LayoutError came about whose extents are too old.
 const older = "its extents are of an earlier generation"
 
-var errTargetClosed = errors.New("nvmetcp: target is closed")
+var (
+	errTargetClosed = errors.New("nvmetcp: target is closed")
+	errForsaken     = errors.New("nvmetcp: the copy was given up")
+)
 
 // NewTarget makes a target for data files on a namespace. It does no I/O. The Space stays the caller's, who closes it after
 // the Target.
@@ -156,8 +162,9 @@ type operation struct {
 	generation uint64 // of op.File
 	data       []byte
 	err        error
-	detached   bool // data is not ours any more
-	closed     bool // nothing is begun any more
+	detached   bool          // data is not ours any more
+	stop       error         // why nothing is begun any more
+	over       chan struct{} // closed when it has ended, if somebody waits for that
 	parts      []*part
 	gaps       [][]byte // READ: of data, that are zeros
 
@@ -180,7 +187,7 @@ func (t *Target) start(op *layout.Op, kind opKind, n int64) {
 	o.mu.Lock()
 	o.kind, o.off, o.end, o.op, o.data, o.generation = kind, op.Off, op.Off+n, op, op.Data, op.File.Generation
 	o.fua = t.format.Cached && (kind == opZero || kind == layout.OpWrite && op.Stable != layout.Unstable)
-	o.detached, o.closed, o.err, o.known, o.doubt = false, false, nil, nil, false
+	o.detached, o.stop, o.err, o.known, o.doubt = false, nil, nil, nil, false
 	op.Target = o
 	t.mu.Lock()
 	if t.closed {
@@ -292,7 +299,8 @@ func (o *operation) plan() error {
 			o.know(false)
 			o.sift(at, to, delta)
 		case o.kind == layout.OpRead:
-			o.gap(at, to)
+			o.know(false)
+			o.seekOwn(at, to)
 		case state == layout.ExtentNone && o.kind == opZero:
 		case state == layout.ExtentNone:
 			return o.refused(at, to, "a hole")
@@ -353,6 +361,23 @@ func (o *operation) sift(at, to, delta int64) {
 			o.doubt = o.doubt || o.kind == layout.OpRead
 			o.cut(at, next, delta, true)
 		case o.kind == layout.OpRead:
+			o.gap(at, next)
+		}
+		at = next
+	}
+}
+
+// seekOwn makes parts of those blocks that were written of what is a hole to readers.
+func (o *operation) seekOwn(at, to int64) {
+	for at < to {
+		next, delta, is := to, int64(0), false
+		if o.known != nil {
+			next, delta, is = o.known.where(at, to)
+		}
+		if is {
+			o.doubt = true
+			o.cut(at, next, delta, true)
+		} else {
 			o.gap(at, next)
 		}
 		at = next
@@ -484,13 +509,17 @@ func (o *operation) finish() {
 	}
 	o.mu.Lock()
 	op, err := o.op, o.err
-	o.op, o.data, o.known = nil, nil, nil
+	over := o.over
+	o.op, o.data, o.known, o.over = nil, nil, nil, nil
 	if err == nil && o.detached && o.kind != layout.OpWrite {
 		err = context.Canceled
 	}
 	o.mu.Unlock()
 	if op != nil {
 		o.answer(op, err)
+	}
+	if over != nil {
+		close(over)
 	}
 	o.freeParts()
 	t.operations.Put(o)
@@ -505,7 +534,7 @@ func (o *operation) again() bool {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.op == nil || o.detached {
+	if o.op == nil || o.detached || o.stop != nil {
 		return false
 	}
 	if o.kind == opZero && errors.Is(o.err, wire.StatusInvalidOpcode) {
@@ -652,7 +681,7 @@ func (t *Target) Close() error {
 	t.mu.Unlock()
 	for _, o := range live {
 		o.mu.Lock()
-		o.closed = true
+		o.stop = errTargetClosed
 		if o.op == nil {
 			o.mu.Unlock()
 		} else {
@@ -660,6 +689,41 @@ func (t *Target) Close() error {
 		}
 	}
 	t.endRest()
+	return nil
+}
+
+// Quiesce implements dataplane.Validator.
+func (t *Target) Quiesce(ctx context.Context, df *layout.DataFile) error {
+	t.mu.Lock()
+	var live []*operation
+	for o := t.live; o != nil; o = o.next {
+		live = append(live, o)
+	}
+	t.mu.Unlock()
+	var ends []chan struct{}
+	for _, o := range live {
+		o.mu.Lock()
+		// It may be another one by now, for the same data file or not.
+		if o.op != nil && o.kind != layout.OpCommit && bytes.Equal(o.op.File.Handles[0], df.Handles[0]) {
+			o.stop = errForsaken
+			for _, p := range o.parts {
+				t.space.Withdraw(&p.req)
+			}
+			if o.over == nil {
+				o.over = make(chan struct{})
+			}
+			ends = append(ends, o.over)
+		}
+		o.mu.Unlock()
+	}
+	t.Flush()
+	for _, end := range ends {
+		select {
+		case <-end:
+		case <-ctx.Done():
+			return fmt.Errorf("nvmetcp: waiting for the end of what was started on a copy that was given up: %w", ctx.Err())
+		}
+	}
 	return nil
 }
 

@@ -83,6 +83,25 @@ func (w *written) next(at, to, delta int64) (next int64, is bool) {
 	return end, false
 }
 
+// where finds the block at: whether it was written, where, and up to where that is so or not, at most to.
+func (w *written) where(at, to int64) (next, delta int64, is bool) {
+	next = to
+	for _, m := range [...]*rangemap.Map[mark]{&w.valid, &w.stable, &w.fresh} {
+		m.Overlapping(at, to, func(e *rangemap.Entry[mark]) bool {
+			if is = e.Off <= at; is {
+				next, delta = min(to, e.End), e.Val.delta
+			} else {
+				next = min(next, e.Off)
+			}
+			return false
+		})
+		if is {
+			break
+		}
+	}
+	return next, delta, is
+}
+
 // has reports whether the block of p was written, in this generation.
 func (w *written) has(p *part, generation uint64, block int64) bool {
 	if w.generation != generation {

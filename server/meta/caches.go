@@ -231,6 +231,9 @@ func (s *Service) endCaches(ctx context.Context, id layout.FileID, such func(*sc
 	}
 	if err == nil && len(read) > 0 {
 		if err = s.tell(ctx, &metarpc.CopiesStaleArgs{ID: id, Copies: read}); err == nil {
+			err = s.recallReads(ctx, id)
+		}
+		if err == nil {
 			err = s.cfg.Files.DiscardCaches(ctx, id, read)
 		}
 	}

@@ -71,6 +71,9 @@
 // whose writers have not reported yet is asked of its data files, so that nobody sees it shorter than before the
 // restart. Truncations that a crash cut short go on in the background.
 //
+// Nobody is granted anything of a file on namespaces, nor is one cut, gated or removed, before that is over (Service.quiet), and for a lease if there
+// are sessions that had ended before: of their clients it is not known what they were reading, and they may not have noticed.
+//
 // # Copies that differ
 //
 // Clients write all copies of a mirrored file. One who cannot write a copy says so (LayoutError), and acknowledges the write
@@ -91,29 +94,52 @@
 // is lost the file is fenced, by which one copy of each column becomes the truth and the others stale. A client that ends its
 // session has reported, or had nothing to. A truncation marks copies that do not answer while others have been cut.
 //
-// # Ranges of files with copies
+// # Ranges
 //
-// Two clients that wrote the same bytes of a mirrored file at the same time could leave its copies different. So whoever writes a file whose
-// layout has several copies, pinned caches counted (exclusive), gets a layout for a range that is its alone (ranges.go). Its claim has the ranges that it
-// may write: at least what it does have, as what a client gives up unasked it does not say. Files with one copy have none of this.
+// Of most files many sessions have layouts of the same bytes at a time. Of two kinds of them they have not (ranges.go, exclusive):
 //
-//	free    nobody else has what is asked for, in units of a MiB: it is granted with all around it that is nobody else's. One client alone gets
-//	        the whole file, and never asks again
+//	copies       two clients that wrote the same bytes of a mirrored file at the same time could leave its copies different, pinned caches
+//	             counted. So whoever writes has what he writes alone. Whoever reads is not counted
+//	namespaces   where the bytes of a file on NVMe namespaces are changes when somebody writes it, and what is cut off is given to
+//	             other files. So a range is read by any number of sessions, or written by one
+//
+// A claim has the ranges that its session may write (ranges) and, of a file on namespaces, those that it may read (reads): at least
+// what it does have, as what a client gives up unasked it does not say. Its own reads and writes are not in each other's way. Other files have none of this.
+//
+//	free    nobody else has what is asked for in a way that speaks against it, in units of a MiB: it is granted with all around it of which that
+//	        is true as well. One client alone gets the whole file, and need not ask again
 //	taken   others have some of it: that, and what follows up to where somebody else has the next range, is taken (file.taking). They keep it for
 //	        holdTime since they last got something, then it is recalled from them and no one else, as before a truncation
 //	        (recallRange); who has lost his session is fenced first
 //	given   it is the asker's, and kept for him for promiseTime should he have been told to ask again meanwhile
 //
-// One range of a file is taken at a time. What does not touch it, and nobody else has, is granted meanwhile. A call waits for its turn for layoutWait at
+// One range of a file is taken at a time. What does not touch it, and nobody else has, is granted meanwhile; what does is granted to nobody, so readers
+// who come one after the other do not keep a writer out. A call waits for its turn for layoutWait at
 // most. Nobody keeps a range because of another one that he waits for: a call asks for all that one write touches, and a client that waits
 // for a layout answers recalls. What the answer to a recall may wait for is given without a turn: LayoutCommit, LayoutError, and the
-// renewal of a layout after a fence (renewed), which grants nothing.
+// renewal of a layout after a fence (renewed), which grants nothing. Who asks to read up to the end of a file does not say how much of that he needs now:
+// the unit where it begins is what is taken for him.
 //
 // A range leaves a claim when it was recalled by somebody who kept it from being granted again at once (recallRange); after other recalls (settleTimes,
-// fence) the client may have got it back before the answer is looked at, so the claim keeps it.
+// fence) the client may have got it back before the answer is looked at, so the claim keeps it. Reads end with the open file at the latest.
 //
 // A file gets or loses copies under a gate of the whole file, after which nobody has a range of it. Ranges are in memory: a
-// service that starts takes every writer for one that has everything, and finds out by recalling.
+// service that starts takes every writer for one that has everything, and who reclaims a file on namespaces for one that reads all of it, and finds out
+// by recalling.
+//
+// # Files on namespaces
+//
+// What is told of such a file in a layout, beside its data files, is where its bytes are (Files.Extents). That is looked up when the range is the session's, and
+// from the layout row as it is then, while recalls wait for the answer to be on its way (file.granting). It begins at the stripe unit that was
+// asked for, as there may be more than can be told. If the space that Assign has found for a writer is gone again, by a truncation that came in between, the client is told
+// to ask again.
+//
+// Space that a file loses is free for others at once. So nobody has a layout of it when it goes: gates and truncations close the file to readers, too
+// (awaitGrant), and recall from them (recallLayouts) and from the session that cuts; readers give back layouts that have a cache before
+// it is discarded (recallReads); and a file is removed only when nobody can still have it open, or be writing (awaitBarred).
+//
+// LayoutCommit says which blocks have been written that were invalid before. They become valid (Files.Validate) before the size is recorded, whose durable commit makes
+// both durable. Whoever has a layout for writing may say so, in the grace period and while his layout is recalled, too.
 //
 // # What is pinned
 //
@@ -196,13 +222,16 @@
 // first marked in the catalog, so that no later instance takes it back. Then, in the background and for as long as data
 // servers take to answer:
 //
+//	bar      it from the namespaces of each file that it may have read or written there, if its client did not end it
+//	         (Files.FenceSession)
 //	close    each file it had open
 //	fence    each file it may have written, if its client did not end it: that may be asleep and write later, so the data
 //	         files get new owners, which data servers have to confirm; others are given new layouts
 //	release  each such file is made stable and gets the size that its data files have
 //
-// Its row is deleted last, so a crash does not lose the work. Until a file is fenced no layout for writing it is granted,
-// no place in it is reserved, and it is not cut. If a data server is away that can take long; it is said in the log.
+// Its row is deleted last, so a crash does not lose the work. Until a file is fenced no layout for writing it is granted, nor one
+// for reading if it is on namespaces, no place in it is reserved, and it is not cut. Until it is barred from one that it was only reading, nobody
+// is granted to write what it was reading. If a data server is away that can take long; it is said in the log. Files on namespaces do not hold up the others of the session.
 //
 // Data files that cannot be fenced, because somebody on the data server's host holds them open, are replaced within fence (replaceHeld):
 //
@@ -217,7 +246,9 @@
 // # Truncation
 //
 // Shortening a file goes through four steps, in which the file has a cut (type cut). While it recalls the layouts of
-// other writers, no layout past the new size is granted. Then leases are recalled, and who has the file open is told, who
+// other writers, no layout past the new size is granted. Of a file on namespaces those of readers and of the caller are recalled as well, and
+// all of each, and none is granted: what stays gets another generation of extents, and no client can use two at once without losing what it
+// has written by the older one and not yet told of. Then leases are recalled, and who has the file open is told, who
 // may otherwise rely on what he knows of its size; who asks for the size from then on waits until it is set, as he would not
 // be told again. Then size and intent are committed; a report of a size that comes meanwhile waits for the outcome. Then
 // the data files are cut; a report that comes now speaks of bytes that are gone and is clipped. The size row is what

@@ -19,12 +19,12 @@ type file struct {
 	sizing   bool          // somebody cuts it or finds out its size
 	stop     func()        // ends what sizing stands for, because the file is gone
 	cut      *cut          // being shortened
-	gate     layout.Range  // where no layout for writing is granted, because it is being copied; it goes with sizing
+	gate     layout.Range  // where no layout is granted that is taken back, because it is being copied; it goes with sizing
 	gates    uint64        // how many gates have ended, under which its layout may have changed
-	taking   layout.Range  // is being taken from those who may write there, for another session; Len 0: nothing is
+	taking   layout.Range  // is being taken from those who have it, for another session; Len 0: nothing is
 	freezing int           // somebody relies on what is pinned, or that nothing is
 	heldUp   *heldUp       // what cannot be done because of what is pinned; nil: nothing
-	granting int           // layouts for writing whose answer is not yet in its connection's queue
+	granting int           // layouts that can be taken back whose answer is not yet in its connection's queue
 	moves    uint64        // how often what is reported went into the inode row, or was cut off
 	waiters  int           // who needs the record to stay
 	changed  chan struct{} // closed at the next change of anything above; nil when nobody waits
@@ -39,10 +39,12 @@ type claim struct {
 	pin       metarpc.CopyRef // with open: a copy that its kernel reads or writes without asking
 	writer    bool            // may have a writer row
 	ranges    []layout.Range  // of a writer, if the file is exclusive: where it may write and nobody else, see ranges.go
+	reads     []layout.Range  // with open, of a file on namespaces: where it may read and nobody else write
 	granted   time.Time       // when it last got one of these
 	promised  time.Time       // when one was taken for it that it has not been told of yet; zero: there is none
 	appends   bool            // a writer that writes only where Reserve has told it to
 	unfenced  bool            // the session was ended without its doing: what it still has under way may reach the data files
+	unbarred  bool            // the same for namespaces, which it may also read
 	unfence   func()          // ends the fencing, because the file is gone
 	assigning int             // calls that may be making that row
 	returning bool            // it is being deleted
@@ -88,7 +90,7 @@ func (s *Service) changedFile(f *file) {
 		s.resilverSoon()
 	}
 	f.claims = slices.DeleteFunc(f.claims, func(cl *claim) bool {
-		idle := !cl.open && !cl.writer && cl.assigning == 0 && !cl.returning && cl.report == report{}
+		idle := !cl.open && !cl.writer && !cl.unbarred && cl.assigning == 0 && !cl.returning && cl.report == report{}
 		if idle {
 			delete(cl.sess.claims, f.id)
 		}
@@ -185,6 +187,11 @@ func (f *file) unfenced() bool {
 	return slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.unfenced })
 }
 
+// unbarred reports whether sessions that are over may still read or write what f has on namespaces; Service.mu is held.
+func (f *file) unbarred() bool {
+	return slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.unbarred })
+}
+
 // unsure reports whether f may be longer than is known; Service.mu is held.
 func (f *file) unsure() bool {
 	return slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.unsure })
@@ -195,7 +202,7 @@ func (s *Service) gone(f *file) {
 	f.orphan = false
 	s.forgetLocks(f.id)
 	for _, cl := range f.claims {
-		cl.open, cl.writer, cl.unsure, cl.unfenced, cl.report = false, false, false, false, report{}
+		cl.open, cl.writer, cl.unsure, cl.unfenced, cl.unbarred, cl.report, cl.reads = false, false, false, false, false, report{}, nil
 		if cl.unfence != nil {
 			cl.unfence()
 		}

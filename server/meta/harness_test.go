@@ -51,6 +51,12 @@ type fakeFiles struct {
 	moving   layout.FileID                                   // a file that is to be moved
 	started  int                                             // how often StartFill was called
 	stalled  int                                             // calls that wait
+	blocks   map[layout.DeviceID]bool                        // which devices are namespaces
+	extents  func([]metarpc.Segment) []metarpc.Segment       // what Extents makes of segments; nil: nothing else
+	valid    map[layout.FileID][]metarpc.Written             // what Validate was told
+	validate error                                           // what Validate fails with
+	barred   func(metarpc.SessionID)                         // called by FenceSession before it returns
+	cut      func(size int64)                                // called by Truncate before it cuts
 	reports  map[metarpc.SessionID][]metarpc.DeviceStats     // that count now
 	changed  *sync.Cond
 }
@@ -58,6 +64,7 @@ type fakeFiles struct {
 func newFakeFiles(engine catalog.Engine) *fakeFiles {
 	f := &fakeFiles{
 		engine: engine, length: map[uint64]int64{}, unstable: map[uint64]bool{}, reports: map[metarpc.SessionID][]metarpc.DeviceStats{},
+		blocks: map[layout.DeviceID]bool{}, valid: map[layout.FileID][]metarpc.Written{}, barred: func(metarpc.SessionID) {}, cut: func(int64) {},
 	}
 	f.changed = sync.NewCond(&f.mu)
 	return f
@@ -165,15 +172,42 @@ func (f *fakeFiles) Discard(b *catalog.Batch, id layout.FileID, row schema.Layou
 
 func (f *fakeFiles) CacheRoom(dev layout.DeviceID, n, pending int64) error { return nil }
 
-func (f *fakeFiles) OnNamespaces(schema.Layout) bool { return false }
+func (f *fakeFiles) OnNamespaces(row schema.Layout) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	on := func(d *schema.DataFile) bool { return f.blocks[d.Device] }
+	return row.Has(on) || slices.ContainsFunc(row.Caches, func(c schema.Cache) bool { return on(&c.File) })
+}
 
 func (f *fakeFiles) Extents(_ context.Context, _ schema.Layout, segments []metarpc.Segment) ([]metarpc.Segment, error) {
+	f.mu.Lock()
+	extents := f.extents
+	f.mu.Unlock()
+	if extents != nil {
+		segments = extents(segments)
+	}
 	return segments, nil
 }
 
-func (f *fakeFiles) Validate(context.Context, layout.FileID, []metarpc.Written) error { return nil }
+func (f *fakeFiles) Validate(_ context.Context, id layout.FileID, written []metarpc.Written) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.validate == nil {
+		f.valid[id] = append(f.valid[id], written...)
+	}
+	return f.validate
+}
 
-func (f *fakeFiles) FenceSession(context.Context, schema.Layout, metarpc.SessionID) error { return nil }
+func (f *fakeFiles) FenceSession(ctx context.Context, _ schema.Layout, session metarpc.SessionID) error {
+	if err := f.wait(ctx); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	barred := f.barred
+	f.mu.Unlock()
+	barred(session)
+	return nil
+}
 
 func (f *fakeFiles) CacheSegments(cache schema.Cache) []metarpc.Segment {
 	return []metarpc.Segment{{
@@ -342,6 +376,7 @@ func (f *fakeFiles) Truncate(ctx context.Context, row schema.Layout, size int64)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.cut(size)
 	for _, m := range row.Mirrors {
 		for _, d := range m {
 			f.length[d.Number] = min(f.length[d.Number], size)
@@ -718,6 +753,8 @@ type client struct {
 	recall func(*metarpc.LayoutRecallArgs) metarpc.Status   // nil = OK
 	back   func(op metarpc.BackOp, args any) metarpc.Status // other callbacks; nil = OK
 	ready  chan metarpc.LockReadyArgs                       // what LockReady said
+	// granted is called with each layout, before callbacks that come after it; nil: nothing is.
+	granted func(*metarpc.LayoutResult)
 
 	mu       sync.Mutex
 	welcome  *metarpc.Welcome
@@ -725,6 +762,7 @@ type client struct {
 	sequence []uint64
 	free     chan int
 	waiting  map[[2]uint64]chan []byte // by slot and sequence
+	layouts  map[[2]uint64]bool        // which of these wait for layouts
 }
 
 var clients byte
@@ -744,7 +782,7 @@ func (h *host) root() *client {
 }
 
 func (h *host) newClient() *client {
-	c := &client{t: h.t, h: h, cred: testCred, waiting: map[[2]uint64]chan []byte{}, ready: make(chan metarpc.LockReadyArgs, 100)}
+	c := &client{t: h.t, h: h, cred: testCred, waiting: map[[2]uint64]chan []byte{}, layouts: map[[2]uint64]bool{}, ready: make(chan metarpc.LockReadyArgs, 100)}
 	clients++
 	c.hello = metarpc.Hello{
 		Magic: metarpc.Magic, Lowest: metarpc.Version, Highest: metarpc.Version,
@@ -824,13 +862,24 @@ func (c *client) read(conn net.Conn) {
 		kind, err := metarpc.FrameKind(body)
 		switch {
 		case err == nil && kind == metarpc.KindReply:
-			h, _, err := metarpc.ParseReplyHeader(body)
+			h, rest, err := metarpc.ParseReplyHeader(body)
 			if err != nil {
 				c.t.Errorf("reply: %v", err)
 				return
 			}
-			c.mu.Lock()
 			key := [2]uint64{uint64(h.Slot), h.Sequence}
+			c.mu.Lock()
+			gets := c.layouts[key]
+			delete(c.layouts, key)
+			c.mu.Unlock()
+			if gets && h.Status == metarpc.StatusOK && c.granted != nil {
+				var r metarpc.LayoutResult
+				if err := metarpc.DecodeResult(metarpc.OpLayoutGet, rest, &r); err != nil {
+					c.t.Errorf("layout: %v", err)
+				}
+				c.granted(&r)
+			}
+			c.mu.Lock()
 			if ch := c.waiting[key]; ch != nil {
 				ch <- body
 				delete(c.waiting, key)
@@ -880,6 +929,7 @@ func (c *client) send(h metarpc.CallHeader, args any) chan []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.waiting[[2]uint64{uint64(h.Slot), h.Sequence}] = ch
+	c.layouts[[2]uint64{uint64(h.Slot), h.Sequence}] = h.Op == metarpc.OpLayoutGet
 	if c.conn != nil {
 		c.conn.Write(frame) // if that fails no answer comes
 	}

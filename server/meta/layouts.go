@@ -49,6 +49,9 @@ func (s *Service) layoutGet(ctx context.Context, c *call, a *metarpc.LayoutGetAr
 	if len(l.Caches) > 0 {
 		s.caches.touch(a.ID, 0)
 	}
+	if s.cfg.Files.OnNamespaces(l) {
+		return s.grantRead(ctx, c, a)
+	}
 	wanted := layout.Range{Off: a.Off, Len: a.Len}
 	for _, seg := range s.cfg.Files.Segments(l, layout.IOModeRead) {
 		if wanted.Overlaps(layout.Range{Off: seg.Off, Len: seg.Len}) {
@@ -61,8 +64,78 @@ func (s *Service) layoutGet(ctx context.Context, c *call, a *metarpc.LayoutGetAr
 	return r, err
 }
 
+// grantRead answers a LayoutGet for reading of a file on namespaces.
+func (s *Service) grantRead(ctx context.Context, c *call, a *metarpc.LayoutGetArgs) (*metarpc.LayoutResult, error) {
+	if err := s.awaitQuiet(ctx); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.file(a.ID)
+	f.waiters++ // so that the record stays
+	ended := func() {
+		f.waiters--
+		s.changedFile(f)
+	}
+	wanted := layout.Range{Off: a.Off, Len: a.Len}
+	if a.Len == layout.ToEOF {
+		wanted.Len = 1 // how much of that must be there now is not said
+	}
+	got, err := s.awaitTurn(ctx, f, f.claimOf(c.sess), layout.IOModeRead, wanted, true)
+	if err != nil {
+		ended()
+		return nil, err
+	}
+	r := new(metarpc.LayoutResult)
+	f.granting++
+	s.mu.Unlock()
+	r.Segments, err = s.extents(ctx, a, got)
+	s.mu.Lock()
+	if cl := f.claimOf(c.sess); err == nil && (cl == nil || !slices.ContainsFunc(cl.reads, func(r layout.Range) bool { return r.Contains(got.Off, got.Len) })) {
+		err = refusef(metarpc.StatusLayoutUnavailable, "inode %d was closed, or its layouts were given back", a.ID)
+	}
+	if err != nil {
+		f.granting--
+		ended()
+		return nil, err
+	}
+	c.after = func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		f.granting--
+		ended()
+	}
+	return r, nil
+}
+
+// extents are the segments of a file on namespaces that somebody has got who asked for a, with what can be told of them at once.
+func (s *Service) extents(ctx context.Context, a *metarpc.LayoutGetArgs, got layout.Range) ([]metarpc.Segment, error) {
+	// The row as it is now: whoever changes it must have back what is granted by it, and finds that this is.
+	var l schema.Layout
+	raw, err := s.get(ctx, schema.LayoutKey(a.ID), &l)
+	if err == nil && raw == nil {
+		err = errStale
+	}
+	if err != nil {
+		return nil, err
+	}
+	var segments []metarpc.Segment
+	for _, seg := range clipped(s.cfg.Files.Segments(l, a.IOMode), got.Off, got.End()) {
+		// There may be more extents than can be told: what is asked for comes first. What lies before it may be in other data files,
+		// which have no space there.
+		from := a.Off - a.Off%min(seg.StripeUnit, rangeUnit)
+		segments = append(segments, clipped([]metarpc.Segment{seg}, from, got.End())...)
+	}
+	segments, err = s.cfg.Files.Extents(ctx, l, segments)
+	asked := func(seg metarpc.Segment) bool { return (layout.Range{Off: seg.Off, Len: seg.Len}).Contains(a.Off, 1) }
+	if err == nil && a.IOMode == layout.IOModeRW && !slices.ContainsFunc(segments, asked) {
+		err = refusef(metarpc.StatusLayoutUnavailable, "inode %d: its data files have no space at %d, or have lost it", a.ID, a.Off)
+	}
+	return segments, err
+}
+
 // renewed tells a session how the data files are written now, for what it has written and must make stable. It grants nothing, so
-// there is no turn to wait for: others may be waiting for this one to give back what it has.
+// there is no turn to wait for: others may be waiting for this one to give back what it has. How namespaces are written does not change.
 func (s *Service) renewed(ctx context.Context, sess *session, id layout.FileID) (*metarpc.LayoutResult, error) {
 	s.mu.Lock()
 	cl := sess.claims[id]
@@ -132,28 +205,31 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 	err := p.recall(ctx, []metarpc.LeaseItem{{ID: a.ID, Lease: metarpc.LeaseAttrs | metarpc.LeaseData}})
 	p.end()
 	s.mu.Lock()
-	var from, limit int64
+	var got layout.Range
 	if err == nil {
-		from, limit, err = s.awaitGrant(ctx, f, a.Off)
+		got, err = s.awaitGrant(ctx, f, a.Off)
 	}
 	if err != nil {
 		assigned()
 		return nil, err
 	}
 	var l schema.Layout
+	on := false
 	for again := true; again; {
 		gates := f.gates
 		s.mu.Unlock()
-		l, err = s.cfg.Files.Assign(ctx, a.ID, row, a.Off, min(a.Len, limit-a.Off), c.sess.id, a.Near)
+		l, err = s.cfg.Files.Assign(ctx, a.ID, row, a.Off, min(a.Len, got.End()-a.Off), c.sess.id, a.Near)
 		if err == nil && len(l.Caches) > 0 {
 			_, l.Caches, err = s.dropCaches(ctx, a.ID, anyCache) // but those that are pinned, which are written, too
 		}
 		if err != nil {
 			err = s.assignError(ctx, c, a.ID, err)
+		} else if on = s.cfg.Files.OnNamespaces(l); on {
+			err = s.awaitQuiet(ctx)
 		}
 		s.mu.Lock()
 		if err == nil {
-			from, limit, err = s.awaitTurn(ctx, f, cl, a, exclusive(&l))
+			got, err = s.awaitTurn(ctx, f, cl, layout.IOModeRW, layout.Range{Off: a.Off, Len: a.Len}, s.exclusive(&l))
 		}
 		if err != nil {
 			if errors.Is(err, errStale) {
@@ -166,13 +242,25 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 		again = f.gates != gates
 	}
 	f.granting++
+	r := new(metarpc.LayoutResult)
+	if on {
+		s.mu.Unlock()
+		r.Segments, err = s.extents(ctx, a, got)
+		s.mu.Lock()
+		if err != nil {
+			f.granting--
+			assigned()
+			return nil, err
+		}
+	} else {
+		r.Segments = clipped(s.cfg.Files.Segments(l, layout.IOModeRW), got.Off, got.End())
+	}
 	c.after = func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		f.granting--
 		assigned()
 	}
-	r := &metarpc.LayoutResult{Segments: clipped(s.cfg.Files.Segments(l, layout.IOModeRW), from, limit)}
 	if a.Pin != metarpc.PinNone {
 		s.mu.Unlock()
 		r.Pinned, err = s.pin(ctx, c.sess, a, l)
@@ -181,43 +269,48 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 	return r, err
 }
 
-// awaitTurn is awaitGrant for a session that, if the file is exclusive, must be the only one to write what it gets.
-func (s *Service) awaitTurn(ctx context.Context, f *file, cl *claim, a *metarpc.LayoutGetArgs, exclusive bool) (from, limit int64, err error) {
+// awaitTurn is awaitGrant for a session that, if the file is exclusive, must be the only one to write what it gets, or read it while nobody writes
+// it.
+func (s *Service) awaitTurn(ctx context.Context, f *file, cl *claim, mode layout.IOMode, wanted layout.Range, exclusive bool) (got layout.Range, err error) {
 	if !exclusive {
-		return s.awaitGrant(ctx, f, a.Off)
+		return s.awaitGrant(ctx, f, wanted.Off)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable,
-		"inode %d is being written by another client there", f.id))
+		"inode %d is being used by another client there", f.id))
 	defer cancel()
 	for {
-		if from, limit, err = s.awaitGrant(ctx, f, a.Off); err != nil {
-			return 0, 0, err
+		if got, err = s.awaitGrant(ctx, f, wanted.Off); err != nil {
+			return got, err
 		}
-		held, again, err := s.holdRange(ctx, f, cl, a.Off, min(a.Len, limit-a.Off))
+		if mode == layout.IOModeRead && (cl == nil || !cl.open) {
+			return got, refusef(metarpc.Status(syscall.EBADF), "inode %d is not open", f.id)
+		}
+		held, again, err := s.holdRange(ctx, f, cl, mode, wanted.Off, min(wanted.Len, got.End()-wanted.Off))
 		if err != nil {
-			return 0, 0, err
+			return got, err
 		}
 		if !again {
-			return max(from, held.Off), min(limit, held.End()), nil
+			from := max(got.Off, held.Off)
+			return layout.Range{Off: from, Len: min(got.End(), held.End()) - from}, nil
 		}
 	}
 }
 
-// awaitGrant returns from where and up to where a layout for writing that holds off may be granted; s.mu is held, and released
+// awaitGrant returns the range around off of which a layout may be granted; s.mu is held, and released
 // while it waits for a truncation below off to end, for the copying of what is there, and for the fencing of those who wrote the
 // file before.
-func (s *Service) awaitGrant(ctx context.Context, f *file, off int64) (from, limit int64, err error) {
+func (s *Service) awaitGrant(ctx context.Context, f *file, off int64) (got layout.Range, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable,
 		"inode %d is being truncated, copied or fenced", f.id))
 	defer cancel()
-	for f.cut != nil && f.cut.size <= off || f.gate.Contains(off, 1) || f.unfenced() {
+	for f.cut != nil && f.cut.from <= off || f.gate.Contains(off, 1) || f.unfenced() {
 		if err := s.wait(ctx, f); err != nil {
-			return 0, 0, context.Cause(ctx)
+			return got, context.Cause(ctx)
 		}
 	}
-	limit = layout.ToEOF
+	from, limit := int64(0), int64(layout.ToEOF)
 	if f.cut != nil {
-		limit = f.cut.size
+		limit = f.cut.from
 	}
 	switch {
 	case f.gate.Len == 0:
@@ -226,7 +319,7 @@ func (s *Service) awaitGrant(ctx context.Context, f *file, off int64) (from, lim
 	default:
 		from = f.gate.End()
 	}
-	return from, limit, nil
+	return layout.Range{Off: from, Len: limit - from}, nil
 }
 
 // clipped cuts off what segments cover before from and from limit on.
@@ -260,15 +353,22 @@ func (s *Service) assignError(ctx context.Context, c *call, id layout.FileID, er
 	return refusef(metarpc.StatusLayoutUnavailable, "%v", err)
 }
 
-// layoutReturn forgets that the session may write files, except where it still has something to report. That may be lost in
-// a crash, which then costs a needless look at the data files, so it does not wait for the disk.
+// layoutReturn forgets that the session may write files, except where it still has something to report, and that it keeps others from writing
+// what it reads. That may be lost in a crash, which then costs a needless look at the data files, so it does not wait for the disk.
 func (s *Service) layoutReturn(ctx context.Context, c *call, a *metarpc.LayoutReturnArgs) (*metarpc.Empty, error) {
 	var keys [][]byte
 	var returning []*claim
 	s.mu.Lock()
 	for _, id := range a.IDs {
 		cl := c.sess.claims[id]
-		if cl == nil || !cl.writer || cl.assigning > 0 || cl.report != (report{}) {
+		if cl == nil || cl.assigning > 0 {
+			continue
+		}
+		if len(cl.reads) > 0 {
+			cl.reads = nil
+			s.changedFile(cl.file)
+		}
+		if !cl.writer || cl.report != (report{}) {
 			continue
 		}
 		cl.writer, cl.appends, cl.unsure, cl.returning, cl.ranges = false, false, false, true, nil
@@ -304,6 +404,10 @@ func (s *Service) layoutCommit(ctx context.Context, c *call, a *metarpc.LayoutCo
 		reports[i].end = max(reports[i].end, r.End)
 		reports[i].mtime = max(reports[i].mtime, r.Mtime)
 		reports[i].atime = max(reports[i].atime, r.Atime)
+		reports[i].written = append(reports[i].written, r.Written...)
+	}
+	if err := s.validate(ctx, c.sess, reports); err != nil {
+		return nil, err
 	}
 	p := pending{s: s, by: c.sess}
 	defer p.end()
@@ -330,6 +434,31 @@ func (s *Service) layoutCommit(ctx context.Context, c *call, a *metarpc.LayoutCo
 	return r, nil
 }
 
+// validate makes valid what a session says it has written to namespaces. Once the report is durable, that is.
+func (s *Service) validate(ctx context.Context, sess *session, reports []fileReport) error {
+	for i := range reports {
+		r := &reports[i]
+		if len(r.written) == 0 {
+			continue
+		}
+		s.mu.Lock()
+		cl := sess.claims[r.id]
+		writes := cl != nil && cl.writer
+		s.mu.Unlock()
+		if !writes {
+			return refusef(errPerm.Status, "inode %d: blocks to make valid, from a session that has no layout for writing them", r.id)
+		}
+		err := s.cfg.Files.Validate(ctx, r.id, r.written)
+		if errors.Is(err, syscall.ESTALE) {
+			return refusef(errStale.Status, "inode %d: %v", r.id, err)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // news is what reports make others know wrong: on a file that the session may write they have no leases anyway. So
 // clients that answer a recall, and report what they had a layout for, wait for nobody.
 func (s *Service) news(sess *session, reports []fileReport) (items []metarpc.LeaseItem) {
@@ -348,8 +477,9 @@ func (s *Service) news(sess *session, reports []fileReport) (items []metarpc.Lea
 type fileReport struct {
 	id layout.FileID
 	report
-	atime int64        // of an inode of any type; kept if the report is durable
-	attr  metarpc.Attr // zero if there is no such inode, or not one that can have such a report
+	atime   int64             // of an inode of any type; kept if the report is durable
+	written []metarpc.Written // made valid before the report is taken
+	attr    metarpc.Attr      // zero if there is no such inode, or not one that can have such a report
 }
 
 // of reports whether an inode of this mode can have the report.

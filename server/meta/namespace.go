@@ -440,6 +440,11 @@ func (s *Service) discard(ctx context.Context, t *tx, id layout.FileID) error {
 	if err != nil {
 		return err
 	}
+	if s.cfg.Files.OnNamespaces(row) { // others are given what it has there
+		if err := s.awaitBarred(ctx, id); err != nil {
+			return err
+		}
+	}
 	if raw == nil {
 		t.GuardAbsent(key)
 	} else {

@@ -57,6 +57,18 @@ func (s *Service) openFile(ctx context.Context, c *call, a *metarpc.OpenArgs) (m
 		}
 		return attr, lease, err
 	}
+	if a.Reclaim {
+		// Where it has layouts for reading it does not say.
+		on, err := s.onNamespaces(ctx, id)
+		if err != nil {
+			return attr, lease, err
+		}
+		s.mu.Lock()
+		if on && cl.open {
+			cl.reads = []layout.Range{{Len: layout.ToEOF}}
+		}
+		s.mu.Unlock()
+	}
 	if a.Reclaim && len(a.Pinned.Handle) > 0 {
 		if err := s.repin(ctx, sess, id, a.Pinned); err != nil {
 			return attr, lease, err
@@ -102,6 +114,7 @@ func (s *Service) closeFile(ctx context.Context, sess *session, id layout.FileID
 	}
 	cl.open = false
 	if !f.orphan || s.grace || f.opened() {
+		cl.reads = nil
 		s.changedFile(f)
 		s.mu.Unlock()
 		return nil
@@ -129,7 +142,7 @@ func (s *Service) removeOrphan(ctx context.Context, id layout.FileID, closing *s
 		}
 		if kept || !f.orphan {
 			if cl := f.claimOf(closing); cl != nil {
-				cl.open = false
+				cl.open, cl.reads = false, nil
 			}
 			s.changedFile(f)
 			s.mu.Unlock()
@@ -239,16 +252,21 @@ func (s *Service) reclaimComplete(_ context.Context, c *call, _ *metarpc.Empty) 
 }
 
 // awaitGrace waits for the end of the grace period, and then has the client ask again.
-func (s *Service) awaitGrace(ctx context.Context) error {
+func (s *Service) awaitGrace(ctx context.Context) error { return s.awaitOver(ctx, s.graceOver) }
+
+// awaitQuiet is awaitGrace that waits for s.quiet.
+func (s *Service) awaitQuiet(ctx context.Context) error { return s.awaitOver(ctx, s.quiet) }
+
+func (s *Service) awaitOver(ctx context.Context, over <-chan struct{}) error {
 	select {
-	case <-s.graceOver:
+	case <-over:
 		return nil
 	default:
 	}
 	timer := time.NewTimer(graceWait)
 	defer timer.Stop()
 	select {
-	case <-s.graceOver:
+	case <-over:
 		return nil
 	case <-timer.C:
 		return refusef(metarpc.StatusGrace, "clients may still come back for what they had before the restart")

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// rangeUnit is what ranges that one session alone may write are multiples of.
+	// rangeUnit is what ranges that sessions keep from others are multiples of.
 	rangeUnit = 1 << 20
 	// holdTime is how long a session keeps such a range at least, so that it gets something done if others want it, too.
 	holdTime = 10 * time.Millisecond
@@ -20,8 +20,11 @@ const (
 	promiseTime = 5 * time.Second
 )
 
-// exclusive reports whether no two sessions may write the same bytes of the file: its copies could differ then.
-func exclusive(l *schema.Layout) bool { return len(l.Mirrors)+len(l.Caches) > 1 }
+// exclusive reports whether no two sessions may write the same bytes of a file: its copies could differ then. What is on namespaces
+// nobody may read either while somebody writes it.
+func (s *Service) exclusive(l *schema.Layout) bool {
+	return len(l.Mirrors)+len(l.Caches) > 1 || s.cfg.Files.OnNamespaces(*l)
+}
 
 // rangeAround are the whole units that hold the n bytes at off.
 func rangeAround(off, n int64) layout.Range {
@@ -32,10 +35,31 @@ func rangeAround(off, n int64) layout.Range {
 	return r
 }
 
-// holdRange makes the n bytes at off the session's alone to write, together with what is around them and nobody else's, and returns that.
-// If others have some of it, that is taken from them, for which Service.mu, which is held, is released; again says so: the caller then looks at
-// everything once more.
-func (s *Service) holdRange(ctx context.Context, f *file, cl *claim, off, n int64) (held layout.Range, again bool, err error) {
+// against are the ranges of a claim in which no other session may have a layout of this mode.
+func (cl *claim) against(mode layout.IOMode) []layout.Range {
+	var ranges []layout.Range
+	if cl.writer {
+		ranges = cl.ranges
+	}
+	if mode == layout.IOModeRW && len(cl.reads) > 0 {
+		ranges = slices.Concat(ranges, cl.reads)
+	}
+	return ranges
+}
+
+// keeps adds a range to those that a claim has for layouts of this mode.
+func (cl *claim) keeps(mode layout.IOMode, r layout.Range) {
+	if mode == layout.IOModeRW {
+		cl.ranges = with(cl.ranges, r)
+	} else {
+		cl.reads = with(cl.reads, r)
+	}
+}
+
+// holdRange makes the n bytes at off the session's to write, alone, or to read while nobody else writes them, together with what is around them
+// and nobody else has in a way that speaks against it, and returns that. If others have some of it so, that is taken from them, for which
+// Service.mu, which is held, is released; again says so: the caller then looks at everything once more.
+func (s *Service) holdRange(ctx context.Context, f *file, cl *claim, mode layout.IOMode, off, n int64) (held layout.Range, again bool, err error) {
 	wanted := rangeAround(off, n)
 	from, to := int64(0), int64(layout.ToEOF)
 	free, busy := true, false
@@ -52,10 +76,10 @@ func (s *Service) holdRange(ctx context.Context, f *file, cl *claim, off, n int6
 		return true
 	}
 	for _, o := range f.claims {
-		if o == cl || !o.writer {
+		if o == cl {
 			continue
 		}
-		for _, r := range o.ranges {
+		for _, r := range o.against(mode) {
 			if !beside(r) {
 				free = false
 				busy = busy || time.Since(o.promised) < promiseTime
@@ -67,14 +91,14 @@ func (s *Service) holdRange(ctx context.Context, f *file, cl *claim, off, n int6
 	}
 	if free {
 		held = layout.Range{Off: from, Len: to - from}
-		cl.ranges = with(cl.ranges, held)
+		cl.keeps(mode, held)
 		cl.granted, cl.promised = time.Now(), time.Time{}
 		return held, false, nil
 	}
 	if !busy && f.taking.Len == 0 {
 		f.taking = layout.Range{Off: wanted.Off, Len: to - wanted.Off}
 		by := cl.sess
-		s.tasks.Go(func() { s.takeRange(f, by) }) // owns f.taking; ends when those who have the range have given it back, or with s.ctx
+		s.tasks.Go(func() { s.takeRange(f, by, mode) }) // owns f.taking; ends when those who have the range have given it back, or with s.ctx
 	}
 	if err := s.wait(ctx, f); err != nil {
 		return held, true, context.Cause(ctx)
@@ -82,12 +106,12 @@ func (s *Service) holdRange(ctx context.Context, f *file, cl *claim, off, n int6
 	return held, true, nil
 }
 
-// takeRange takes the range f.taking from all who may write there, and gives it to a session.
-func (s *Service) takeRange(f *file, by *session) {
+// takeRange takes the range f.taking from all whose layouts there speak against one of this mode, and gives it to a session.
+func (s *Service) takeRange(f *file, by *session, mode layout.IOMode) {
 	s.mu.Lock()
 	r := f.taking
 	has := func(cl *claim) bool {
-		return cl.writer && cl.sess != by && slices.ContainsFunc(cl.ranges, r.Overlaps)
+		return cl.sess != by && slices.ContainsFunc(cl.against(mode), r.Overlaps)
 	}
 	var until time.Time
 	for _, cl := range f.claims {
@@ -102,8 +126,10 @@ func (s *Service) takeRange(f *file, by *session) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if cl := f.claimOf(by); err == nil && cl != nil && cl.writer && by.ctx.Err() == nil {
-		cl.ranges, cl.promised = with(cl.ranges, r), time.Now()
+	cl := f.claimOf(by)
+	if may := cl != nil && (cl.writer && mode == layout.IOModeRW || cl.open && mode == layout.IOModeRead); err == nil && may && by.ctx.Err() == nil {
+		cl.keeps(mode, r)
+		cl.promised = time.Now()
 	}
 	f.taking = layout.Range{}
 	s.changedFile(f)
@@ -152,8 +178,8 @@ func others(sess *session) func(*claim) bool {
 	return func(cl *claim) bool { return cl.sess != sess }
 }
 
-// recallLayouts takes the layouts of a range away from those who may write the file and are such. It returns when all have answered or
-// have lost their sessions, or ctx ends.
+// recallLayouts takes the layouts of a range away from those who may write the file, or read some of the range where others may not write, and
+// are such. It returns when all have answered or have lost their sessions, or ctx ends.
 func (s *Service) recallLayouts(ctx context.Context, f *file, r layout.Range, such func(*claim) bool) error {
 	s.mu.Lock()
 	// An answer that grants a layout has to be on its way before the recall is.
@@ -163,15 +189,15 @@ func (s *Service) recallLayouts(ctx context.Context, f *file, r layout.Range, su
 			return err
 		}
 	}
-	var writers []*session
+	var holders []*session
 	for _, cl := range f.claims {
-		if cl.writer && such(cl) {
-			writers = append(writers, cl.sess)
+		if (cl.writer || slices.ContainsFunc(cl.reads, r.Overlaps)) && such(cl) {
+			holders = append(holders, cl.sess)
 		}
 	}
 	s.mu.Unlock()
 	var recalls sync.WaitGroup
-	for _, sess := range writers {
+	for _, sess := range holders {
 		recalls.Go(func() { // ends with the answer, the session, its lease, or ctx
 			args := &metarpc.LayoutRecallArgs{ID: f.id, Off: r.Off, Len: r.Len}
 			if err := s.callBack(ctx, sess, metarpc.BackLayoutRecall, args); err != nil {
@@ -181,4 +207,27 @@ func (s *Service) recallLayouts(ctx context.Context, f *file, r layout.Range, su
 	}
 	recalls.Wait()
 	return ctx.Err()
+}
+
+// recallReads takes their layouts from all who read a file on namespaces. They may have got others when it returns, from the layout row as it
+// is since before.
+func (s *Service) recallReads(ctx context.Context, id layout.FileID) error {
+	s.mu.Lock()
+	f := s.files[id]
+	reads := func(cl *claim) bool { return len(cl.reads) > 0 }
+	if f == nil || !slices.ContainsFunc(f.claims, reads) {
+		s.mu.Unlock()
+		return nil
+	}
+	f.waiters++ // so that the record stays
+	s.mu.Unlock()
+	err := s.recallLayouts(ctx, f, layout.Range{Len: layout.ToEOF}, reads)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for f.unbarred() && err == nil {
+		err = s.wait(ctx, f)
+	}
+	f.waiters--
+	s.changedFile(f)
+	return err
 }

@@ -22,15 +22,16 @@ func upTo(from, to int64) layout.Range { return layout.Range{Off: from, Len: to 
 
 var all = layout.Range{Len: layout.ToEOF}
 
-// rangeWriter is a client that keeps count of where it may write a file.
+// rangeWriter is a client that keeps count of where it may write a file, or read one on namespaces.
 type rangeWriter struct {
 	*client
 	id layout.FileID
 
-	turn chan struct{} // has room for one: who asks for a layout, or gives one back
+	check func(mode layout.IOMode, got layout.Range) // is called with what is granted, once it holds that; nil: nothing is
 
 	mu       sync.Mutex
 	holds    []layout.Range
+	reads    []layout.Range
 	recalled []layout.Range
 	hold     chan struct{} // it answers no recall before this is closed; nil: at once
 }
@@ -50,17 +51,36 @@ func rangeWriters(t *testing.T, h *host, copies, n int) (list []*rangeWriter) {
 		} else {
 			c.open(id)
 		}
-		w := &rangeWriter{client: c, id: id, turn: make(chan struct{}, 1)}
-		c.recall = w.giveBack
-		list = append(list, w)
+		list = append(list, newRangeWriter(c, id))
 	}
 	return list
 }
 
+func newRangeWriter(c *client, id layout.FileID) *rangeWriter {
+	w := &rangeWriter{client: c, id: id}
+	c.recall, c.granted = w.giveBack, w.take
+	return w
+}
+
+// take is called with a layout.
+func (w *rangeWriter) take(r *metarpc.LayoutResult) {
+	for _, seg := range r.Segments {
+		got := layout.Range{Off: seg.Off, Len: seg.Len}
+		w.mu.Lock()
+		if seg.IOMode == layout.IOModeRW {
+			w.holds = with(w.holds, got)
+		} else {
+			w.reads = with(w.reads, got)
+		}
+		w.mu.Unlock()
+		if w.check != nil {
+			w.check(seg.IOMode, got)
+		}
+	}
+}
+
 // giveBack answers a recall.
 func (w *rangeWriter) giveBack(a *metarpc.LayoutRecallArgs) metarpc.Status {
-	w.turn <- struct{}{}
-	defer func() { <-w.turn }()
 	w.mu.Lock()
 	r := layout.Range{Off: a.Off, Len: a.Len}
 	w.recalled = append(w.recalled, r)
@@ -71,7 +91,7 @@ func (w *rangeWriter) giveBack(a *metarpc.LayoutRecallArgs) metarpc.Status {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.holds = without(w.holds, r)
+	w.holds, w.reads = without(w.holds, r), without(w.reads, r)
 	return metarpc.StatusOK
 }
 
@@ -101,29 +121,29 @@ func (w *rangeWriter) recalls() []layout.Range {
 
 // get asks once where it may write, the n bytes at off among it.
 func (w *rangeWriter) get(off, n int64) (layout.Range, error) {
-	w.turn <- struct{}{}
-	defer func() { <-w.turn }()
-	return w.getNow(off, n)
+	return w.ask(layout.IOModeRW, off, n)
 }
 
-// getNow is get that does not wait for recalls that are being answered.
-func (w *rangeWriter) getNow(off, n int64) (layout.Range, error) {
-	r, err := ask[metarpc.LayoutResult](w.client, metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: w.id, IOMode: layout.IOModeRW, Off: off, Len: n})
-	if err != nil {
+// ask asks for a layout of a mode.
+func (w *rangeWriter) ask(mode layout.IOMode, off, n int64) (layout.Range, error) {
+	r, err := ask[metarpc.LayoutResult](w.client, metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: w.id, IOMode: mode, Off: off, Len: n})
+	if err != nil || len(r.Segments) == 0 {
 		return layout.Range{}, err
 	}
-	got := layout.Range{Off: r.Segments[0].Off, Len: r.Segments[0].Len}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.holds = with(w.holds, got)
-	return got, nil
+	return layout.Range{Off: r.Segments[0].Off, Len: r.Segments[0].Len}, nil
 }
 
 // mustGet is get until it is granted, which must be want.
 func (w *rangeWriter) mustGet(off, n int64, want layout.Range) {
 	w.t.Helper()
+	w.must(layout.IOModeRW, off, n, want)
+}
+
+// must is mustGet for a layout of a mode.
+func (w *rangeWriter) must(mode layout.IOMode, off, n int64, want layout.Range) {
+	w.t.Helper()
 	for {
-		got, err := w.get(off, n)
+		got, err := w.ask(mode, off, n)
 		if statusOf(err) == metarpc.StatusLayoutUnavailable {
 			continue
 		}
@@ -217,13 +237,13 @@ func TestRangesBeside(t *testing.T) {
 		c.mustGet(6*mib, 1, upTo(5*mib, 10*mib))
 		b.mustGet(20*mib, 1, upTo(10*mib, layout.ToEOF))
 		// Also the one from which it is taken: it may need that in order to give the rest back.
-		if got, err := a.getNow(0, 1); err != nil || got != upTo(0, 2*mib) {
+		if got, err := a.get(0, 1); err != nil || got != upTo(0, 2*mib) {
 			t.Errorf("granted %v, %v", got, err)
 		}
 		if took := time.Since(start); took != 0 {
 			t.Errorf("others waited %v", took)
 		}
-		_, err = a.getNow(3*mib, 1)
+		_, err = a.get(3*mib, 1)
 		wantStatus(t, err, metarpc.StatusLayoutUnavailable)
 		answer()
 		d.mustGet(2*mib, mib, upTo(2*mib, 5*mib))
@@ -485,28 +505,28 @@ func TestRangesRandom(t *testing.T) {
 		granted := make([]int, len(w))
 		var writers sync.WaitGroup
 		for i, o := range w {
+			o.check = func(_ layout.IOMode, got layout.Range) {
+				check.Lock()
+				defer check.Unlock()
+				granted[i]++
+				for j, other := range w {
+					if j == i {
+						continue
+					}
+					other.mu.Lock()
+					if slices.ContainsFunc(other.holds, got.Overlaps) {
+						t.Errorf("writer %d was granted %v, writer %d has %v", i, got, j, other.holds)
+					}
+					other.mu.Unlock()
+				}
+			}
+		}
+		for i, o := range w {
 			writers.Go(func() {
 				rng := rand.New(rand.NewPCG(seed, uint64(i)))
 				for range 300 {
 					off, n := rng.Int64N(8*mib), 1+rng.Int64N(2*mib)
-					o.turn <- struct{}{}
-					got, err := o.getNow(off, n)
-					if err == nil {
-						granted[i]++
-						check.Lock()
-						for j, other := range w {
-							if j == i {
-								continue
-							}
-							other.mu.Lock()
-							if slices.ContainsFunc(other.holds, got.Overlaps) {
-								t.Errorf("writer %d was granted %v, writer %d has %v", i, got, j, other.holds)
-							}
-							other.mu.Unlock()
-						}
-						check.Unlock()
-					}
-					<-o.turn
+					_, err := o.get(off, n)
 					if s := statusOf(err); err != nil && s != metarpc.StatusLayoutUnavailable {
 						t.Errorf("writer %d: %v", i, err)
 						return

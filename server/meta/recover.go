@@ -55,39 +55,37 @@ func (s *Service) cleanUp(sess *session) {
 	sess.mu.Lock()
 	left := sess.left
 	sess.mu.Unlock()
-	var written []layout.FileID
 	s.mu.Lock()
 	if !left {
 		sess.doubt()
 	}
 	ids := slices.Collect(maps.Keys(sess.claims)) // nobody adds claims to an ended session
-	for id, cl := range sess.claims {
-		if cl.writer || cl.report != (report{}) {
-			written = append(written, id)
-		}
-	}
 	s.mu.Unlock()
-	each(ids, func(id layout.FileID) {
-		s.persist(s.ctx, fmt.Sprintf("%s: close inode %d", what, id), func() error { return s.closeFile(s.ctx, sess, id) })
-		// Others get the locks of a file that it has written only when what it has written is there for them to read.
-		if !slices.Contains(written, id) {
-			s.dropLocks(sess, id)
+	// Files on namespaces do not hold up the others.
+	var plain, barred []layout.FileID
+	for _, id := range ids {
+		if s.mustBar(sess, id) {
+			barred = append(barred, id)
+		} else {
+			plain = append(plain, id)
+		}
+	}
+	var parts sync.WaitGroup
+	parts.Go(func() { // ends when the caches are gone, or with s.ctx
+		s.persist(s.ctx, fmt.Sprintf("%s: caches that it has not filled", what), func() error { return s.dropFillings(sess.id) })
+	})
+	parts.Go(func() { s.leave(sess, what, plain) }) // ends when nothing of the session is left there, or with s.ctx
+	parts.Go(func() {                               // ends as the one above
+		confirmed := s.awaitConfirmation(sess)
+		each(barred, func(id layout.FileID) {
+			s.persist(s.ctx, fmt.Sprintf("%s: fence it on the namespaces of inode %d", what, id), func() error { return s.bar(sess, id) })
+		})
+		confirmed()
+		if s.ctx.Err() == nil {
+			s.leave(sess, what, barred)
 		}
 	})
-	s.persist(s.ctx, fmt.Sprintf("%s: caches that it has not filled", what), func() error { return s.dropFillings(sess.id) })
-	late := time.AfterFunc(fenceNotice, func() {
-		s.log.Warn("data servers have not yet confirmed that the session can no longer write; until then nobody else can write its files",
-			"session", sess, "host", sess.client.Host)
-	})
-	each(written, func(id layout.FileID) {
-		s.persist(s.ctx, fmt.Sprintf("%s: fence inode %d", what, id), func() error { return s.fence(sess, id) })
-	})
-	if !late.Stop() && s.ctx.Err() == nil {
-		s.log.Info("the session can no longer write", "session", sess)
-	}
-	each(written, func(id layout.FileID) {
-		s.persist(s.ctx, fmt.Sprintf("%s: inode %d", what, id), func() error { return s.release(sess, id) })
-	})
+	parts.Wait()
 	s.persist(s.ctx, what, func() error {
 		var b catalog.Batch
 		for slot := range len(sess.slots) {
@@ -99,6 +97,120 @@ func (s *Service) cleanUp(sess *session) {
 	if s.ctx.Err() == nil {
 		s.log.Info("nothing is left of the session", "session", sess, "files", len(ids))
 	}
+}
+
+// leave is cleanUp for such files, on whose namespaces the session is barred.
+func (s *Service) leave(sess *session, what string, ids []layout.FileID) {
+	var written []layout.FileID
+	s.mu.Lock()
+	for _, id := range ids {
+		if cl := sess.claims[id]; cl != nil && (cl.writer || cl.report != (report{})) {
+			written = append(written, id)
+		}
+	}
+	s.mu.Unlock()
+	each(ids, func(id layout.FileID) {
+		s.persist(s.ctx, fmt.Sprintf("%s: close inode %d", what, id), func() error { return s.closeFile(s.ctx, sess, id) })
+		// Others get the locks of a file that it has written only when what it has written is there for them to read.
+		if !slices.Contains(written, id) {
+			s.dropLocks(sess, id)
+		}
+	})
+	confirmed := s.awaitConfirmation(sess)
+	each(written, func(id layout.FileID) {
+		s.persist(s.ctx, fmt.Sprintf("%s: fence inode %d", what, id), func() error { return s.fence(sess, id) })
+	})
+	confirmed()
+	each(written, func(id layout.FileID) {
+		s.persist(s.ctx, fmt.Sprintf("%s: inode %d", what, id), func() error { return s.release(sess, id) })
+	})
+}
+
+// awaitConfirmation says it if data servers take long to fence a session, and when they have done so: then confirmed is called.
+func (s *Service) awaitConfirmation(sess *session) (confirmed func()) {
+	late := time.AfterFunc(fenceNotice, func() {
+		s.log.Warn("data servers have not yet confirmed that the session can no longer write; until then nobody else can write its files",
+			"session", sess, "host", sess.client.Host)
+	})
+	return func() {
+		if !late.Stop() && s.ctx.Err() == nil {
+			s.log.Info("the session can no longer write", "session", sess)
+		}
+	}
+}
+
+// mustBar reports whether a session that is over may still read or write namespaces that a file is on.
+func (s *Service) mustBar(sess *session, id layout.FileID) bool {
+	s.mu.Lock()
+	cl := sess.claims[id]
+	may := cl != nil && cl.unbarred
+	s.mu.Unlock()
+	if !may {
+		return false
+	}
+	if on, err := s.onNamespaces(s.ctx, id); on || err != nil {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cl.unbarred = false
+	s.changedFile(cl.file)
+	return false
+}
+
+// bar returns when nothing that a session which was ended without its doing has sent to the namespaces of a file is carried out any more.
+func (s *Service) bar(sess *session, id layout.FileID) error {
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	s.mu.Lock()
+	cl := sess.claims[id]
+	if cl == nil || !cl.unbarred {
+		s.mu.Unlock()
+		return nil
+	}
+	cl.unfence = cancel
+	s.mu.Unlock()
+	var l schema.Layout
+	_, err := s.get(ctx, schema.LayoutKey(id), &l)
+	if err == nil && s.cfg.Files.OnNamespaces(l) {
+		err = s.cfg.Files.FenceSession(ctx, l, sess.id)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cl.unfence = nil
+	if err != nil && cl.unbarred { // else the file is gone
+		return err
+	}
+	cl.unbarred = false
+	s.changedFile(cl.file)
+	return nil
+}
+
+// onNamespaces reports whether a file has data on a namespace.
+func (s *Service) onNamespaces(ctx context.Context, id layout.FileID) (bool, error) {
+	var l schema.Layout
+	_, err := s.get(ctx, schema.LayoutKey(id), &l)
+	return err == nil && s.cfg.Files.OnNamespaces(l), err
+}
+
+// awaitBarred waits until all sessions that are over are barred from the namespaces of a file. A client that would wait long is told to ask
+// again.
+func (s *Service) awaitBarred(ctx context.Context, id layout.FileID) error {
+	if err := s.awaitQuiet(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusGrace, "a client that had inode %d is being fenced", id))
+	defer cancel()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.file(id)
+	for f.unbarred() {
+		if err := s.wait(ctx, f); err != nil {
+			return context.Cause(ctx)
+		}
+	}
+	s.changedFile(f)
+	return nil
 }
 
 // fence makes the data servers refuse what a session still writes to a file that was ended without its doing. The others
@@ -372,7 +484,8 @@ func (s *Service) load(ctx context.Context) error {
 		sess := owner([16]byte(kv.Key[9:]), kv.Key)
 		cl := s.file(schema.IDOf(kv.Key)).claim(sess)
 		cl.writer, cl.unsure, cl.unfenced = true, true, sess.ended // perhaps by its client; to fence it then is needless
-		cl.ranges = []layout.Range{{Len: layout.ToEOF}}            // whichever they are, and if the file is exclusive
+		cl.unbarred = sess.ended
+		cl.ranges = []layout.Range{{Len: layout.ToEOF}} // whichever they are, and if the file is exclusive
 	}
 	for kv, err := range s.rows(ctx, schema.PrefixOrphan, 1+8) {
 		if err != nil {
@@ -400,7 +513,14 @@ func (s *Service) load(ctx context.Context) error {
 			return err
 		}
 		f := s.file(schema.IDOf(kv.Key))
-		f.sizing, f.cut = true, &cut{size: row.Size, phase: cutCutting}
+		f.sizing, f.cut = true, &cut{size: row.Size, from: row.Size, phase: cutCutting}
+		on, err := s.onNamespaces(ctx, f.id)
+		if err != nil {
+			return err
+		}
+		if on {
+			f.cut.from = 0
+		}
 	}
 	return s.loadCaches(ctx)
 }
@@ -447,6 +567,10 @@ func (s *Service) resume() {
 		s.tasks.Go(func() { s.moveFile(m) }) // ends when the data is there, or cannot be moved, or with s.ctx
 	}
 	moves := len(s.moves)
+	s.quiet = s.graceOver
+	if len(ended) > 0 {
+		s.quiet = make(chan struct{})
+	}
 	s.grace = true
 	s.mu.Unlock()
 	s.log.Info("metadata service starts", "volume", fmt.Sprintf("%x", s.volume.ID), "sessions", known,
@@ -457,6 +581,22 @@ func (s *Service) resume() {
 	for _, sess := range ended {
 		s.tasks.Go(func() { s.endLeases(sess, false) }) // ends when its client cannot rely on anything, or with s.ctx
 		s.tasks.Go(func() { s.cleanUp(sess) })          // ends when nothing of the session is left, or with s.ctx
+	}
+	if len(ended) > 0 {
+		s.tasks.Go(func() { s.awaitStrangers(ended) }) // ends when none of them relies on anything, or with s.ctx
+	}
+}
+
+// awaitStrangers ends what s.quiet stands for: that somebody may read or write namespaces of whom this instance does not know where. These are clients
+// that have not come back yet, and those whose sessions had ended: they notice when their leases are over.
+func (s *Service) awaitStrangers(ended []*session) {
+	for _, sess := range ended {
+		if s.awaitEnd(sess.expired) != nil {
+			return
+		}
+	}
+	if s.awaitEnd(s.graceOver) == nil {
+		close(s.quiet)
 	}
 }
 

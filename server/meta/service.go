@@ -49,6 +49,7 @@ type Service struct {
 	grace     bool
 	graceOver chan struct{} // closed at the end of the grace period
 	graceEnd  time.Time
+	quiet     chan struct{}      // see resume; set before anybody else runs
 	conns     map[*conn]struct{} // nil once stopped
 	listeners map[net.Listener]struct{}
 }

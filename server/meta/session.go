@@ -498,12 +498,13 @@ func (s *Service) end(sess *session, reason string) {
 	s.checkGrace()
 }
 
-// doubt notes that nobody knows what the client of an ended session has written, and may still write; Service.mu is held.
+// doubt notes that nobody knows what the client of an ended session has written, and may still read or write; Service.mu is held.
 func (sess *session) doubt() {
 	for _, cl := range sess.claims {
 		if cl.writer {
 			cl.unsure, cl.unfenced = true, true
 		}
+		cl.unbarred = cl.writer || len(cl.reads) > 0
 	}
 }
 

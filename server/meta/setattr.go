@@ -94,7 +94,7 @@ func (s *Service) settleTimes(ctx context.Context, c *call, a *metarpc.SetAttrAr
 		err = s.maySet(ctx, c, &row, a) // before others are troubled with recalls
 	}
 	if err == nil {
-		err = s.recallLayouts(ctx, f, layout.Range{Len: layout.ToEOF}, others(c.sess))
+		err = s.recallLayouts(ctx, f, layout.Range{Len: layout.ToEOF}, func(cl *claim) bool { return cl.writer && cl.sess != c.sess })
 	}
 	return err
 }
@@ -136,6 +136,7 @@ func (s *Service) resetDirTime(ctx context.Context, t *tx, a *metarpc.SetAttrArg
 // cut is the setting of a file's size while data past it may exist or come to exist.
 type cut struct {
 	size  int64
+	from  int64 // no layout is granted past it: size, or on namespaces 0
 	phase cutPhase
 }
 
@@ -170,7 +171,7 @@ func (s *Service) setSize(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 		return nil, err
 	}
 	s.mu.Lock()
-	f.cut = &cut{size: a.Size}
+	f.cut = &cut{size: a.Size, from: a.Size}
 	s.mu.Unlock()
 	p := pending{s: s, by: c.sess}
 	r, intent, err := s.commitSize(ctx, c, f, a, lease, &p)
@@ -217,7 +218,7 @@ func (s *Service) endSizing(f *file) {
 // commitSize recalls layouts and commits the size, with an intent if data has to be cut. The caller has the file's
 // sizing, and has made the cut.
 func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.SetAttrArgs, lease metarpc.Lease, p *pending) (r *metarpc.AttrResult, intent bool, err error) {
-	if err := s.recall(ctx, f, c.sess, a.Size); err != nil {
+	if err := s.recall(ctx, f, c.sess); err != nil {
 		return nil, false, err
 	}
 	// Leases go before the commit is begun, for which reports have to wait that a client makes before it answers.
@@ -291,9 +292,27 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 	return r, intent, err
 }
 
-// recall is recallRange of what lies behind a size, except from by, who sees to that itself.
-func (s *Service) recall(ctx context.Context, f *file, by *session, size int64) error {
-	return s.recallRange(ctx, f, layout.Range{Off: size, Len: layout.ToEOF}, others(by))
+// recall is recallRange of what lies behind the size of a cut, except from by, who sees to that itself. All of a file on namespaces is recalled, and from
+// everybody: what by reads there while the file is cut may be somebody else's then, and who goes on with extents of before the cut for what
+// he writes in front of it forgets that he has written when he gets newer ones.
+func (s *Service) recall(ctx context.Context, f *file, by *session) error {
+	s.mu.Lock()
+	held := slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.writer || cl.assigning > 0 || cl.open })
+	s.mu.Unlock()
+	such := others(by)
+	if held {
+		on, err := s.onNamespaces(ctx, f.id)
+		if err != nil {
+			return err
+		}
+		if on {
+			such = others(nil)
+			s.mu.Lock()
+			f.cut.from = 0
+			s.mu.Unlock()
+		}
+	}
+	return s.recallRange(ctx, f, layout.Range{Off: f.cut.from, Len: layout.ToEOF}, such)
 }
 
 // recallRange is recallLayouts that also waits until those are fenced who have lost their sessions. The caller has seen to it that
@@ -302,10 +321,13 @@ func (s *Service) recallRange(ctx context.Context, f *file, r layout.Range, such
 	if err := s.recallLayouts(ctx, f, r, such); err != nil {
 		return err
 	}
+	if err := s.awaitKnown(ctx, f.id); err != nil {
+		return err
+	}
 	// What a session still writes that was ended, now or before, would come after the cut.
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for f.unfenced() {
+	for slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.unfenced || cl.unbarred && such(cl) }) {
 		if err := s.wait(ctx, f); err != nil {
 			return err
 		}
@@ -315,10 +337,28 @@ func (s *Service) recallRange(ctx context.Context, f *file, r layout.Range, such
 	}
 	for _, cl := range f.claims {
 		if such(cl) {
-			cl.ranges = without(cl.ranges, r)
+			cl.ranges, cl.reads = without(cl.ranges, r), without(cl.reads, r)
 		}
 	}
 	return nil
+}
+
+// awaitKnown waits for s.quiet if a file is on namespaces.
+func (s *Service) awaitKnown(ctx context.Context, id layout.FileID) error {
+	select {
+	case <-s.quiet:
+		return nil
+	default:
+	}
+	if on, err := s.onNamespaces(ctx, id); !on {
+		return err
+	}
+	select {
+	case <-s.quiet:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // cutData cuts the data files of a file whose cut is committed, and ends its sizing.

@@ -62,7 +62,8 @@ type conn struct {
 
 	dead     atomic.Bool // the controller is gone: nothing begins any more
 	draining atomic.Bool
-	expected atomic.Int32 // requests whose data is expected in PDUs of its own
+	expected atomic.Int32  // requests whose data is expected in PDUs of its own
+	asked    atomic.Uint64 // counts these requests, and the pieces that have come
 
 	mu       sync.Mutex
 	changed  sync.Cond  // idle has a request, or sending ends
@@ -74,10 +75,12 @@ type conn struct {
 	workers  int
 	resting  int // workers that wait
 	held     int64
-	waiting  []*request // for memory, in their order
-	ended    bool       // no more jobs
-	out      []message  // to be sent
-	sending  bool       // somebody sends, and owns tx
+	waiting  []*request  // for memory, in their order
+	watch    *time.Timer // looks whether the data comes that is expected; nil: none was yet
+	watched  bool        // it runs
+	ended    bool        // no more jobs
+	out      []message   // to be sent
+	sending  bool        // somebody sends, and owns tx
 	sendErr  error
 	tx       transmit
 	wake     chan struct{} // starts sender
@@ -136,6 +139,29 @@ func (c *conn) cut() {
 	c.mu.Unlock()
 }
 
+// starve is run some time after data was expected first: it cuts the connection if some still is and none has come for that time. seen
+// is asked as of then.
+func (c *conn) starve(seen uint64) {
+	c.mu.Lock()
+	now := c.asked.Load()
+	idle, starved := c.ended || c.expected.Load() == 0, now == seen
+	c.watched = !idle && !starved
+	if c.watched {
+		c.watchLocked(now)
+	}
+	c.mu.Unlock()
+	if !idle && starved {
+		c.t.log.Warn("a host does not send the data that it was asked for", "from", c.nc.RemoteAddr(), "for", c.tx.stall)
+		c.cut()
+	}
+}
+
+// watchLocked has starve run. mu is held.
+func (c *conn) watchLocked(seen uint64) {
+	c.watched = true
+	c.watch = time.AfterFunc(c.tx.stall, func() { c.starve(seen) })
+}
+
 // drain makes serve return once the commands that were read are answered.
 func (c *conn) drain() {
 	c.draining.Store(true)
@@ -160,6 +186,9 @@ func (c *conn) serve() error {
 	err := c.read()
 	c.mu.Lock()
 	c.ended = true // so that no more is begun when memory gets free
+	if c.watch != nil {
+		c.watch.Stop()
+	}
 	if c.jobs != nil {
 		close(c.jobs)
 	}

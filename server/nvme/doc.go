@@ -20,7 +20,8 @@
 // method that takes something from a host (DisallowHost, DropControllers, PortDown, RemoveNamespace) returns when no command of
 // it runs any more, and what did not begin never will: it is a fence. A preempted reservation is one, too: commands hold their
 // namespace's lock shared from the check of reservations to their end, and reservation commands hold it exclusively. A Read that
-// was allowed before may only be on its way to the host.
+// was allowed before may only be on its way to the host. Reservations are of a host's identifier, so no two hosts, by their names, are connected to a subsystem
+// with the same one.
 //
 // # Stability
 //
@@ -44,7 +45,7 @@
 // Everything is bounded: connections by the limit on descriptors, commands by the queue's entries, answers that the host does
 // not take by twice that, after which nothing more is read. Memory for payloads is bounded for a connection and for the target,
 // but each connection may always have enough for one command: who waits for memory waits for commands of its own connection. A
-// host that neither sends the rest of a PDU nor takes what is sent for 20 seconds is cut off, as is one that breaks the protocol; it is told
+// host that for 20 seconds sends neither the rest of a PDU nor any data that it was asked for, or takes nothing of what is sent, is cut off, as is one that breaks the protocol; it is told
 // why (C2HTermReq). Read and Write do not allocate.
 //
 // Lock order: Target.mu, controller.mu, conn.mu. namespace.mu is taken with none of these held, and conn.mu may be taken with

@@ -176,6 +176,13 @@ func (c *conn) joinNew(sub *subsystem, args *wire.Connect, d *wire.ConnectData) 
 	if len(sub.controllers) >= maxControllers {
 		return wire.StatusConnectBusy
 	}
+	for _, other := range sub.controllers {
+		// Reservations are of the host identifier: the one would be let in, or fenced, with the other.
+		if !sub.discovery && other.hostID == d.HostID && other.hostNQN != d.HostNQN {
+			c.t.log.Warn("a host has the identifier of another one", "subsystem", sub.NQN, "host", d.HostNQN, "other", other.hostNQN, "from", c.nc.RemoteAddr())
+			return wire.StatusConnectHost
+		}
+	}
 	ctrl := &controller{
 		t: c.t, sub: sub, port: c.port, hostNQN: d.HostNQN, hostID: d.HostID,
 		queues: map[uint16]*conn{}, granted: maxQueues,

@@ -381,6 +381,27 @@ func TestStalledHost(t *testing.T) {
 	eventually(t, "all memory is given back", func() bool { return tgt.payloads.Load() == 0 })
 }
 
+// TestDataNeverSent: a host that is asked for data and sends none, but other commands, loses that connection.
+func TestDataNeverSent(t *testing.T) {
+	t.Parallel()
+	tgt := startTarget(t, testConfig(t, ramDir(t)))
+	tgt.setStall(300 * time.Millisecond)
+	h := newHost(t, tgt.Addr(1), hostOptions{})
+	good, bad := h.queue(1, 8), h.queue(2, 8)
+	for _, q := range []*hostQueue{good, bad} { // one that sends it stays
+		q.ok(write(1, 0, 128, wire.TransportSGL(64<<10)), nil, make([]byte, 64<<10))
+	}
+	bad.send(write(1, 0, 128, wire.TransportSGL(64<<10)), nil)
+	cmd := wire.CapsuleCmd{Command: wire.Flush(1)}
+	eventually(t, "the connection ends", func() bool {
+		cmd.Command.CID = cmd.Command.CID%1000 + 100
+		_, err := bad.nc.Write(cmd.Append(nil, bad.framing))
+		return err != nil
+	})
+	eventually(t, "all memory is given back", func() bool { return tgt.payloads.Load() == 0 })
+	good.ok(write(1, 0, 128, wire.TransportSGL(64<<10)), nil, make([]byte, 64<<10))
+}
+
 func (t *Target) setStall(d time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -582,7 +603,7 @@ func TestRandomBytes(t *testing.T) {
 	})
 	for i := range 400 {
 		q := dial(t, tgt.Addr(1), wire.ICReq{HeaderDigest: i%4 == 0, DataDigest: i%3 == 0})
-		bad := &hostOptions{nqn: hostNQN + "bad"}
+		bad := &hostOptions{nqn: hostNQN + "bad", hostID: 1}
 		comp := bad.connect(q, wire.Connect{QueueSize: 32, KATO: time.Minute}, wire.CntlIDAny)
 		if comp.Status != wire.StatusSuccess {
 			t.Fatal(comp.Status)

@@ -140,6 +140,10 @@ func (c *conn) ask(r *request) {
 func (c *conn) askLocked(r *request) {
 	r.want, r.got = len(r.data), 0
 	c.expected.Add(1)
+	c.asked.Add(1)
+	if !c.watched && !c.ended {
+		c.watchLocked(c.asked.Load())
+	}
 	p := wire.R2T{CID: r.cmd.CID, Tag: r.tag, Length: uint32(r.want)}
 	c.queueLocked(message{head: p.Append(r.asked[:0], c.framing), r: r})
 }
@@ -178,6 +182,7 @@ func (c *conn) receive(h wire.Header, b []byte) error {
 			r.spoilt = true
 		}
 	}
+	c.asked.Add(1)
 	if r.got += len(data); r.got < r.want {
 		return nil
 	}

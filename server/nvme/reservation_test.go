@@ -241,3 +241,29 @@ func TestReservationKeys(t *testing.T) {
 		t.Error("another controller of the holder's host may not")
 	}
 }
+
+// TestHostIDTaken: a host with another one's identifier, which reservations go by, does not get in while that one is there.
+func TestHostIDTaken(t *testing.T) {
+	tgt := startTarget(t, testConfig(t, ramDir(t)))
+	first := newHost(t, tgt.Addr(1), hostOptions{hostID: 1, nqn: hostNQN + "1"})
+	try := func(o hostOptions) (wire.Completion, *hostQueue) {
+		q := dial(t, tgt.Addr(2), wire.ICReq{})
+		return o.connect(q, wire.Connect{QueueSize: 32}, wire.CntlIDAny), q
+	}
+	for _, o := range []hostOptions{{hostID: 1, nqn: hostNQN + "1"}, {hostID: 2, nqn: hostNQN + "2"}, {hostID: 1, nqn: hostNQN + "2", subsys: wire.DiscoveryNQN}} {
+		comp, q := try(o)
+		if comp.Status != wire.StatusSuccess {
+			t.Errorf("%+v: %v", o, comp.Status.Text(wire.SetFabrics))
+		}
+		q.nc.Close()
+	}
+	other := hostOptions{hostID: 1, nqn: hostNQN + "2"}
+	if comp, _ := try(other); comp.Status != wire.StatusConnectHost || !comp.DNR {
+		t.Errorf("the identifier of another host: %v, DNR %v", comp.Status.Text(wire.SetFabrics), comp.DNR)
+	}
+	first.admin.nc.Close()
+	eventually(t, "the other host gets in when the first has left", func() bool {
+		comp, _ := try(other)
+		return comp.Status == wire.StatusSuccess
+	})
+}

@@ -38,7 +38,7 @@ func operations() int {
 }
 
 // place gives directories of n mounts of one volume, and a function that ends it all and checks the volume.
-func place(t *testing.T, n int) (dirs []string, end func()) {
+func place(t *testing.T, opts harness.Options, n int) (dirs []string, end func()) {
 	t.Logf("-seed %d -ops %d", *seed, operations())
 	if *local != "" {
 		dir, err := os.MkdirTemp(*local, "fsx")
@@ -48,7 +48,7 @@ func place(t *testing.T, n int) (dirs []string, end func()) {
 		t.Cleanup(func() { os.RemoveAll(dir) })
 		return []string{dir, dir}[:n], func() {}
 	}
-	v := harness.NewVolume(t, harness.Options{})
+	v := harness.NewVolume(t, opts)
 	var all []*harness.Mount
 	for range n {
 		m := v.Mount(strings.FieldsFunc(*options, func(c rune) bool { return c == ',' })...)
@@ -85,8 +85,8 @@ func (s striping) in(t *testing.T, dir string) string {
 func (s striping) String() string { return fmt.Sprintf("unit-%d-count-%d", s.unit, s.count) }
 
 // exercises runs the operations of one form on all stripings.
-func exercises(t *testing.T, n int, f form) {
-	dirs, end := place(t, 1)
+func exercises(t *testing.T, opts harness.Options, n int, f form) {
+	dirs, end := place(t, opts, 1)
 	for i, s := range stripings {
 		t.Run(s.String(), func(t *testing.T) {
 			f.max = int64(s.max)
@@ -112,17 +112,27 @@ func exercises(t *testing.T, n int, f form) {
 	end()
 }
 
-func TestFile(t *testing.T) { exercises(t, operations(), form{align: 1, maps: true}) }
+func TestFile(t *testing.T) {
+	exercises(t, harness.Options{}, operations(), form{align: 1, maps: true})
+}
 
 func TestDirect(t *testing.T) {
-	exercises(t, operations()/10, form{align: 512, flags: unix.O_DIRECT, maps: true})
+	exercises(t, harness.Options{}, operations()/10, form{align: 512, flags: unix.O_DIRECT, maps: true})
+}
+
+// TestNVMe has the file on NVMe namespaces.
+func TestNVMe(t *testing.T) {
+	if *local != "" {
+		t.Skip("-dir says where the file is")
+	}
+	exercises(t, harness.Options{NVMe: 4}, operations()/4, form{align: 1, maps: true})
 }
 
 // TestTurns has two processes, each with the file open through a mount of its own, who take turns under a lock. Both draw
 // the same operations; who has the turn does them to the file and first compares all of it with what it must be by now.
 // Without mappings: those of two mounts are not coherent.
 func TestTurns(t *testing.T) {
-	dirs, end := place(t, *mounts)
+	dirs, end := place(t, harness.Options{}, *mounts)
 	s := stripings[0]
 	dir := s.in(t, dirs[0])
 	if err := os.WriteFile(filepath.Join(dir, "turn"), []byte(turnText(0)), 0o644); err != nil {

@@ -66,10 +66,12 @@ func NeedMount(t testing.TB) {
 
 // Options of a volume.
 type Options struct {
-	DataServers int           // default 4
+	DataServers int           // default 4, or with NVMe none
+	NVMe        int           // NVMe namespaces, each at a port of its own
 	Lease       time.Duration // default that of weftd
 	Apart       bool          // the data servers are processes of their own, which Kill and Stop leave alone
 	Room        int64         // bytes of a file system for each data server that is apart, in memory; 0: they share the disk
+	Devices     []string      // URLs as for weft admin device add, in place of data servers of its own; they are not stopped with the volume
 	Remote      bool          // data servers lend no descriptors, so that all goes by RPC
 	Env         []string      // of weftd and of the mounts, beside that of the test, such as GOMAXPROCS=1
 }
@@ -77,6 +79,9 @@ type Options struct {
 // ServersEnv makes NewVolume take these data servers, URLs as for weft admin device add, in place of its own. They are not
 // stopped with the volume.
 const ServersEnv = "WEFT_TEST_DATA_SERVERS"
+
+// NVMeEnv, set to anything, makes NewVolume take NVMe namespaces in place of the data servers that are not apart.
+const NVMeEnv = "WEFT_TEST_NVME"
 
 // Volume is a weftd single.
 type Volume struct {
@@ -97,8 +102,11 @@ type Volume struct {
 func NewVolume(t testing.TB, opts Options) *Volume {
 	t.Helper()
 	NeedMount(t)
-	if opts.DataServers == 0 {
+	if opts.DataServers == 0 && opts.NVMe == 0 {
 		opts.DataServers = 4
+	}
+	if os.Getenv(NVMeEnv) != "" && !opts.Apart && opts.NVMe == 0 {
+		opts.DataServers, opts.NVMe = 0, opts.DataServers
 	}
 	v := &Volume{t: t, opts: opts, base: Dir(t), Addr: FreeAddr(t)}
 	v.Dir = filepath.Join(v.base, "volume")
@@ -109,6 +117,9 @@ func NewVolume(t testing.TB, opts Options) *Volume {
 		}
 	} else {
 		v.foreign = strings.Fields(os.Getenv(ServersEnv))
+		if len(opts.Devices) > 0 {
+			v.foreign = opts.Devices
+		}
 	}
 	v.Start()
 	for _, url := range v.foreign {
@@ -143,6 +154,9 @@ func (v *Volume) Start() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	args := []string{"single", "--dir", v.Dir, "--data-servers", fmt.Sprint(v.opts.DataServers), "--listen", v.Addr}
+	if v.opts.NVMe > 0 {
+		args = append(args, "--nvme", fmt.Sprint(v.opts.NVMe))
+	}
 	if v.opts.Apart || len(v.foreign) > 0 {
 		args = []string{"meta", "--dir", v.Dir, "--listen", v.Addr}
 		for _, d := range v.Servers {

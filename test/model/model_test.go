@@ -25,14 +25,24 @@ var (
 )
 
 // TestModel does random operations on one mount and on a plain directory, for several ways of striping.
-func TestModel(t *testing.T) { compare(t, 1, false) }
+func TestModel(t *testing.T) { compare(t, harness.Options{}, *ops, 1, *mirrors, false) }
 
 // TestMounts does the same on several mounts in turn, and looks at the tree through the one that did not do the last
 // operation.
-func TestMounts(t *testing.T) { compare(t, *mounts, false) }
+func TestMounts(t *testing.T) { compare(t, harness.Options{}, *ops, *mounts, *mirrors, false) }
 
 // TestCaches has files cached on the one data server that lends descriptors, and evicted, in between.
-func TestCaches(t *testing.T) { compare(t, *mounts, true) }
+func TestCaches(t *testing.T) {
+	compare(t, harness.Options{Remote: true}, *ops, *mounts, *mirrors, true)
+}
+
+// TestNVMe does fewer on mounts of a volume whose data lies on NVMe namespaces.
+func TestNVMe(t *testing.T) { compare(t, harness.Options{NVMe: 4}, *ops/3, *mounts, *mirrors, false) }
+
+// TestNVMeMixed has copies on NVMe namespaces and NFSv3 servers.
+func TestNVMeMixed(t *testing.T) {
+	compare(t, harness.Options{NVMe: 4, DataServers: 4}, *ops/6, *mounts, 2, false)
+}
 
 // advise has files cached or evicted by one mount. Most are copied while the next operations go on.
 func advise(root string, paths []string, r *rand.Rand) {
@@ -54,8 +64,8 @@ func advise(root string, paths []string, r *rand.Rand) {
 	}
 }
 
-func compare(t *testing.T, mounts int, caches bool) {
-	v := harness.NewVolume(t, harness.Options{Remote: caches})
+func compare(t *testing.T, opts harness.Options, ops, mounts, mirrors int, caches bool) {
+	v := harness.NewVolume(t, opts)
 	if caches {
 		v.AddLocal(0)
 	}
@@ -64,7 +74,7 @@ func compare(t *testing.T, mounts int, caches bool) {
 		all = append(all, v.Mount(strings.FieldsFunc(*options, func(c rune) bool { return c == ',' })...))
 	}
 	plain := t.TempDir()
-	t.Logf("-seed %d -ops %d", *seed, *ops)
+	t.Logf("-seed %d -ops %d", *seed, ops)
 	units, counts := []int{4 << 10, 64 << 10, 1 << 20}, []int{1, 2, 3, 4}
 	for _, unit := range units {
 		for _, count := range counts {
@@ -79,13 +89,13 @@ func compare(t *testing.T, mounts int, caches bool) {
 					}
 				}
 				harness.Weft(t, "layout", "set", a.Root, "--stripe-unit", fmt.Sprint(unit), "--stripe-count", fmt.Sprint(count),
-					"--mirrors", fmt.Sprint(*mirrors))
+					"--mirrors", fmt.Sprint(mirrors))
 				harness.Whole(t, a.Root, *options)
 				s := &Script{
 					Rng:     rand.New(rand.NewPCG(*seed, uint64(unit+count))),
 					MaxSize: min(8<<20, max(64<<10, int64(unit)*int64(count)*3)),
 				}
-				n := *ops / (len(units) * len(counts))
+				n := ops / (len(units) * len(counts))
 				var done []string // the last operations
 				for i := range n {
 					o := s.Next()

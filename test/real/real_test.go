@@ -43,8 +43,58 @@ func same(t *testing.T, a, b string) {
 }
 
 func TestCopyTree(t *testing.T) {
-	m := harness.NewVolume(t, harness.Options{}).Mount()
+	copyTree(t, harness.NewVolume(t, harness.Options{}).Mount(), source(t))
+}
+
+// TestNVMe copies a tree to NVMe namespaces, which is there as well after a restart, and has fio verify what it writes.
+func TestNVMe(t *testing.T) {
+	v := harness.NewVolume(t, harness.Options{NVMe: 4})
+	m := v.Mount()
 	src := source(t)
+	if !*long {
+		src = filepath.Join(src, "http")
+	}
+	copyTree(t, m, src)
+	big := filepath.Join(m.Dir, "big")
+	if err := os.WriteFile(big, make([]byte, 8<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	devices := map[string]bool{}
+	for _, s := range harness.LayoutOf(t, big).Mirrors[0].Servers {
+		if devices[s.Device] = true; !strings.HasPrefix(s.Address, "nvme://") {
+			t.Errorf("data file at %q", s.Address)
+		}
+	}
+	if len(devices) != 4 {
+		t.Errorf("a file of 4 stripes lies on %d namespaces", len(devices))
+	}
+	if out := harness.Weft(t, "status", m.Dir); strings.Count(out, "local: no, because it is an NVMe namespace") != 4 {
+		t.Errorf("weft status says:\n%s", out)
+	}
+	t.Run("fio", func(t *testing.T) {
+		harness.Need(t, "fio")
+		verify(t, m, map[bool]string{false: "8m", true: "512m"}[*long])
+	})
+	for _, policy := range []string{"numa", "round-robin", "queue-depth", "adaptive"} {
+		harness.Weft(t, "nvme-policy", m.Dir, policy)
+		if out := harness.Weft(t, "status", m.Dir); !strings.Contains(out, "nvme-policy="+policy) {
+			t.Errorf("weft nvme-policy %s; weft status says:\n%s", policy, out)
+		}
+	}
+	m.Unmount()
+	v.Stop()
+	v.Fsck()
+	v.Start()
+	m = v.Mount()
+	same(t, src, m.Dir+"/cp")
+	m.Unmount()
+	v.Stop()
+	v.Fsck()
+}
+
+// copyTree copies a tree in several ways.
+func copyTree(t *testing.T, m *harness.Mount, src string) {
+	t.Helper()
 	harness.Run(t, "", "cp", "-a", src, m.Dir+"/cp")
 	same(t, src, m.Dir+"/cp")
 	harness.Run(t, "", "sh", "-c", fmt.Sprintf("mkdir %s/tar && tar -C %s -cf - . | tar -C %s/tar -xf -", m.Dir, src, m.Dir))
@@ -138,10 +188,11 @@ func TestRsync(t *testing.T) {
 func TestFio(t *testing.T) {
 	harness.Need(t, "fio")
 	m := harness.NewVolume(t, harness.Options{}).Mount()
-	size := "24m"
-	if *long {
-		size = "512m"
-	}
+	verify(t, m, map[bool]string{false: "24m", true: "512m"}[*long])
+}
+
+// verify has fio check what it wrote, in several ways.
+func verify(t *testing.T, m *harness.Mount, size string) {
 	for _, job := range []struct{ name, rw, bs, engine string }{
 		{"random", "randrw", "4k-64k", "psync"},
 		{"sequential", "rw", "1m", "psync"},

@@ -960,6 +960,7 @@ func TestFrameSize(t *testing.T) {
 func TestConversions(t *testing.T) {
 	s := &layout.Segment{
 		Range: layout.Range{Off: 0, Len: layout.ToEOF}, IOMode: layout.IOModeRW, StripeUnit: 1 << 20, Flags: layout.FlagNoReadIO, StatsHint: 5,
+		OnNamespaces: true,
 		Mirrors: []layout.Mirror{{Servers: []layout.DataFile{
 			{Device: layout.DeviceID{1}, Efficiency: 2, Handles: [][]byte{{1, 2}}, Cred: layout.Credential{UID: 3, GID: 4}},
 			{Device: layout.DeviceID{2}, Efficiency: 3, Handles: [][]byte{{3}}, Cred: layout.Credential{UID: 5, GID: 6}},
@@ -973,6 +974,10 @@ func TestConversions(t *testing.T) {
 		t.Fatal(err)
 	}
 	same(t, "segment", got, s)
+	w.Mirrors[0] = w.Mirrors[0][:2]
+	if got, err = w.Layout(); err != nil || got.OnNamespaces {
+		t.Errorf("a segment on data servers is %+v, %v", got, err)
+	}
 
 	d := layout.Device{ID: layout.DeviceID{7}, Versions: []layout.Version{{Version: 3, RSize: 1 << 20, WSize: 1 << 19}}, Addrs: []layout.NetAddr{
 		{NetID: "tcp", Addr: netip.MustParseAddrPort("192.0.2.1:2049")}, {NetID: "tcp6", Addr: netip.MustParseAddrPort("[2001:db8::2]:20049")}}}

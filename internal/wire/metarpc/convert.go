@@ -56,6 +56,7 @@ func (s *Segment) Layout() (*layout.Segment, error) {
 			for _, e := range f.Extents {
 				servers[j].Extents = append(servers[j].Extents, layout.Extent{Off: e.Off, Len: e.Len, Addr: e.Addr, State: e.State})
 			}
+			l.OnNamespaces = l.OnNamespaces || servers[j].OnNamespace()
 		}
 		l.Mirrors[i].Servers = servers
 	}

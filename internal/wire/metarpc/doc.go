@@ -107,6 +107,13 @@
 // the call waits. After half a second it is answered with StatusLayoutUnavailable; what is recalled for it is then kept for it for 5 seconds, in
 // which the client asks again. Off and Len should be what is about to be written: more is taken from others for nothing.
 //
+// Of a file that has data on NVMe namespaces the same holds for layouts for reading and for writing: a range is read by any number of sessions, or
+// written by one, which may read it as well. Layouts for reading are recalled like the others, also while the client's own SetAttr with a size is executed. Before it answers
+// a recall the client has finished the reads and the writes in the range that it had begun, and has told with LayoutCommit which blocks it has written
+// (SizeReport.Written): they become valid before the size is recorded. If blocks were taken away since, the call is ESTALE and names the inode; it is
+// EPERM from a session that has no layout for writing. A segment is answered that holds Off, and begins not far before it; if the data files have
+// no space there, a LayoutGet for writing is answered with StatusLayoutUnavailable. Layouts for reading end when the file is closed.
+//
 // A client that has to make stable what it has written, and is refused by a data server because the file was fenced meanwhile, asks with
 // LayoutGetArgs.Renew for the credentials to do so with. The answer does not wait for recalls, as those wait for it, and grants nothing: it is not kept,
 // and nothing new is written by it. It is EPERM if the session has no layout for writing of the file, and StatusLayoutUnavailable while a fence is under way.

@@ -376,7 +376,8 @@ type (
 		// ask before each time: the client's kernel. See LayoutResult.
 		Pin Pin
 		// Renew says that the session asks, of a file that it has a layout for writing of, how its data files are written now, in order to
-		// make stable what it has written. Nothing is granted, wherever Off is.
+		// make stable what it has written. Nothing is granted, wherever Off is. Data files on namespaces are answered without extents: how they are
+		// written does not change.
 		Renew bool
 	}
 	// ReserveArgs asks for the place of an append: Len bytes at the end of the file, which is longer by that from now on.
@@ -697,8 +698,8 @@ type (
 		Handle     []byte
 		UID, GID   uint32
 		State      layout.CopyState
-		Generation uint64   `metarpc:"optional"` // these two are left out where both are zero,
-		Extents    []Extent `metarpc:"optional"` // which they are on NFSv3 servers
+		Generation uint64   `metarpc:"optional"` // these two are left out on NFSv3 servers, where both are
+		Extents    []Extent `metarpc:"optional"` // zero; on namespaces Generation is 1 at least
 	}
 	Extent struct {
 		_msgpack       struct{} `msgpack:",as_array"`

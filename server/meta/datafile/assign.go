@@ -12,6 +12,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/datafile/extent"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
@@ -30,7 +31,7 @@ func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode
 	policy := ino.Policy.Layout().Or(defaultPolicy)
 	end := layout.Range{Off: off, Len: max(n, 1)}.End()
 	for {
-		row, done, err := m.assign(ctx, id, policy, end, session, near)
+		row, done, err := m.assign(ctx, id, policy, off, end, session, near)
 		if err != nil {
 			return schema.Layout{}, fmt.Errorf("data files for inode %d: %w", id, err)
 		}
@@ -41,7 +42,7 @@ func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode
 }
 
 // assign is one attempt of Assign; done is false if the rows changed under it.
-func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Policy, end int64, session metarpc.SessionID, near []layout.DeviceID) (row schema.Layout, done bool, err error) {
+func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Policy, off, end int64, session metarpc.SessionID, near []layout.DeviceID) (row schema.Layout, done bool, err error) {
 	layoutKey, writerKey := schema.LayoutKey(id), schema.WriterKey(id, session)
 	values, err := m.cfg.Engine.GetMany(ctx, [][]byte{layoutKey, writerKey})
 	if err != nil {
@@ -53,11 +54,15 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 			return row, false, fmt.Errorf("layout row: %w", err)
 		}
 	} else {
-		row.StripeUnit = policy.StripeUnit
+		m.mu.Lock()
+		unit := m.unit()
+		m.mu.Unlock()
+		row.StripeUnit = min((policy.StripeUnit+unit-1)/unit*unit, layout.MaxStripeUnit)
 	}
 	var taken []schema.DataFile
-	switch covered := covers(&row, end); {
-	case covered && writer:
+	covered := covers(&row, end)
+	switch {
+	case covered && writer && !m.OnNamespaces(row):
 		return row, true, nil
 	case !covered && row.Moving:
 		return row, false, fmt.Errorf("%w: the file is being moved", ErrNoDevice)
@@ -67,27 +72,43 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 		}
 	}
 
-	var b catalog.Batch
-	inode := b.GuardPresent(schema.InodeKey(id))
-	if old != nil {
-		b.GuardEqual(layoutKey, old)
-	} else {
-		b.GuardAbsent(layoutKey)
+	requests, err := m.lacking(ctx, &row, off, end-off)
+	if err != nil {
+		m.putBack(taken)
+		return row, false, err
 	}
-	b.Put(layoutKey, schema.Encode(&row))
-	if !writer {
-		b.Put(writerKey, nil)
+	if covered && writer && len(requests) == 0 {
+		return row, true, nil
 	}
-	firstTaken := b.Len()
-	for i := range taken {
-		key := schema.GarbageKey(taken[i].Device, taken[i].Number)
-		if guard := b.GuardPresent(key); i == 0 {
-			firstTaken = guard
+	inode, firstTaken := 0, 0
+	add := func(b *catalog.Batch) {
+		inode = b.GuardPresent(schema.InodeKey(id))
+		if old != nil {
+			b.GuardEqual(layoutKey, old)
+		} else {
+			b.GuardAbsent(layoutKey)
 		}
-		b.Delete(key)
-		b.Add(schema.InUseKey(taken[i].Device), 0, 1)
+		b.Put(layoutKey, schema.Encode(&row))
+		if !writer {
+			b.Put(writerKey, nil)
+		}
+		firstTaken = b.Len()
+		for i := range taken {
+			key := schema.GarbageKey(taken[i].Device, taken[i].Number)
+			if guard := b.GuardPresent(key); i == 0 {
+				firstTaken = guard
+			}
+			b.Delete(key)
+			b.Add(schema.InUseKey(taken[i].Device), 0, 1)
+		}
 	}
-	err = m.cfg.Engine.Commit(ctx, &b)
+	if len(requests) > 0 {
+		err = m.allocate(ctx, requests, len(row.Mirrors), add)
+	} else {
+		var b catalog.Batch
+		add(&b)
+		err = m.cfg.Engine.Commit(ctx, &b)
+	}
 	var guard *catalog.GuardError
 	switch {
 	case err == nil:
@@ -108,6 +129,19 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 	case errors.Is(err, catalog.ErrConflict):
 		m.putBack(taken)
 		return row, false, nil
+	case errors.Is(err, extent.ErrNoSpace):
+		m.putBack(taken)
+		again := m.becameFull(ctx, taken) // and others may not be
+		if !again {
+			var stale error
+			if again, stale = m.giveUpFilling(ctx, id); stale != nil {
+				return row, false, stale
+			}
+		}
+		if again {
+			return row, false, nil
+		}
+		return row, false, fmt.Errorf("%w: %w", ErrNoSpace, err)
 	case errors.Is(err, catalog.ErrUnknown):
 		// They may or may not be the file's, so they stay held. The next Manager sees which.
 		return row, false, err
@@ -445,6 +479,9 @@ func (m *Manager) Describe(row schema.Layout, ino schema.Inode) metarpc.Describe
 
 // describeFile tells people where a data file is.
 func (m *Manager) describeFile(file *schema.DataFile) metarpc.DescribedServer {
+	if space := m.space(file.Device); space != nil {
+		return m.describeExtents(file, space)
+	}
 	dir, name := schema.DataFileName(file.Number)
 	s := metarpc.DescribedServer{Device: file.Device, DataFile: schema.VolumeDir(m.cfg.Volume) + "/" + dir + "/" + name}
 	if d, err := m.device(file.Device); err == nil {

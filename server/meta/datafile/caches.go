@@ -31,6 +31,8 @@ func (m *Manager) CacheRoom(id layout.DeviceID, n, pending int64) error {
 	defer m.mu.Unlock()
 	at := placeOf(&d.row)
 	switch {
+	case d.space != nil:
+		return fmt.Errorf("%v is a namespace, and caches lie on data servers: %w", at, ErrNoDevice)
 	case d.row.Draining:
 		return fmt.Errorf("data server %v is drained: %w", at, ErrNoDevice)
 	case d.condition != up:

@@ -13,6 +13,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/datafile/extent"
 	"github.com/weftfs/weft/server/meta/datafile/store"
 	"github.com/weftfs/weft/server/meta/schema"
 )
@@ -24,7 +25,7 @@ const (
 	lastWait  = 15 * time.Second
 )
 
-// device is one data server and its pool.
+// device is one data server, or one namespace, and its pool.
 type device struct {
 	m    *Manager
 	id   layout.DeviceID
@@ -36,6 +37,11 @@ type device struct {
 
 	rowMu sync.Mutex
 
+	// Of a namespace; otherwise space is nil.
+	space    *extent.Space
+	changing fileLocks // by the number of a data file that something is done to there
+
+	unwatched chan struct{} // closed when watch has ended
 	// Guarded by m.mu.
 	row       schema.Device
 	condition condition
@@ -70,7 +76,7 @@ const (
 	down
 )
 
-func newDevice(m *Manager, id layout.DeviceID, row schema.Device) *device {
+func newDevice(m *Manager, id layout.DeviceID, row schema.Device, space *extent.Space) *device {
 	ctx, stop := context.WithCancelCause(m.ctx)
 	return &device{
 		m:         m,
@@ -80,7 +86,9 @@ func newDevice(m *Manager, id layout.DeviceID, row schema.Device) *device {
 		recheck:   make(chan struct{}, 1),
 		refill:    make(chan struct{}, 1),
 		sweep:     make(chan struct{}, 1),
+		unwatched: make(chan struct{}),
 		row:       row,
+		space:     space,
 		interrupt: func() {},
 		since:     time.Now(),
 		loads:     map[metarpc.SessionID]clientLoad{},
@@ -114,10 +122,13 @@ func (d *device) pause(c chan struct{}, most time.Duration) {
 	}
 }
 
-func placeOf(row *schema.Device) place { return place{row.Host, row.Port, row.Export, row.MountPort} }
+func placeOf(row *schema.Device) place {
+	return place{row.Host, row.Port, row.Export, row.MountPort, row.NQN, row.NSID}
+}
 
 // watch looks at the data server again and again. It alone makes connections, and closes the last one when it ends.
 func (d *device) watch() {
+	defer close(d.unwatched)
 	defer d.disconnect()
 	wait := firstWait
 	for {
@@ -146,7 +157,7 @@ func (d *device) look() (current bool, err error) {
 	d.m.mu.Unlock()
 	err = d.ask(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("no answer for %v: %w", patience, err)
+		err = fmt.Errorf("no answer for %v: %w", patience, d.m.why(d.url(), err))
 	}
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
@@ -180,6 +191,9 @@ func (d *device) ask(ctx context.Context) error {
 
 // connect returns the store, after making sure that it is the one at the device's address.
 func (d *device) connect(ctx context.Context) (dataStore, error) {
+	if d.space != nil {
+		return d.attach(ctx)
+	}
 	d.m.mu.Lock()
 	at, dialled, server, st, addrs, condition := placeOf(&d.row), d.dialled, d.server, d.store, d.addrs, d.condition
 	moves := d.moves
@@ -433,7 +447,7 @@ func (d *device) room() room {
 // info describes the device without DataFiles; m.mu is held.
 func (d *device) info() metarpc.DeviceInfo {
 	at := placeOf(&d.row)
-	addrs := []string{at.hostPort()}
+	addrs := portals(&d.row)
 	if d.dialled == at && len(d.addrs) > 0 {
 		addrs = addrs[:0]
 		for _, addr := range d.addrs {
@@ -446,6 +460,17 @@ func (d *device) info() metarpc.DeviceInfo {
 		Reachable: d.condition == up,
 		Total:     clip(d.stat.TotalBytes),
 		Free:      clip(d.stat.FreeBytes),
+	}
+	if d.space != nil {
+		is := d.space.Namespace()
+		info.Device.Namespace = []metarpc.Namespace{{
+			NQN: at.nqn, NSID: at.nsid, NGUID: is.NGUID, EUI64: is.EUI64, UUID: is.UUID, Block: is.Block, Reserved: d.row.Reserved,
+		}}
+		info.Device.RSize, info.Device.WSize = 0, 0
+		info.Fencing = "keep-alive"
+		if d.row.Reserved {
+			info.Fencing = "reservations"
+		}
 	}
 	info.Draining = d.row.Draining
 	info.Load = int64(min(1000*d.load, 1e15))

@@ -15,11 +15,13 @@ import (
 
 func TestParseURL(t *testing.T) {
 	good := map[string]place{
-		"nfs://10.0.0.7:2049/export":     {"10.0.0.7", 2049, "/export", 0},
-		"nfs://ds1.example:1/a/b%20c":    {"ds1.example", 1, "/a/b c", 0},
-		"nfs://[fe80::1]:65535/":         {"fe80::1", 65535, "/", 0},
-		"nfs://localhost:7050/weft/ds":   {"localhost", 7050, "/weft/ds", 0},
-		"nfs://h:2049/e?mountport=20048": {"h", 2049, "/e", 20048},
+		"nfs://10.0.0.7:2049/export":                                  {host: "10.0.0.7", port: 2049, export: "/export"},
+		"nfs://ds1.example:1/a/b%20c":                                 {host: "ds1.example", port: 1, export: "/a/b c"},
+		"nfs://[fe80::1]:65535/":                                      {host: "fe80::1", port: 65535, export: "/"},
+		"nfs://localhost:7050/weft/ds":                                {host: "localhost", port: 7050, export: "/weft/ds"},
+		"nfs://h:2049/e?mountport=20048":                              {host: "h", port: 2049, export: "/e", mountPort: 20048},
+		"nvme://10.0.0.7:4420/nqn.2014-08.org.nvmexpress:uuid:5c1#1":  {host: "10.0.0.7", port: 4420, nqn: "nqn.2014-08.org.nvmexpress:uuid:5c1", nsid: 1},
+		"nvme://[fe80::1]:1/nqn.2014-08.org.example:a%20b#4294967294": {host: "fe80::1", port: 1, nqn: "nqn.2014-08.org.example:a b", nsid: 1<<32 - 2},
 	}
 	for s, want := range good {
 		got, err := parseURL(s)
@@ -30,10 +32,26 @@ func TestParseURL(t *testing.T) {
 			t.Errorf("%s is written back as %s", s, got)
 		}
 	}
-	if got, err := parseURL("nfs://h/e"); err != nil || got != (place{"h", 0, "/e", 0}) {
+	if got, err := parseURL("nfs://h/e"); err != nil || got != (place{host: "h", export: "/e"}) {
 		t.Errorf("without a port: %+v, %v", got, err)
 	}
+	if got, err := parseURL("nvme://h/nqn#2"); err != nil || got != (place{host: "h", port: nvmePort, nqn: "nqn", nsid: 2}) {
+		t.Errorf("a namespace without a port: %+v, %v", got, err)
+	}
 	bad := map[string]string{
+		"nvme://h:4420":                               "discovery controller",
+		"nvme://h:4420/#1":                            "NQN is missing",
+		"nvme://h:4420/nqn":                           "number of the namespace is missing",
+		"nvme://h:4420/nqn#0":                         "namespace 0",
+		"nvme://h:4420/nqn#4294967295":                "namespace 4294967295",
+		"nvme://h:4420/nqn#a":                         "namespace a",
+		"nvme://h:4420/nqn?a=1#1":                     "more than",
+		"nvme://u@h:4420/nqn#1":                       "more than",
+		"nvme:///nqn#1":                               "host is missing",
+		"nvme://h:0/nqn#1":                            "port 0",
+		"nvme://h:/nqn#1":                             "port is missing",
+		"nvme:h":                                      "more than",
+		"nvme://h/" + strings.Repeat("n", 224) + "#1": "224 bytes",
 		"":                                       "nfs://",
 		"10.0.0.7:/export":                       "data server",
 		"http://h:1/e":                           "nfs://",
@@ -315,7 +333,7 @@ func TestSharedFileSystem(t *testing.T) {
 		d := w.device(0)
 		w.m.mu.Lock()
 		defer w.m.mu.Unlock()
-		twin := newDevice(w.m, layout.DeviceID{9}, d.row)
+		twin := newDevice(w.m, layout.DeviceID{9}, d.row, nil)
 		twin.stat = d.stat
 		w.m.devices = append(w.m.devices, twin)
 		w.m.mu.Unlock()

@@ -84,6 +84,7 @@
 // it is in one of them. DropMoved makes one column of it. So a layout has one data file in several columns while it is Moving, and only then.
 //
 // Data files that are pinned do not begin to move (package meta).
+//
 // # Caches
 //
 // A layout may have caches beside its mirrors: single data files that have all of the file, since an offset in a data file is one in the
@@ -110,12 +111,46 @@
 // Up to the Fence the mirror may be dropped, and is after a crash. A data server that cannot be reached is not replaced around, as there is
 // nothing to copy from.
 //
+// # Namespaces
+//
+// A device may be an NVMe namespace. What it has the package extent keeps in the catalog; a data file is its number there (8 bytes, big-endian, as a
+// handle), has no owner and no end, and is made without I/O. What is read and written there, the labels and copies, goes through one Initiator
+// of the Manager, whose HostID is the volume's id.
+//
+//	added      what is on it is looked at; then the label is written at its beginning and its end, and one batch writes the rows
+//	looked at  identifiers, block, size, label and reservation are the device's; a copy of the label that is damaged is written anew
+//	removed    garbage is freed; one batch deletes the rows; then the label is overwritten
+//
+// A namespace is known by its identifiers, whatever address it is reached at: one that is added again gets one more. What is on a namespace that is no
+// device is not touched unless somebody insists, and what has a label of a device of the volume not even then, as it may be that device's.
+//
+// Assign gives the data files the space that they lack for the range, in the batch that has their layout row and is guarded by the inode and
+// that row: so nothing is given to a file that was removed, and what has units is in a layout or has a garbage row at any time. Extents completes what Segments has made by what
+// the catalog has then. It is for the caller to know that this stays true for as long as somebody uses it. Validate makes blocks valid that a
+// client has written, stably. The stripe unit of a new file is a multiple of the units of all namespaces.
+//
+// Space is freed when it is taken from a data file (Truncate, garbage), in the next batch: whatever is taken, nobody has a layout of it for reading or
+// writing then. For that the caller recalls layouts before it cuts a file, replaces copies, ends a move or removes a file, and has a session
+// that does not answer fenced (FenceSession) before it counts what that had as given back. So what an earlier Manager has taken and not freed, a new one frees at
+// once: those who may use it had given it back before it was taken, and get nothing again. What the service itself had under way to the namespace is another matter: a Manager
+// waits for its own commands, whatever becomes of the caller, before anything else is done to the data file. Commands of an earlier Manager
+// end with its connections; garbage that it has left is freed some seconds after the namespace was met, and copies that it was filling
+// begin anew in other data files.
+//
+// FenceSession preempts the registration of the session's client where the service keeps a reservation (exclusive access, registrants only), which it looks after.
+// Elsewhere it waits from when it was first asked until the client's controllers have ended, since clients send nothing once their
+// session may be over. Fence does nothing on namespaces but wait for the service's own commands.
+//
+// Fill gives copies on namespaces the space that they lack, but for zeros, which need none, and copies from such up to the file's size. A copy that is being
+// filled is stale if the namespace has no space for what is written to the file. Caches do not lie on namespaces.
+//
 // # Locks
 //
 // In the order in which they may be taken, each before those after it:
 //
 //	Manager.adding   held while a device is added or removed, over calls to a data server
 //	Manager.files    one lock for each file, held over Assign and Fence
+//	device.changing  one lock for each data file on a namespace, held while something is done to it there
 //	device.rowMu     held over commits that change the Device row
 //	Manager.mu       guards the state of all devices, held over no call
 package datafile

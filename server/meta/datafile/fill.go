@@ -11,6 +11,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/datafile/extent"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
@@ -68,6 +69,9 @@ func (m *Manager) filling(ctx context.Context, id layout.FileID) (row schema.Lay
 	return row, done, err
 }
 
+// errInherited: what an earlier Manager has written to the namespace may still be on its way.
+var errInherited = errors.New("an earlier metadata service was filling it")
+
 // refence gives the copies that are being filled new owners. The file is locked.
 func (m *Manager) refence(ctx context.Context, id layout.FileID) error {
 	row, _, err := m.filling(ctx, id)
@@ -88,6 +92,9 @@ func (m *Manager) refence(ctx context.Context, id layout.FileID) error {
 			owner := layout.Credential{UID: randomID(), GID: randomID()}
 			calling, cancel := context.WithTimeout(ctx, patience)
 			d, err := m.device(file.Device)
+			if err == nil && d.space != nil && file.Number < d.inherited {
+				err = errInherited
+			}
 			if err == nil {
 				err = d.do(calling, func(st dataStore) error { return st.Fence(calling, file.Handle, owner) })
 			}
@@ -276,7 +283,7 @@ func (m *Manager) Fill(ctx context.Context, id layout.FileID, row schema.Layout,
 		}
 		col := layout.Column{Unit: row.StripeUnit, Count: row.Width, Index: j}
 		work.Go(func() { // copies one column
-			last, err := m.fillColumn(ctx, col, from, to, off, off+n, pace)
+			last, err := m.fillColumn(ctx, id, col, from, to, off, off+n, pace)
 			mu.Lock()
 			defer mu.Unlock()
 			end = max(end, last)
@@ -313,8 +320,11 @@ func (m *Manager) noteFilled(ctx context.Context, id layout.FileID, done int64) 
 }
 
 // fillColumn copies what one of the data files in from has of [off, end) of its column. It returns where that ends.
-func (m *Manager) fillColumn(ctx context.Context, col layout.Column, from, to []*schema.DataFile, off, end int64, pace func(context.Context, int) error) (last int64, err error) {
+func (m *Manager) fillColumn(ctx context.Context, id layout.FileID, col layout.Column, from, to []*schema.DataFile, off, end int64, pace func(context.Context, int) error) (last int64, err error) {
 	source, size, err := m.source(ctx, from)
+	if err == nil && m.space(source.Device) != nil {
+		size, err = m.clipped(ctx, id, size)
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -346,6 +356,9 @@ func (m *Manager) fillColumn(ctx context.Context, col layout.Column, from, to []
 				run = min(run+fillHole, n-skip)
 			}
 			for _, file := range to {
+				if err := m.makeRoom(ctx, id, file, at+int64(skip), int64(run)); err != nil {
+					return 0, err
+				}
 				err := m.at(ctx, file, func(st dataStore) error {
 					return st.Write(ctx, file.Handle, layout.Credential{UID: file.UID, GID: file.GID}, at+int64(skip), data[skip:skip+run])
 				})
@@ -359,6 +372,52 @@ func (m *Manager) fillColumn(ctx context.Context, col layout.Column, from, to []
 		stop = at
 	}
 	return size, nil
+}
+
+// clipped is up to where a data file on a namespace has bytes of the file, though its last block may be longer. Whoever has written there has said
+// so, as nobody has a layout for writing what is being copied.
+func (m *Manager) clipped(ctx context.Context, id layout.FileID, size int64) (int64, error) {
+	raw, err := m.cfg.Engine.Get(ctx, schema.InodeKey(id))
+	if err != nil {
+		return 0, err
+	}
+	var ino schema.Inode
+	if err := schema.Decode(raw, &ino); err != nil {
+		return 0, fmt.Errorf("inode row: %w", err)
+	}
+	return min(size, ino.Size), nil
+}
+
+// makeRoom gives a copy that is being filled space for the n bytes at off, if it is on a namespace and the layout has it still.
+func (m *Manager) makeRoom(ctx context.Context, id layout.FileID, file *schema.DataFile, off, n int64) error {
+	space := m.space(file.Device)
+	if space == nil {
+		return nil
+	}
+	r := layout.Range{Off: off, Len: n}
+	for {
+		extents, _, err := space.Lookup(ctx, file.Number, r, layout.IOModeRW, maxExtents)
+		if err != nil || missing(extents, layout.Column{}, r.Off, r.End()) == r.End() {
+			return err
+		}
+		raw, err := m.cfg.Engine.Get(ctx, schema.LayoutKey(id))
+		if err != nil {
+			return err
+		}
+		var row schema.Layout
+		if err := schema.Decode(raw, &row); err != nil {
+			return fmt.Errorf("layout row: %w", err)
+		}
+		if !row.Has(func(has *schema.DataFile) bool { return has.Same(file) && has.State == layout.CopyFilling }) {
+			return errors.New("the copy is not one of the file's any more that is being filled")
+		}
+		_, err = extent.Allocate(ctx, []extent.Request{{Space: space, Number: file.Number, Range: r}}, func(b *catalog.Batch) {
+			b.GuardEqual(schema.LayoutKey(id), raw)
+		})
+		if guard := (*catalog.GuardError)(nil); err != nil && !errors.As(err, &guard) {
+			return err
+		}
+	}
 }
 
 // at has f called with the store that a data file is in.

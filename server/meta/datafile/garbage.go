@@ -3,6 +3,7 @@ package datafile
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"maps"
 	"sync"
 	"time"
@@ -95,8 +96,14 @@ func (e exempt) collectable(number uint64) bool {
 // collect removes garbage when told that there is some, and looks for it now and then.
 func (d *device) collect() {
 	wait := firstWait
+	released := d.space == nil
 	for d.ctx.Err() == nil {
 		again, err := d.sweepAll(d.ctx)
+		if !released {
+			condemnedErr := d.releaseCondemned(d.ctx)
+			released = condemnedErr == nil
+			err = errors.Join(err, condemnedErr)
+		}
 		if err == nil {
 			wait = firstWait
 			d.pause(d.sweep, again)

@@ -13,9 +13,11 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/weftfs/weft/dataplane/nvmetcp"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/datafile/extent"
 	"github.com/weftfs/weft/server/meta/datafile/store"
 	"github.com/weftfs/weft/server/meta/schema"
 )
@@ -72,10 +74,14 @@ type Manager struct {
 	adding sync.Mutex
 	files  fileLocks
 
-	mu      sync.Mutex
-	closed  bool
-	devices []*device     // in the order of their ids
-	changed chan struct{} // closed, and replaced, when a pool grows or a device's state changes
+	mu     sync.Mutex
+	closed bool
+	nvme   *nvmetcp.Initiator // nil until there is a namespace
+	// fenceWait is the constant, but in tests.
+	fenceWait time.Duration
+	fenced    map[metarpc.SessionID]*fencedSession
+	devices   []*device     // in the order of their ids
+	changed   chan struct{} // closed, and replaced, when a pool grows or a device's state changes
 }
 
 // New reads the devices from the catalog and starts looking after them. It does not wait for any data server.
@@ -93,10 +99,12 @@ func New(cfg Config) (*Manager, error) {
 		cfg.PoolSize = DefaultPoolSize
 	}
 	m := &Manager{
-		cfg:     cfg,
-		log:     cfg.Log,
-		page:    min(512, cfg.Engine.Caps().MaxKeys/2),
-		changed: make(chan struct{}),
+		cfg:       cfg,
+		log:       cfg.Log,
+		page:      min(512, cfg.Engine.Caps().MaxKeys/2),
+		changed:   make(chan struct{}),
+		fenceWait: fenceWait,
+		fenced:    map[metarpc.SessionID]*fencedSession{},
 	}
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	from, to := schema.Of(schema.PrefixDevice)
@@ -110,7 +118,15 @@ func New(cfg Config) (*Manager, error) {
 			m.stop()
 			return nil, fmt.Errorf("device row %q: %w", kv.Key, errors.Join(err, catalog.ErrCorrupt))
 		}
-		m.devices = append(m.devices, newDevice(m, layout.DeviceID(kv.Key[1:]), row))
+		id := layout.DeviceID(kv.Key[1:])
+		var space *extent.Space
+		if row.NQN != "" {
+			if space, err = extent.Open(m.ctx, cfg.Engine, id); err != nil {
+				m.stop()
+				return nil, fmt.Errorf("read devices: %w", err)
+			}
+		}
+		m.devices = append(m.devices, newDevice(m, id, row, space))
 	}
 	for _, d := range m.devices {
 		d.start()
@@ -126,8 +142,14 @@ func (m *Manager) Close() error {
 		return ErrClosed
 	}
 	m.closed = true
+	nvme := m.nvme
 	m.mu.Unlock()
 	m.stop()
+	if nvme != nil { // or what is written there would be waited for
+		if err := nvme.Close(); err != nil {
+			m.log.Warn("connections to namespaces: close", "error", err)
+		}
+	}
 	m.tasks.Wait()
 	return nil
 }
@@ -178,10 +200,13 @@ func (m *Manager) all() []*device {
 	return slices.Clone(m.devices)
 }
 
-// AddDevice makes the export at url, nfs://HOST[:PORT]/EXPORT[?mountport=PORT], a device of the volume and waits until it is known whether
-// it works. An export that is one already, which its label tells, keeps its id, and its address is brought up to date; so does one that was
+// AddDevice makes the export at url, nfs://HOST[:PORT]/EXPORT[?mountport=PORT], or the namespace, nvme://HOST[:PORT]/NQN#NSID, a device of the
+// volume and waits until it is known whether it works. An export that is one already, which its label tells, keeps its id, and its address is brought up to date; so does one that was
 // removed, with numbers that begin where none was ever taken.
 // A known address that does not answer gives the device it is known as.
+//
+// A namespace that is a device already, by its identifiers and its label, gets one more address. One that has anything on it which is not the
+// volume's own is only taken with force, and one that a device of the volume is on never.
 func (m *Manager) AddDevice(ctx context.Context, url string, force bool) (metarpc.DeviceInfo, error) {
 	at, err := parseURL(url)
 	if err != nil {
@@ -190,6 +215,12 @@ func (m *Manager) AddDevice(ctx context.Context, url string, force bool) (metarp
 	m.adding.Lock()
 	defer m.adding.Unlock()
 	var d *device
+	if at.nqn != "" {
+		if d, err = m.addNamespace(ctx, at, force); err != nil {
+			return metarpc.DeviceInfo{}, fmt.Errorf("add %v: %w", at, err)
+		}
+		return m.settledInfo(ctx, d)
+	}
 	err = findPort(ctx, &at)
 	if err == nil {
 		d, err = m.add(ctx, at)
@@ -197,6 +228,11 @@ func (m *Manager) AddDevice(ctx context.Context, url string, force bool) (metarp
 	if err != nil {
 		return metarpc.DeviceInfo{}, fmt.Errorf("add data server %v: %w", at, explain(err, at.export, os.Geteuid() == 0))
 	}
+	return m.settledInfo(ctx, d)
+}
+
+// settledInfo describes a device when it was looked at.
+func (m *Manager) settledInfo(ctx context.Context, d *device) (metarpc.DeviceInfo, error) {
 	if err := d.settled(ctx); err != nil {
 		return metarpc.DeviceInfo{}, err
 	}
@@ -269,7 +305,11 @@ func (m *Manager) add(ctx context.Context, at place) (*device, error) {
 		return nil, fmt.Errorf("record it: %w", err)
 	}
 	m.log.Info("data server added", "device", st.ID, "url", at.String())
-	d = newDevice(m, st.ID, row)
+	return m.introduce(newDevice(m, st.ID, row, nil))
+}
+
+// introduce makes a new device known and starts it.
+func (m *Manager) introduce(d *device) (*device, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {

@@ -40,10 +40,15 @@ func (m *Manager) RemoveDevice(ctx context.Context, id layout.DeviceID, lost boo
 	}
 	m.log.Info("data server removed", "device", id, "url", d.url().String(), "lost", lost)
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	st, condition := d.store, d.condition
 	m.devices = slices.DeleteFunc(m.devices, func(other *device) bool { return other == d })
 	d.stop(errRemoved)
 	m.signal()
+	m.mu.Unlock()
+	if condition == up && !lost && d.space != nil {
+		<-d.unwatched // or it would be reserved again
+		m.wipe(ctx, d, st)
+	}
 	return nil
 }
 
@@ -52,6 +57,7 @@ func (d *device) removeRows(ctx context.Context, lost bool) error {
 	removing, cancel := context.WithTimeout(ctx, removeTime)
 	defer cancel()
 	key, inUseKey := schema.DeviceKey(d.id), schema.InUseKey(d.id)
+	again := false
 	for {
 		values, err := d.m.cfg.Engine.GetMany(ctx, [][]byte{key, inUseKey})
 		if err != nil {
@@ -84,6 +90,10 @@ func (d *device) removeRows(ctx context.Context, lost bool) error {
 		garbage := b.GuardRangeEmpty(d.garbageRows())
 		b.Delete(key)
 		b.Delete(inUseKey)
+		guards := len(b.Guards)
+		if d.space != nil {
+			d.space.Drop(&b)
+		}
 		err = d.m.cfg.Engine.Commit(ctx, &b)
 		guard := (*catalog.GuardError)(nil)
 		switch isGuard := errors.As(err, &guard); {
@@ -91,6 +101,12 @@ func (d *device) removeRows(ctx context.Context, lost bool) error {
 			err = d.forgetGarbage(ctx, values[0])
 		case isGuard && guard.Index == garbage:
 			err = d.removeGarbage(removing)
+		case isGuard && guard.Index >= guards:
+			err = d.releaseCondemned(ctx)
+			if again && err == nil {
+				err = errors.New("there is space that no data file has; run weftd fsck --repair")
+			}
+			again = true
 		case isGuard, errors.Is(err, catalog.ErrConflict), errors.Is(err, catalog.ErrUnknown):
 			continue
 		case err == nil:
@@ -107,11 +123,20 @@ func (d *device) forgetGarbage(ctx context.Context, old []byte) error {
 	var b catalog.Batch
 	b.GuardEqual(schema.DeviceKey(d.id), old)
 	from, to := d.garbageRows()
+	var numbers []uint64
 	for kv, err := range d.m.cfg.Engine.Scan(ctx, from, to, catalog.ScanOptions{Limit: d.m.page, KeysOnly: true}) {
 		if err != nil {
 			return err
 		}
 		b.Delete(slices.Clone(kv.Key))
+		if d.space != nil { // what it takes is the catalog's to know
+			numbers = append(numbers, numberOf(kv.Key))
+		}
+	}
+	for _, number := range numbers {
+		if err := removeExtents(ctx, d.space, number); err != nil {
+			return err
+		}
 	}
 	err := d.m.cfg.Engine.Commit(ctx, &b)
 	guard := (*catalog.GuardError)(nil)

@@ -19,13 +19,14 @@ import (
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
-// device is a data server and what should be on it.
+// device is a data server, or a namespace, and what should be on it.
 type device struct {
 	id     layout.DeviceID
 	url    string
 	next   uint64 // Device.Next
 	server store.Server
 	store  *store.Store
+	ns     *namespace        // nil: it is a data server
 	claims map[uint64]*claim // data files that layouts have
 	waste  map[uint64]bool   // garbage
 	inUse  int64             // data files in layouts, shared ones counted each time
@@ -80,6 +81,10 @@ func (c *checker) connect(ctx context.Context) error {
 		}
 		d := &device{id: layout.DeviceID(key[1:]), next: row.Next, claims: map[uint64]*claim{}, waste: map[uint64]bool{}}
 		u := url.URL{Scheme: "nfs", Host: net.JoinHostPort(row.Host, strconv.Itoa(int(row.Port))), Path: row.Export}
+		if row.NQN != "" {
+			d.ns = &namespace{}
+			u.Scheme, u.Path, u.Fragment = "nvme", "/"+row.NQN, strconv.FormatUint(uint64(row.NSID), 10)
+		}
 		d.url = u.String()
 		c.devices[d.id] = d
 		rows[d] = row
@@ -95,6 +100,9 @@ func (c *checker) connect(ctx context.Context) error {
 }
 
 func (d *device) connect(ctx context.Context, cfg *Config, volume [16]byte, row *schema.Device) error {
+	if d.ns != nil {
+		return d.ns.connect(ctx, cfg, volume, row)
+	}
 	addrs, err := store.Resolve(ctx, row.Host, row.Port)
 	if err != nil {
 		return err
@@ -113,11 +121,15 @@ func (d *device) connect(ctx context.Context, cfg *Config, volume [16]byte, row 
 
 func (c *checker) disconnect() {
 	for _, d := range c.devices {
-		if d.server == nil {
-			continue
+		var err error
+		switch {
+		case d.ns != nil && d.ns.Namespace != nil:
+			err = d.ns.Close()
+		case d.server != nil:
+			err = d.server.Close()
 		}
-		if err := d.server.Close(); err != nil {
-			c.cfg.Log.Warn("data server: close", "url", d.url, "error", err)
+		if err != nil {
+			c.cfg.Log.Warn(d.what()+": close", "url", d.url, "error", err)
 		}
 	}
 }
@@ -143,9 +155,16 @@ func (c *checker) call(ctx context.Context, d *device, f func(context.Context) e
 	case err == nil:
 		return nil
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("data server %s: no answer for %v: %w", d.url, c.cfg.Timeout, err)
+		return fmt.Errorf("%s %s: no answer for %v: %w", d.what(), d.url, c.cfg.Timeout, err)
 	}
-	return fmt.Errorf("data server %s: %w", d.url, err)
+	return fmt.Errorf("%s %s: %w", d.what(), d.url, err)
+}
+
+func (d *device) what() string {
+	if d.ns != nil {
+		return "namespace"
+	}
+	return "data server"
 }
 
 // checkLayouts reads all layouts and notes which data files they claim.
@@ -194,6 +213,7 @@ func (c *checker) checkLayouts(ctx context.Context) error {
 					if err := c.found(ctx, p, nil); err != nil {
 						return err
 					}
+					c.unknown[files[j].Device] = true
 					continue
 				}
 				d.inUse++
@@ -554,9 +574,12 @@ func (c *checker) checkGarbage(ctx context.Context) error {
 	})
 }
 
-// checkDataFiles looks at every data file on every data server.
+// checkDataFiles looks at every data file on every data server, but namespaces.
 func (c *checker) checkDataFiles(ctx context.Context) error {
 	return c.each(func(d *device) error {
+		if d.ns != nil {
+			return nil // checkSpaces looks at those
+		}
 		for i := range store.Subdirs {
 			err := c.call(ctx, d, func(ctx context.Context) error {
 				return d.store.List(ctx, i, func(f *store.File) error {
@@ -714,6 +737,10 @@ func (c *checker) remake(ctx context.Context, b *catalog.Batch, d *device, claim
 
 // make makes an empty data file and sets its handle.
 func (c *checker) make(ctx context.Context, d *device, file *schema.DataFile) error {
+	if d.ns != nil {
+		file.Handle = handleOf(file.Number)
+		return nil
+	}
 	return c.call(ctx, d, func(ctx context.Context) (err error) {
 		file.Handle, err = d.store.Create(ctx, file.Number, layout.Credential{UID: file.UID, GID: file.GID})
 		return err

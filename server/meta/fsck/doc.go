@@ -2,6 +2,11 @@
 // repairs what does not. It looks at names, links and counters, at every row that belongs to an inode, and at every data
 // file on every data server. It does not look at file contents, which no checksum covers.
 //
+// What data files have on NVMe namespaces is in the catalog alone, so of a namespace only the label is read. It is proved
+// that each unit of it is free, condemned or one data file's, and is counted as that ([extent.Space.Check]); that each data file
+// with units is in a layout or garbage; and that no file has valid blocks behind the one in which it ends. What is condemned the service
+// frees.
+//
 // No metadata service may run on the catalog meanwhile. What a crash leaves for the next service to finish is no
 // problem and is only counted: garbage, inodes without names that were open, truncations under way, and files whose
 // writers had not reported their last size. Nor is it one that a file was being moved: what was to be moved where is not looked at.
@@ -9,13 +14,14 @@
 // # Memory
 //
 // The catalog is read in streams. Held in memory are about 40 bytes for each inode, some 100 and the name for each
-// directory, about 50 for each data file, and 150 for each cache.
+// directory, about 50 for each data file, 150 for each cache, and 2 bits for each unit of one namespace at a time.
 //
 // # Repairs
 //
 // A repair never drops bytes that a file may own: a size that is too small is raised to the data, a garbage row of a
 // data file that a layout has is deleted, an inode that lost its name is linked as lost+found/inode-NUMBER. Where bytes
-// are gone the problem says so (Lost). Data files that no layout has become garbage, which the service removes.
+// are gone the problem says so (Lost). Data files that no layout has become garbage, which the service removes. A namespace without
+// a label of the volume is not written to, and ends the run like a data server that cannot be reached.
 // Repairs are guarded batches: one that finds the catalog changed by somebody else ends the run.
 //
 // # Locks

@@ -14,6 +14,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/datafile"
 	"github.com/weftfs/weft/server/meta/datafile/store"
 	"github.com/weftfs/weft/server/meta/schema"
 )
@@ -56,14 +57,19 @@ const (
 	Owner          Kind = "wrong-owner"       // of a data file: set
 	BeyondSize     Kind = "data-beyond-size"  // a data file is longer than the file: the file's size is raised
 	ForeignFile    Kind = "foreign-file"      // something else among the data files: left
+	Format         Kind = "wrong-format"      // there are namespaces, of which the catalog's format does not tell: raised
+	NamespaceRow   Kind = "missing-namespace" // the row that says how a namespace is cut: made anew as the label has it
+	Label          Kind = "wrong-label"       // of a namespace: both copies are written anew
 )
+
+// Of the space of namespaces there are the kinds that package extent has, too.
 
 // Problem is something that is not as it should be.
 type Problem struct {
 	Kind     Kind          `json:"kind"`
 	Inode    layout.FileID `json:"inode,omitempty"`
 	Path     string        `json:"path,omitempty"`      // of the inode or entry; of several, one
-	Device   string        `json:"device,omitempty"`    // URL of the data server
+	Device   string        `json:"device,omitempty"`    // URL of the data server or namespace
 	DataFile string        `json:"data_file,omitempty"` // below the volume's directory
 	Detail   string        `json:"detail,omitempty"`
 	Repaired bool          `json:"repaired"`
@@ -118,9 +124,20 @@ type Report struct {
 	Writers     int64 `json:"pending_writers"`     // sizes to be found out
 	Copies      int64 `json:"pending_copies"`      // of mirrored data, to be filled
 
+	Spaces []Space `json:"namespaces,omitempty"`
+
 	Counts   map[Kind]int64 `json:"counts"`
 	Repaired int64          `json:"repaired"`
 	Problems []Problem      `json:"problems"`
+}
+
+// Space is what the bytes of a namespace are used for that data files can have, after all repairs.
+type Space struct {
+	Device    string `json:"device"` // URL
+	Total     int64  `json:"total"`  // the sum of the others
+	Used      int64  `json:"used"`
+	Condemned int64  `json:"condemned"` // nobody's any more; the service frees them
+	Free      int64  `json:"free"`
 }
 
 // Clean reports whether nothing was found, repaired or not.
@@ -143,11 +160,13 @@ const DefaultTimeout = 15 * time.Second
 
 // Config says what to check.
 type Config struct {
-	Engine  catalog.Engine // not closed
-	Dial    store.Dialer   // nil = store.DialNFS
-	Repair  bool
-	Log     *slog.Logger  // nil = slog.Default
-	Timeout time.Duration // a data server that does not answer for so long cannot be reached; 0 = DefaultTimeout
+	Engine catalog.Engine // not closed
+	Dial   store.Dialer   // nil = store.DialNFS
+	// DialNamespace reaches a device of a volume that is a namespace; nil = datafile.DialNamespace.
+	DialNamespace func(ctx context.Context, volume [16]byte, row *schema.Device) (Namespace, error)
+	Repair        bool
+	Log           *slog.Logger  // nil = slog.Default
+	Timeout       time.Duration // a device that does not answer for so long cannot be reached; 0 = DefaultTimeout
 }
 
 // Validate checks the configuration.
@@ -161,7 +180,7 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// Check looks at everything. It returns ErrCouldNotRun if a data server cannot be reached or the catalog cannot be
+// Check looks at everything. It returns ErrCouldNotRun if a device cannot be reached or the catalog cannot be
 // read.
 func Check(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.Validate(); err != nil {
@@ -173,6 +192,11 @@ func Check(ctx context.Context, cfg Config) (*Report, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
+	if cfg.DialNamespace == nil {
+		cfg.DialNamespace = func(ctx context.Context, volume [16]byte, row *schema.Device) (Namespace, error) {
+			return datafile.DialNamespace(ctx, volume, row, cfg.Log)
+		}
+	}
 	if cfg.Timeout == 0 {
 		cfg.Timeout = DefaultTimeout
 	}
@@ -181,6 +205,7 @@ func Check(ctx context.Context, cfg Config) (*Report, error) {
 		report:   Report{Counts: map[Kind]int64{}},
 		dirs:     map[layout.FileID]*directory{},
 		devices:  map[layout.DeviceID]*device{},
+		unknown:  map[layout.DeviceID]bool{},
 		sessions: map[string]bool{},
 		beyond:   map[layout.FileID]int64{},
 	}
@@ -190,6 +215,7 @@ func Check(ctx context.Context, cfg Config) (*Report, error) {
 		run  func(context.Context) error
 	}{
 		{"data servers", c.connect},
+		{"labels", c.checkLabels},
 		{"inodes", c.checkInodes},
 		{"entries", c.checkEntries},
 		{"connectivity", c.checkConnected},
@@ -199,6 +225,7 @@ func Check(ctx context.Context, cfg Config) (*Report, error) {
 		{"layouts", c.checkLayouts},
 		{"garbage", c.checkGarbage},
 		{"data files", c.checkDataFiles},
+		{"namespaces", c.checkSpaces},
 		{"shared data files", c.checkShared},
 		{"sizes", c.checkSizes},
 		{"totals", c.checkTotals},
@@ -223,9 +250,10 @@ type checker struct {
 	dirs     map[layout.FileID]*directory
 	lost     layout.FileID // of lost+found; 0 until it is needed
 	devices  map[layout.DeviceID]*device
-	sessions map[string]bool         // that exist
-	beyond   map[layout.FileID]int64 // files with data beyond their size, and its end
-	shared   []slot                  // that have a data file which another one has as well
+	unknown  map[layout.DeviceID]bool // that layouts name, and the catalog has not
+	sessions map[string]bool          // that exist
+	beyond   map[layout.FileID]int64  // files with data beyond their size, and its end
+	shared   []slot                   // that have a data file which another one has as well
 }
 
 // inode is what is remembered of an inode.

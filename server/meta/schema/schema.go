@@ -296,6 +296,8 @@ type Device struct {
 	NQN     string // of a namespace: its subsystem, which has a port at Host and Port
 	NSID    uint32
 	Portals []string // and others, HOST:PORT
+	// Reserved says that the service keeps a reservation there, so that clients have to register. It stands here for when the namespace was not yet reached.
+	Reserved bool
 }
 
 // Namespace is what a device is that is an NVMe namespace. It is cut into units, which are what data files get.

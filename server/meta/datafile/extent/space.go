@@ -166,6 +166,12 @@ type File struct {
 	Bytes      int64 // of the namespace that it takes
 }
 
+// File returns what a data file has; nothing if it is not known.
+func (s *Space) File(ctx context.Context, number uint64) (File, error) {
+	head, _, err := s.head(ctx, s.engine, number)
+	return File{Number: number, Generation: head.Generation, Bytes: head.Units * s.geo.unit}, err
+}
+
 // List calls f with each data file in the order of their numbers.
 func (s *Space) List(ctx context.Context, f func(File) error) error {
 	from, to := schema.OfDevice(schema.PrefixExtents, s.id)
