@@ -556,6 +556,33 @@ func TestNamespaceFull(t *testing.T) {
 	}
 }
 
+// A data file ends somewhere: what is wanted beyond is refused, for good, and what reaches up to there is given.
+func TestNamespaceFar(t *testing.T) {
+	w, _ := newBlockWorld(t, 64*mib, 64*mib)
+	for i, policy := range []layout.Policy{{StripeCount: 1}, {StripeCount: 2}} {
+		id := layout.FileID(9 + i)
+		ino := w.inode(id, policy)
+		for _, n := range []int64{4096, 2 * mib, layout.ToEOF} {
+			row, err := w.m.Assign(t.Context(), id, ino, extent.MaxBytes-4096, n, session, nil)
+			if err != nil {
+				t.Fatalf("%d bytes, the first of which a data file can have: %v", n, err)
+			}
+			if s := w.segment(row, layout.IOModeRW, extent.MaxBytes-4096, 4096); s.Off > extent.MaxBytes-4096 || s.Off+s.Len < extent.MaxBytes {
+				t.Errorf("the segment is %d bytes at %d", s.Len, s.Off)
+			}
+			for _, off := range []int64{extent.MaxBytes, 1<<63 - 4096} {
+				if _, err := w.m.Assign(t.Context(), id, ino, off, n, session, nil); !errors.Is(err, syscall.EFBIG) {
+					t.Errorf("%d bytes at %d: %v", n, off, err)
+				}
+				if s := w.segment(row, layout.IOModeRead, off, 2048); len(s.Mirrors[0][0].Extents) > 0 {
+					t.Errorf("to be read at %d: %+v", off, s)
+				}
+			}
+			w.resize(id, 1<<63-4096)
+		}
+	}
+}
+
 // TestNamespaceCrashes ends Managers at any commit, and looks what the next ones make of it: every data file that has units is in a layout or is garbage,
 // and no unit is anything else than a data file's, condemned or free.
 func TestNamespaceCrashes(t *testing.T) {

@@ -20,7 +20,7 @@ import (
 // The data file's generation is returned. When nobody can write any more with extents of an earlier one, Release frees what was condemned.
 func (s *Space) Punch(ctx context.Context, number uint64, r layout.Range) (zeros []layout.Extent, generation uint64, err error) {
 	if err = s.checkRange(r); err == nil {
-		p := punch{space: s, number: number, off: r.Off, end: min(r.End(), maxBytes)}
+		p := punch{space: s, number: number, off: r.Off, end: min(r.End(), MaxBytes)}
 		for at := r.Off / s.geo.unit; err == nil && at < s.geo.unitsTo(p.end); {
 			at, err = p.next(ctx, at)
 		}
@@ -49,7 +49,7 @@ func (s *Space) Remove(ctx context.Context, number uint64) error {
 
 func (s *Space) remove(ctx context.Context, number uint64) error {
 	for {
-		p := punch{space: s, number: number, end: maxBytes, lazy: true}
+		p := punch{space: s, number: number, end: MaxBytes, lazy: true}
 		for at := int64(0); at < s.geo.unitsTo(p.end); {
 			var err error
 			if at, err = p.next(ctx, at); err != nil {
