@@ -47,7 +47,7 @@
 // when UUID, NGUID, EUI64 and command set are equal; what differs in these, in block size or limits is refused, as is an identifier that
 // another namespace has. After every connect the ANA log is read and the namespaces are looked at, and nothing is sent on an
 // association before: each command is for the one that was looked at (Command.Association). The same is done for events, when a command's status says that something is not as it was, and when a controller
-// comes back; a state that does not fit what commands say, and a namespace that the controller
+// comes back; the log of changed namespaces is read before the others, as that arms their event again, and the ANA log with each look, as its groups come and go with namespaces; a state that does not fit what commands say, and a namespace that the controller
 // cannot tell about just now, are asked for again at growing intervals. The size that a controller told last
 // is the namespace's, and controllers that tell another one are out of use. A group that stays in the state change for twice ANATT gets
 // its controller reset. A namespace that every controller has lost is gone, and the same object works again when it comes back; another
