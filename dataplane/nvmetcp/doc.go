@@ -68,7 +68,8 @@
 //
 // A Request that was withdrawn is not sent (again). It ends when no controller can carry it out any more, as does one that SubsystemConfig.Alive
 // forbids to be sent: that is asked right before each sending, so what a host whose session is over has sent is all that its controllers get,
-// and that ends with their associations.
+// and that ends with their associations. Nor is it sent when Request.Ended is closed, which is that of the session in which a data file's layout
+// was granted: what has waited, for a path or elsewhere, until there is another session would write to blocks that may be another file's by then.
 //
 // # Reservations
 //
