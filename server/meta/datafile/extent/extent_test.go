@@ -641,6 +641,16 @@ func (m *meanwhile) Commit(ctx context.Context, b *catalog.Batch) error {
 	return m.Engine.Commit(ctx, b)
 }
 
+// What somebody else makes valid at the same time is done.
+func TestValidateTwice(t *testing.T) {
+	e := &meanwhile{Engine: memory.New()}
+	s := format(t, e, 4096, mib, 64)
+	g := allocate(t, s, 1, 0, 2*mib)
+	e.f = func() { validate(t, s, 1, g.Generation, 0, mib) }
+	validate(t, s, 1, g.Generation, 0, mib)
+	clean(t, s)
+}
+
 // Many at a time, through two Spaces.
 func TestConcurrent(t *testing.T) {
 	for _, p := range places(t) {

@@ -100,10 +100,10 @@ func (s *Space) validate(ctx context.Context, number, generation uint64, pieces 
 				return nil, err
 			}
 		}
-		if b.Len() > 0 {
-			err = s.engine.Commit(ctx, &b)
+		if b.Len() == 0 { // all are valid already
+			return rest, nil
 		}
-		if !again(err) {
+		if err := s.engine.Commit(ctx, &b); !again(err) {
 			return rest, err
 		}
 	}
