@@ -12,7 +12,7 @@
 // got the command, and from when on it certainly has given up the association to which it belonged, so that a write that
 // nobody knows the outcome of cannot land any more.
 //
-// A queue is a TCP connection, by default as many as there are Ps. A command goes to the one with the fewest bytes
+// A queue is a TCP connection, by default as many as there are Ps, and four at least. A command goes to the one with the fewest bytes
 // outstanding; small ones go together, to the first that has little to do. When the queue has all the commands
 // in flight that it can have, the rest waits there. SQ flow control is off: a queue of N entries has at most N-1
 // commands.
@@ -68,7 +68,8 @@
 //
 // A Request that was withdrawn is not sent (again). It ends when no controller can carry it out any more, as does one that SubsystemConfig.Alive
 // forbids to be sent: that is asked right before each sending, so what a host whose session is over has sent is all that its controllers get,
-// and that ends with their associations.
+// and that ends with their associations. Nor is it sent when Request.Ended is closed, which is that of the session in which a data file's layout
+// was granted: what has waited, for a path or elsewhere, until there is another session would write to blocks that may be another file's by then.
 //
 // # Reservations
 //
