@@ -105,6 +105,9 @@ func (d *disks) read(i int, off int64, n int) []byte {
 // newBlockWorld starts a Manager whose devices are namespaces of such sizes. Nothing in it is in a synctest bubble.
 func newBlockWorld(t *testing.T, sizes ...int64) (*world, *disks) {
 	t.Helper()
+	name := t.Name()
+	hung := time.AfterFunc(2*time.Minute, func() { panic(name + " takes too long") })
+	t.Cleanup(func() { hung.Stop() })
 	w := &world{t: t, engine: memory.New(), net: storetest.New()}
 	var b catalog.Batch
 	b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: schema.Format, ID: volume}))
@@ -677,9 +680,9 @@ func TestFenceSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	write := func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		return transfer(ctx, ns, wire.OpWrite, mib, make([]byte, block))
+		return ns.Do(ctx, &nvmetcp.Request{Command: nvmetcp.Command{Op: wire.OpWrite, SLBA: mib / block, Blocks: 1, Data: make([]byte, block)}})
 	}
 	if err := write(); err == nil {
 		t.Error("a host that is not registered writes")
@@ -718,11 +721,11 @@ func TestFenceSession(t *testing.T) {
 	if err := w.m.FenceSession(over, row, metarpc.SessionID{9}); !errors.Is(err, context.Canceled) {
 		t.Errorf("not waited for: %v", err)
 	}
-	// The target forgets the reservation.
-	if err := d.target.RemoveNamespace(testNQN, 1); err != nil {
+	// Somebody clears the reservation.
+	if err := ns.Register(t.Context(), session.Key()); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.target.AddNamespace(testNQN, nvme.Namespace{NSID: 1, Backing: d.files[0], BlockSize: block, NGUID: [16]byte{1}}); err != nil {
+	if err := ns.Clear(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	dev := w.m.all()[0]
@@ -870,7 +873,9 @@ func TestNamespaceAway(t *testing.T) {
 	}
 	dev := w.m.all()[0]
 	cut := make(chan error)
-	go func() { cut <- w.m.Truncate(t.Context(), row, 100) }()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	go func() { cut <- w.m.Truncate(ctx, row, 100) }()
 	w.eventually("why it does not answer is known", func() bool {
 		err := w.m.why(dev.url(), context.DeadlineExceeded)
 		return errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), addr)

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// maxGrowth is how many bytes more than asked for a data file gets at most. It gets as many as it has.
-	maxGrowth = 1 << 30
+	// maxGrowth is how many bytes more than asked for a data file gets at most, as nobody takes back what it does not use. It gets as many as it has.
+	maxGrowth = 64 << 20
 	// shyGrowth is the part of the free space that this is not more than.
 	shyGrowth = 64
 	// maxGrant is how many units a data file gets at a time.
