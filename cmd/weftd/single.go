@@ -41,6 +41,7 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	lease := fl.Duration("lease", meta.DefaultLease, "how long a client that is silent keeps what it holds")
 	rate := rateFlag(fl)
 	exports := exportFlag(fl)
+	controllers := discoveryFlag(fl)
 	ioMode := ioFlag(fl)
 	local := localFlag(fl)
 	secretFile := secretFlag(fl)
@@ -108,7 +109,7 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 		l.Close()
 		return errors.Join(err, servers.stop())
 	}
-	m, err := openMeta(ctx, *dir, *lease, int64(*rate), exports.rules, store.DialNFS, secrets, log)
+	m, err := openMeta(ctx, *dir, *lease, int64(*rate), exports.rules, *controllers, store.DialNFS, secrets, log)
 	if err != nil {
 		l.Close()
 		return errors.Join(err, servers.stop())

@@ -49,6 +49,11 @@ type Config struct {
 	PoolSize int            // data files kept ready per device; 0 = DefaultPoolSize
 	// Secrets are those of the service's host for NVMe subsystems that want authentication; nil = none.
 	Secrets *nvmeauth.Secrets
+
+	// Discovery are NVMe discovery controllers that tell the same, host:port, which are followed from the first namespace on, and
+	// DiscoveryFile keeps what they told for the next start; see nvmetcp.Initiator.Follow.
+	Discovery     []string
+	DiscoveryFile string
 }
 
 // Validate checks the configuration.
