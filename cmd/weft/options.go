@@ -48,6 +48,8 @@ type mountOptions struct {
 	policy   nvmetcp.Policy
 	hostNQN  string        // of this host as NVMe targets see it; "": see daemon.hostNQN
 	kato     time.Duration // of NVMe controllers
+	// discovery are the NVMe discovery controllers that are followed, host:port.
+	discovery []string
 	// transport serves the FUSE device.
 	transport fs.Transport
 	log       string
@@ -216,6 +218,10 @@ var mountOptionTable = []option{
 		}
 		o.hostNQN = v
 		return nil
+	}},
+	{"nvme-discovery", "HOST[:PORT][+HOST[:PORT]...]", "NVMe discovery controllers that tell the same (port 8009 if not said); the mount stays connected to one of them, and uses and leaves the addresses of NVMe targets as it tells", func(o *mountOptions, v string) (err error) {
+		o.discovery, err = parseDiscovery(v)
+		return err
 	}},
 	{"transport", "gofuse|device", "what serves the kernel's requests; gofuse: the server of the library go-fuse (default); device: a loop of weft's own, which is faster when many small reads or writes are under way", func(o *mountOptions, v string) error {
 		for _, t := range []fs.Transport{fs.GoFuse, fs.DeviceLoop} {

@@ -93,6 +93,10 @@
 // events only to those connected to it. A log is read in pieces and again when GENCTR moved. What a controller told counts until it says
 // something else: one that does not answer takes no address away. A subsystem whose last address is taken away keeps it.
 //
+// An [Initiator] that follows discovery controllers uses what they tell beside the addresses that Open is given: a controller need not tell of all, as
+// Linux's tells only of the port that was asked. What was told once and is not told any more is used no longer, whoever gives it to Open. What they
+// told last is kept in a file, with which the next start begins and which is verified as soon as one of them answers.
+//
 // # Buffers
 //
 // The payload of a read goes from the socket into Command.Data, but for the few bytes that arrive together with headers; that
@@ -115,7 +119,7 @@
 // on the good path a command takes no lock but its own and needs no memory.
 //
 // Lock order of paths: Initiator.mu, Subsystem.mu, Namespace.mu, Request.mu, then those of a Controller; member.mu is a leaf that OnState and OnEvent
-// take. Discovery.turn is above Discovery.mu and held while OnChange runs.
+// take. Discovery.turn is above Discovery.mu and Initiator.mu and held while OnChange runs.
 //
 // Lock order: Controller.turn, association.mu, queue.mu, stream.mu or sender.mu; Controller.mu is a leaf. The last two of a
 // queue are held across one non-blocking system call or the making of one digest. No lock but turn is held while a function of

@@ -115,7 +115,7 @@
 //
 // A device may be an NVMe namespace. What it has the package extent keeps in the catalog; a data file is its number there (8 bytes, big-endian, as a
 // handle), has no owner and no end, and is made without I/O. What is read and written there, the labels and copies, goes through one Initiator
-// of the Manager, whose HostID is the volume's id.
+// of the Manager, whose HostID is the volume's id. It follows Config.Discovery; what that tells is not recorded in rows, so clients do not hear of it.
 //
 //	added      what is on it is looked at; then the label is written at its beginning and its end, and one batch writes the rows
 //	looked at  identifiers, block, size, label and reservation are the device's; a copy of the label that is damaged is written anew

@@ -61,6 +61,12 @@ func (m *Manager) initiator() (*nvmetcp.Initiator, error) {
 		if err != nil {
 			return nil, err
 		}
+		if len(m.cfg.Discovery) > 0 {
+			if err := i.Follow(m.cfg.Discovery, m.cfg.DiscoveryFile); err != nil {
+				i.Close()
+				return nil, err
+			}
+		}
 		m.nvme = i
 	}
 	return m.nvme, nil
