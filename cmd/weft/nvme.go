@@ -85,7 +85,7 @@ func (d *daemon) newInitiator(id wire.HostID) error {
 		return err
 	}
 	d.nvme, err = nvmetcp.NewInitiator(nvmetcp.InitiatorConfig{
-		HostNQN: name, HostID: id, Policy: d.cfg.options.policy, Patience: d.cfg.options.patience(),
+		HostNQN: name, HostID: id, Policy: d.cfg.options.policy, Patience: d.cfg.options.patience(), KATO: d.cfg.options.kato,
 		Key: d.reservationKey, Alive: func() bool { return d.meta.Alive() },
 	})
 	if err != nil || len(d.cfg.options.discovery) == 0 {

@@ -46,7 +46,8 @@ type mountOptions struct {
 	pass     fs.Passthrough
 	exports  []localExport
 	policy   nvmetcp.Policy
-	hostNQN  string // of this host as NVMe targets see it; "": see daemon.hostNQN
+	hostNQN  string        // of this host as NVMe targets see it; "": see daemon.hostNQN
+	kato     time.Duration // of NVMe controllers
 	// discovery are the NVMe discovery controllers that are followed, host:port.
 	discovery []string
 	// transport serves the FUSE device.
@@ -85,6 +86,7 @@ func defaultOptions() mountOptions {
 		names:    true,
 		local:    localRW,
 		pass:     fs.PassReads,
+		kato:     nvmetcp.DefaultKATO,
 	}
 }
 
@@ -199,6 +201,15 @@ var mountOptionTable = []option{
 		if o.policy, err = nvmetcp.ParsePolicy(v); err != nil {
 			return errPolicy
 		}
+		return nil
+	}},
+	{"nvme-keepalive", "TIME", "after how long without a sign of life of its controller a path to an NVMe namespace is given up, as the controller gives up this host, 500ms to 5s (default 5s)", func(o *mountOptions, v string) error {
+		// Not more than the default: by that the service knows when a client that was lost has nothing under way any more.
+		d, err := time.ParseDuration(v)
+		if err != nil || d < 500*time.Millisecond || d > nvmetcp.DefaultKATO || d%time.Millisecond != 0 {
+			return fmt.Errorf("want a time from 500ms to %v, in whole milliseconds", nvmetcp.DefaultKATO)
+		}
+		o.kato = d
 		return nil
 	}},
 	{"nvme-hostnqn", "NQN", "name of this host at NVMe targets, which may allow certain hosts only (default: what /etc/nvme/hostnqn says, or else a new one for each mount)", func(o *mountOptions, v string) error {
