@@ -388,7 +388,7 @@ func TestPaths(t *testing.T) {
 	t.Logf("-seed %d -failures %d", *seed, *failures)
 	rng := rand.New(rand.NewPCG(*seed, 6))
 	v := newPathVolume(t)
-	options := append(mountOptions(), "nvme-keepalive=500ms", "nvme-policy=round-robin")
+	options := append([]string{"nvme-keepalive=500ms", "nvme-policy=round-robin"}, mountOptions()...)
 	a, b := harness.MountAt(t, v.addr, options...), harness.MountAt(t, v.addr, options...)
 	harness.Weft(t, "layout", "set", a.Dir, "--stripe-unit", "64KiB", "--stripe-count", "2")
 
