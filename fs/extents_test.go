@@ -465,3 +465,72 @@ func TestNamespaceSessionLost(t *testing.T) {
 	}
 	r.closeFile(id, fh)
 }
+
+// What one report has told is not told again by another one that was made before: the layout may have been given back since.
+func TestReportThatWasOvertaken(t *testing.T) {
+	s := newSpaceService(true)
+	r := newSpaceRig(t, s)
+	id, fh := r.create("f")
+	r.write(id, 0, pattern(1, 5000))
+	i := r.peek(id)
+	late, err := i.commit(t.Context(), false)
+	if err != nil || len(late.written) == 0 {
+		t.Fatalf("%v, %v", late.written, err)
+	}
+	if err := r.OnRecall(t.Context(), id, 0, layout.ToEOF); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	s.cut(s.nodes[id], 0) // by somebody else
+	s.mu.Unlock()
+	if again, err := r.tell(t.Context(), []report{late}, false); err != nil || len(again) > 0 {
+		t.Errorf("%v, %d files to be told of again", err, len(again))
+	}
+	r.want(r.fsync(id, fh), 0, "fsync")
+	r.closeFile(id, fh)
+}
+
+// recalling is a session whose layout is recalled when somebody has just found it, which is once.
+type recalling struct {
+	*session
+	recall func()
+}
+
+func (m *recalling) CachedLayout(id layout.FileID, mode layout.IOMode, off, n int64) *layout.Segment {
+	seg := m.session.CachedLayout(id, mode, off, n)
+	if recall := m.recall; recall != nil && seg != nil {
+		m.recall = nil
+		recall()
+	}
+	return seg
+}
+
+// The first read of a file does not go by a layout that was given back as it began.
+func TestRecallAsTheFirstReadBegins(t *testing.T) {
+	s := newSpaceService(false)
+	writer := newSpaceRig(t, s)
+	id, fh := writer.create("f")
+	writer.write(id, 0, pattern(1, 5000))
+	var m recalling
+	r := newSpaceRig(t, s, func(c *Config) {
+		m.session = c.Meta.(*session)
+		c.Meta = &m
+	})
+	there := r.open(id, unix.O_RDONLY)
+	if seg, err := r.m.Layout(t.Context(), id, layout.IOModeRead, 0, 5000, false); err != nil || seg == nil {
+		t.Fatal(err)
+	}
+	m.recall = func() {
+		if err := r.OnRecall(t.Context(), id, 0, layout.ToEOF); err != nil {
+			t.Error(err)
+		}
+	}
+	i := r.peek(id)
+	if seg, k := i.beginRead(0, 5000); seg != nil {
+		t.Error("a read begins with a layout that was given back")
+		i.endRead(k)
+	}
+	r.wantRead(id, 0, 5000, pattern(1, 5000))
+	r.closeFile(id, there)
+	writer.closeFile(id, fh)
+}

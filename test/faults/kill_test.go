@@ -230,6 +230,20 @@ func TestMain(m *testing.M) {
 		rewriteAll()
 		return
 	}
+	if how := os.Getenv(drivesEnv); how != "" {
+		serveDrives(how)
+		return
+	}
+	if how := os.Getenv(stampEnv); how != "" {
+		stampForever(how)
+		return
+	}
+	if dir := os.Getenv(watchEnv); dir != "" {
+		if err := watchForever(dir); err != nil {
+			fmt.Println(err)
+		}
+		return
+	}
 	how := strings.SplitN(os.Getenv(loadEnv), " ", 3)
 	if len(how) < 3 {
 		os.Exit(m.Run())

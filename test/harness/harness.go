@@ -71,6 +71,7 @@ type Options struct {
 	Lease       time.Duration // default that of weftd
 	Apart       bool          // the data servers are processes of their own, which Kill and Stop leave alone
 	Room        int64         // bytes of a file system for each data server that is apart, in memory; 0: they share the disk
+	Devices     []string      // URLs as for weft admin device add, in place of data servers of its own; they are not stopped with the volume
 	Remote      bool          // data servers lend no descriptors, so that all goes by RPC
 	Env         []string      // of weftd and of the mounts, beside that of the test, such as GOMAXPROCS=1
 }
@@ -116,6 +117,9 @@ func NewVolume(t testing.TB, opts Options) *Volume {
 		}
 	} else {
 		v.foreign = strings.Fields(os.Getenv(ServersEnv))
+		if len(opts.Devices) > 0 {
+			v.foreign = opts.Devices
+		}
 	}
 	v.Start()
 	for _, url := range v.foreign {

@@ -44,7 +44,7 @@ func (s *Space) merge(ranges []layout.Range) ([]piece, error) {
 		if err := s.checkRange(r); err != nil {
 			return nil, err
 		}
-		if r.End() > maxBytes {
+		if r.End() > MaxBytes {
 			return nil, fmt.Errorf("%w: a write to the end of the file", ErrInvalid)
 		}
 		list = append(list, piece{r.Off, r.End()})
