@@ -296,6 +296,25 @@ func TestBlockLostClosed(t *testing.T) {
 	})
 }
 
+// TestBlockLostLease ends a session of whose end its client need not know yet: it is fenced only when its lease is over, since it may send until then, and
+// register with namespaces.
+func TestBlockLostLease(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		w := blockUsers(t, h, 2)
+		lost, live := w[0], w[1]
+		defer renewing(live.client)()
+		lost.mustGet(0, 1, all)
+		var fenced time.Time
+		h.files.barred = func(metarpc.SessionID) { fenced = time.Now() }
+		last := time.Now()
+		h.lose(lost.client)
+		live.mustGet(0, 1, all)
+		if took := fenced.Sub(last); took < h.lease || took > h.lease+time.Second {
+			t.Errorf("fenced %v after its last word, the lease is %v", took, h.lease)
+		}
+	})
+}
+
 // TestBlockLostBeside loses a client while a namespace is away: its other files are fenced and closed meanwhile.
 func TestBlockLostBeside(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host) {

@@ -170,8 +170,12 @@ func (s *Service) bar(sess *session, id layout.FileID) error {
 	}
 	cl.unfence = cancel
 	s.mu.Unlock()
+	// Until then its client may take the session for alive, send what it has not sent yet, and register where it has not registered.
+	err := sess.awaitExpired(ctx)
 	var l schema.Layout
-	_, err := s.get(ctx, schema.LayoutKey(id), &l)
+	if err == nil {
+		_, err = s.get(ctx, schema.LayoutKey(id), &l)
+	}
 	if err == nil && s.cfg.Files.OnNamespaces(l) {
 		err = s.cfg.Files.FenceSession(ctx, l, sess.id)
 	}
@@ -184,6 +188,16 @@ func (s *Service) bar(sess *session, id layout.FileID) error {
 	cl.unbarred = false
 	s.changedFile(cl.file)
 	return nil
+}
+
+// awaitExpired waits until the client of a session that is over knows that, by its own clock at the latest.
+func (sess *session) awaitExpired(ctx context.Context) error {
+	select {
+	case <-sess.expired:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // onNamespaces reports whether a file has data on a namespace.
