@@ -340,6 +340,40 @@ func TestBlockLostBeside(t *testing.T) {
 	})
 }
 
+// TestBlockLostAway loses a client while the namespace of one of its files is away: the other one is fenced and written meanwhile.
+func TestBlockLostAway(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		w := blockUsers(t, h, 2)
+		lost, live := w[0], w[1]
+		defer renewing(live.client)()
+		ids := []layout.FileID{lost.id, lost.create(layout.RootID, "g")}
+		setLayout(t, h, ids[1], schema.Layout{StripeUnit: testUnit, Width: 1, Mirrors: [][]schema.DataFile{copyOn(layout.DeviceID{1})}})
+		for _, id := range ids {
+			must[metarpc.LayoutResult](lost.client, metarpc.OpLayoutGet, rw(id))
+		}
+		live.open(ids[1])
+		hold := make(chan struct{})
+		defer close(hold)
+		var asked atomic.Int32
+		h.files.barred = func(metarpc.SessionID) {
+			if asked.Add(1) == 1 {
+				<-hold
+			}
+		}
+		h.lose(lost.client)
+		time.Sleep(2 * h.lease)
+		granted := 0
+		for _, id := range ids {
+			if _, err := live.layout(id, 0, 1); err == nil {
+				granted++
+			}
+		}
+		if granted != 1 {
+			t.Errorf("%d of 2 files can be written", granted)
+		}
+	})
+}
+
 // TestBlockCut cuts a file: whoever reads or writes it has given back all of it before, also the client that cuts it, and until
 // that is done nobody gets anything: extents of before the cut are of an earlier generation, also those of what stays.
 func TestBlockCut(t *testing.T) {

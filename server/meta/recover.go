@@ -78,12 +78,12 @@ func (s *Service) cleanUp(sess *session) {
 	parts.Go(func() {                               // ends as the one above
 		confirmed := s.awaitConfirmation(sess)
 		each(barred, func(id layout.FileID) {
-			s.persist(s.ctx, fmt.Sprintf("%s: fence it on the namespaces of inode %d", what, id), func() error { return s.bar(sess, id) })
+			err := s.persist(s.ctx, fmt.Sprintf("%s: fence it on the namespaces of inode %d", what, id), func() error { return s.bar(sess, id) })
+			if err == nil { // other files may be on namespaces that are away
+				s.leave(sess, what, []layout.FileID{id})
+			}
 		})
 		confirmed()
-		if s.ctx.Err() == nil {
-			s.leave(sess, what, barred)
-		}
 	})
 	parts.Wait()
 	s.persist(s.ctx, what, func() error {
