@@ -19,8 +19,10 @@ func (i *Initiator) Follow(addrs []string, file string) error {
 	if err != nil {
 		i.cfg.Log.Warn("what NVMe discovery told before is not used", "error", err)
 	}
+	controller := i.controller(wire.DiscoveryNQN)
+	controller.KATO = 0 // its own: it is not that of an I/O controller, which must be short
 	d, err := Follow(context.Background(), DiscoveryConfig{
-		Controller: i.controller(wire.DiscoveryNQN), Addrs: addrs, Known: known,
+		Controller: controller, Addrs: addrs, Known: known,
 		OnChange: func(dir *Directory) {
 			i.Use(dir)
 			if dir == known || file == "" {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -295,6 +296,25 @@ func TestBlockLostClosed(t *testing.T) {
 	})
 }
 
+// TestBlockLostLease ends a session of whose end its client need not know yet: it is fenced only when its lease is over, since it may send until then, and
+// register with namespaces.
+func TestBlockLostLease(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		w := blockUsers(t, h, 2)
+		lost, live := w[0], w[1]
+		defer renewing(live.client)()
+		lost.mustGet(0, 1, all)
+		var fenced time.Time
+		h.files.barred = func(metarpc.SessionID) { fenced = time.Now() }
+		last := time.Now()
+		h.lose(lost.client)
+		live.mustGet(0, 1, all)
+		if took := fenced.Sub(last); took < h.lease || took > h.lease+time.Second {
+			t.Errorf("fenced %v after its last word, the lease is %v", took, h.lease)
+		}
+	})
+}
+
 // TestBlockLostBeside loses a client while a namespace is away: its other files are fenced and closed meanwhile.
 func TestBlockLostBeside(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host) {
@@ -316,6 +336,40 @@ func TestBlockLostBeside(t *testing.T) {
 		}
 		if _, err := live.layout(plain, 0, 1); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// TestBlockLostAway loses a client while the namespace of one of its files is away: the other one is fenced and written meanwhile.
+func TestBlockLostAway(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		w := blockUsers(t, h, 2)
+		lost, live := w[0], w[1]
+		defer renewing(live.client)()
+		ids := []layout.FileID{lost.id, lost.create(layout.RootID, "g")}
+		setLayout(t, h, ids[1], schema.Layout{StripeUnit: testUnit, Width: 1, Mirrors: [][]schema.DataFile{copyOn(layout.DeviceID{1})}})
+		for _, id := range ids {
+			must[metarpc.LayoutResult](lost.client, metarpc.OpLayoutGet, rw(id))
+		}
+		live.open(ids[1])
+		hold := make(chan struct{})
+		defer close(hold)
+		var asked atomic.Int32
+		h.files.barred = func(metarpc.SessionID) {
+			if asked.Add(1) == 1 {
+				<-hold
+			}
+		}
+		h.lose(lost.client)
+		time.Sleep(2 * h.lease)
+		granted := 0
+		for _, id := range ids {
+			if _, err := live.layout(id, 0, 1); err == nil {
+				granted++
+			}
+		}
+		if granted != 1 {
+			t.Errorf("%d of 2 files can be written", granted)
 		}
 	})
 }
@@ -358,6 +412,61 @@ func TestBlockCut(t *testing.T) {
 			t.Errorf("cut %d times: %v", cut, err)
 		}
 		b.mustRead(3*mib, upTo(3*mib, layout.ToEOF))
+	})
+}
+
+// TestBlockCutClosed cuts a file that nobody has open. Who opens it before that is done gets nothing, not even in front of the new size: what he
+// wrote there by extents of before the cut would not be taken.
+func TestBlockCutClosed(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		w := blockUsers(t, h, 2)
+		a, b := w[0], w[1]
+		a.report(false, metarpc.SizeReport{ID: a.id, End: 5 * mib})
+		a.closeFile(a.id)
+		b.closeFile(b.id)
+		release := h.files.hold()
+		defer release()
+		hdr, ch := a.begin(metarpc.OpSetAttr, setSize(a.id, 2*mib))
+		h.files.awaitStalled(1)
+		b.open(b.id)
+		_, err := b.get(0, 1)
+		wantStatus(t, err, metarpc.StatusLayoutUnavailable)
+		_, err = b.canRead(0)
+		wantStatus(t, err, metarpc.StatusLayoutUnavailable)
+		release()
+		if err := a.finish(hdr, ch, new(metarpc.AttrResult)); err != nil {
+			t.Error(err)
+		}
+		b.mustGet(0, 1, all)
+	})
+}
+
+// TestBlockCutFirst cuts a file that has no data files when that begins, and gets some: these are given back before it is cut, too.
+func TestBlockCutFirst(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		h.files.blocks[layout.DeviceID{1}] = true
+		a, b := h.client(), h.client()
+		id := a.create(layout.RootID, "f")
+		w := newRangeWriter(h.root(), id)
+		w.open(id)
+		b.attr(id) // with a lease
+		var asked atomic.Bool
+		b.back = func(metarpc.BackOp, any) metarpc.Status {
+			if asked.CompareAndSwap(false, true) {
+				go w.mustGet(0, mib, upTo(0, 2*mib)) // ends with the answer
+				time.Sleep(time.Second)
+			}
+			return metarpc.StatusOK
+		}
+		h.files.cut = func(int64) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if len(w.holds) > 0 {
+				t.Errorf("cut while %v may be written", w.holds)
+			}
+		}
+		must[metarpc.AttrResult](a, metarpc.OpSetAttr, setSize(id, 2*mib))
+		w.wantRecalls(all)
 	})
 }
 

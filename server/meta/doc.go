@@ -223,7 +223,7 @@
 // servers take to answer:
 //
 //	bar      it from the namespaces of each file that it may have read or written there, if its client did not end it
-//	         (Files.FenceSession)
+//	         (Files.FenceSession), once its client knows that it is over, by its own clock at the latest
 //	close    each file it had open
 //	fence    each file it may have written, if its client did not end it: that may be asleep and write later, so the data
 //	         files get new owners, which data servers have to confirm; others are given new layouts

@@ -78,12 +78,12 @@ func (s *Service) cleanUp(sess *session) {
 	parts.Go(func() {                               // ends as the one above
 		confirmed := s.awaitConfirmation(sess)
 		each(barred, func(id layout.FileID) {
-			s.persist(s.ctx, fmt.Sprintf("%s: fence it on the namespaces of inode %d", what, id), func() error { return s.bar(sess, id) })
+			err := s.persist(s.ctx, fmt.Sprintf("%s: fence it on the namespaces of inode %d", what, id), func() error { return s.bar(sess, id) })
+			if err == nil { // other files may be on namespaces that are away
+				s.leave(sess, what, []layout.FileID{id})
+			}
 		})
 		confirmed()
-		if s.ctx.Err() == nil {
-			s.leave(sess, what, barred)
-		}
 	})
 	parts.Wait()
 	s.persist(s.ctx, what, func() error {
@@ -170,8 +170,12 @@ func (s *Service) bar(sess *session, id layout.FileID) error {
 	}
 	cl.unfence = cancel
 	s.mu.Unlock()
+	// Until then its client may take the session for alive, send what it has not sent yet, and register where it has not registered.
+	err := sess.awaitExpired(ctx)
 	var l schema.Layout
-	_, err := s.get(ctx, schema.LayoutKey(id), &l)
+	if err == nil {
+		_, err = s.get(ctx, schema.LayoutKey(id), &l)
+	}
 	if err == nil && s.cfg.Files.OnNamespaces(l) {
 		err = s.cfg.Files.FenceSession(ctx, l, sess.id)
 	}
@@ -184,6 +188,16 @@ func (s *Service) bar(sess *session, id layout.FileID) error {
 	cl.unbarred = false
 	s.changedFile(cl.file)
 	return nil
+}
+
+// awaitExpired waits until the client of a session that is over knows that, by its own clock at the latest.
+func (sess *session) awaitExpired(ctx context.Context) error {
+	select {
+	case <-sess.expired:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // onNamespaces reports whether a file has data on a namespace.

@@ -175,6 +175,9 @@ func (s *Service) setSize(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 	s.mu.Unlock()
 	p := pending{s: s, by: c.sess}
 	r, intent, err := s.commitSize(ctx, c, f, a, lease, &p)
+	for errors.Is(err, errLaidOut) {
+		r, intent, err = s.commitSize(ctx, c, f, a, lease, &p)
+	}
 	p.end()
 	if err != nil || !intent {
 		s.endSizing(f)
@@ -214,6 +217,9 @@ func (s *Service) endSizing(f *file) {
 	f.sizing, f.cut, f.stop = false, nil, nil
 	s.changedFile(f)
 }
+
+// errLaidOut: while layouts were recalled a file has got data files on namespaces, and has to be recalled as a whole.
+var errLaidOut = errors.New("it has got data files on namespaces meanwhile")
 
 // commitSize recalls layouts and commits the size, with an intent if data has to be cut. The caller has the file's
 // sizing, and has made the cut.
@@ -270,6 +276,9 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 		if err != nil {
 			return nil, err
 		}
+		if f.cut.from > 0 && s.cfg.Files.OnNamespaces(l) {
+			return nil, errLaidOut
+		}
 		intent = rawLayout != nil && (written || a.Size < row.Size || pinned && a.Size > row.Size)
 		at := now()
 		if err := s.maySet(ctx, c, &row, a); err != nil {
@@ -296,21 +305,16 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 // everybody: what by reads there while the file is cut may be somebody else's then, and who goes on with extents of before the cut for what
 // he writes in front of it forgets that he has written when he gets newer ones.
 func (s *Service) recall(ctx context.Context, f *file, by *session) error {
-	s.mu.Lock()
-	held := slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.writer || cl.assigning > 0 || cl.open })
-	s.mu.Unlock()
 	such := others(by)
-	if held {
-		on, err := s.onNamespaces(ctx, f.id)
-		if err != nil {
-			return err
-		}
-		if on {
-			such = others(nil)
-			s.mu.Lock()
-			f.cut.from = 0
-			s.mu.Unlock()
-		}
+	on, err := s.onNamespaces(ctx, f.id) // also if nobody has it open: somebody may open it before it is cut
+	if err != nil {
+		return err
+	}
+	if on {
+		such = others(nil)
+		s.mu.Lock()
+		f.cut.from = 0
+		s.mu.Unlock()
 	}
 	return s.recallRange(ctx, f, layout.Range{Off: f.cut.from, Len: layout.ToEOF}, such)
 }

@@ -186,8 +186,8 @@ func stamp(b []byte, n int, version uint64) {
 	}
 }
 
-// stamped returns a block's version, 0 if nothing was written there.
-func stamped(b []byte, n int) (version uint64, err error) {
+// versionOf returns a block's version, 0 if nothing was written there.
+func versionOf(b []byte, n int) (version uint64, err error) {
 	if at := binary.BigEndian.Uint64(b); at == 0 && n != 0 || binary.BigEndian.Uint64(b[8:]) == 0 {
 		for i, v := range b {
 			if v != 0 {
@@ -285,7 +285,7 @@ func (p *paced) use(how string, stop *atomic.Bool) error {
 				return err
 			}
 			for i := range n {
-				got, err := stamped(b[i*paceBlock:][:paceBlock], first+i)
+				got, err := versionOf(b[i*paceBlock:][:paceBlock], first+i)
 				if want := versions[first+i]; err == nil && (got < want || writes && got > want) {
 					err = fmt.Errorf("block %d has version %d, want %d", first+i, got, want)
 				}
@@ -388,7 +388,7 @@ func TestPaths(t *testing.T) {
 	t.Logf("-seed %d -failures %d", *seed, *failures)
 	rng := rand.New(rand.NewPCG(*seed, 6))
 	v := newPathVolume(t)
-	options := append(mountOptions(), "nvme-keepalive=500ms", "nvme-policy=round-robin")
+	options := append([]string{"nvme-keepalive=500ms", "nvme-policy=round-robin"}, mountOptions()...)
 	a, b := harness.MountAt(t, v.addr, options...), harness.MountAt(t, v.addr, options...)
 	harness.Weft(t, "layout", "set", a.Dir, "--stripe-unit", "64KiB", "--stripe-count", "2")
 
