@@ -191,14 +191,14 @@ func (f *File) commitOnce(ctx context.Context, d *dataFile) error {
 	return nil
 }
 
-// noteLoss logs that a server has restarted and lost data, once for each restart.
+// noteLoss logs that unstable data may be lost, once for each restart of a server or loss of a way to a namespace.
 func (p *Plane) noteLoss(d *device, verf layout.Verifier) {
 	d.mu.Lock()
 	known := d.lossNoted == verf
 	d.lossNoted = verf
 	d.mu.Unlock()
 	if !known {
-		p.cfg.Log.Warn("data server restarted and lost unstable data; it is sent again", "device", d.id)
+		p.cfg.Log.Warn("data server restarted, or the way to a namespace was lost: data that was not stable is sent again", "device", d.id)
 	}
 }
 

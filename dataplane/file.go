@@ -110,6 +110,9 @@ func (f *File) Forsake(copies []*layout.DataFile) {
 	f.plane.watch.hurry()
 }
 
+// Forsook reports whether copies were given up.
+func (f *File) Forsook() bool { return f.forsook.Load() > 0 }
+
 // lookup returns the state of a data file, nil if nothing was written to it.
 func (f *File) lookup(df *layout.DataFile) *dataFile {
 	f.mu.Lock()

@@ -52,9 +52,9 @@ var zeros [fillSize]byte
 // is left to be sent again. After an error what the range holds is undefined, as it is after that of a write.
 func (f *File) Punch(ctx context.Context, seg *layout.Segment, off, n int64, ended func(error)) error {
 	return f.ordered(ctx, "punch", seg, off, n, ended, func(held *orphans) error {
-		err := f.eachDataFile(seg, off, off+n, held, func(s Sparser, d *dataFile, _ layout.Column) error {
+		err := f.eachDataFile(seg, off, off+n, held, func(s Sparser, d *dataFile, df *layout.DataFile, _ layout.Column) error {
 			// All of the range: in a data file there is nothing where other columns are.
-			if err := s.Deallocate(d.ctx, d.use.Load(), layout.Column{}, off, n); err != nil {
+			if err := s.Deallocate(d.ctx, df, layout.Column{}, off, n); err != nil {
 				return err
 			}
 			d.mu.Lock()
@@ -76,8 +76,8 @@ func (f *File) Punch(ctx context.Context, seg *layout.Segment, off, n int64, end
 // meanwhile. With keepSize that is out of the question, and the error ErrUnsupported.
 func (f *File) Allocate(ctx context.Context, seg *layout.Segment, off, n int64, keepSize bool, ended func(error)) error {
 	return f.ordered(ctx, "allocation", seg, off, n, ended, func(held *orphans) error {
-		err := f.eachDataFile(seg, off, off+n, held, func(s Sparser, d *dataFile, col layout.Column) error {
-			return s.Allocate(d.ctx, d.use.Load(), col, off, n, keepSize)
+		err := f.eachDataFile(seg, off, off+n, held, func(s Sparser, d *dataFile, df *layout.DataFile, col layout.Column) error {
+			return s.Allocate(d.ctx, df, col, off, n, keepSize)
 		})
 		if errors.Is(err, ErrUnsupported) && !keepSize {
 			err = f.fillHoles(seg, off, off+n, held)
@@ -132,12 +132,14 @@ func (f *File) ordered(ctx context.Context, name string, seg *layout.Segment, of
 	}))
 }
 
-// eachDataFile runs do for each data file, of all copies that are written, that has some of [off, end). The error is
+// eachDataFile runs do for each data file, of all copies that are written, that has some of [off, end), as it is used now: on a namespace that is as
+// seg has it, since other segments need not have extents there. The error is
 // ErrUnsupported if that is all that stood in the way. Copies are waited for as in together; held keeps the range until all
 // calls have ended.
-func (f *File) eachDataFile(seg *layout.Segment, off, end int64, held *orphans, do func(Sparser, *dataFile, layout.Column) error) error {
+func (f *File) eachDataFile(seg *layout.Segment, off, end int64, held *orphans, do func(Sparser, *dataFile, *layout.DataFile, layout.Column) error) error {
 	var files []*dataFile
-	columns := map[*dataFile][]int{} // several, while the file is moved into one data file
+	type place struct{ mirror, column int }
+	columns := map[*dataFile][]place{} // several, while the file is moved into one data file
 	for i := range seg.Width() {
 		if from, to := seg.Column(i).Next(off, end); from == to {
 			continue
@@ -148,7 +150,7 @@ func (f *File) eachDataFile(seg *layout.Segment, off, end int64, held *orphans, 
 				if columns[d] == nil {
 					files = append(files, d)
 				}
-				columns[d] = append(columns[d], i)
+				columns[d] = append(columns[d], place{m, i})
 				good = good || seg.Mirrors[m].Servers[i].State == layout.CopyGood
 			}
 		}
@@ -164,9 +166,13 @@ func (f *File) eachDataFile(seg *layout.Segment, off, end int64, held *orphans, 
 		defer func() { <-room }()
 		df := d.use.Load()
 		s, err := f.sparser(d.ctx, df)
-		for _, i := range columns[d] {
+		for _, at := range columns[d] {
+			use := d.use.Load()
+			if use.OnNamespace() {
+				use = &seg.Mirrors[at.mirror].Servers[at.column]
+			}
 			if err == nil {
-				err = do(s, d, seg.Column(i))
+				err = do(s, d, use, seg.Column(at.column))
 			}
 		}
 		if err != nil && !isUnsupported(err) {

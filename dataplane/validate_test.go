@@ -19,6 +19,20 @@ type noting struct {
 	ranges []layout.Range
 	told   []string
 	err    error // of Quiesce
+	punch  func(df *layout.DataFile)
+}
+
+func (n *noting) Deallocate(_ context.Context, df *layout.DataFile, _ layout.Column, _, _ int64) error {
+	n.punch(df)
+	return nil
+}
+
+func (n *noting) Allocate(context.Context, *layout.DataFile, layout.Column, int64, int64, bool) error {
+	return nil
+}
+
+func (n *noting) Seek(_ context.Context, _ *layout.DataFile, _ layout.Column, off, _ int64, _ bool) (int64, bool, error) {
+	return off, false, nil
 }
 
 func (n *noting) Written(*layout.DataFile) []layout.Range { return n.ranges }
@@ -108,5 +122,41 @@ func TestWritten(t *testing.T) {
 	}
 	if all := f.Written(); len(all) != 1 || all[0].File.Device != first.Device {
 		t.Errorf("written is %v, with one copy given up", all)
+	}
+}
+
+// A hole is punched by the extents of the segment that it was asked for with, whatever segment another request has meanwhile.
+func TestPunchByItsOwnExtents(t *testing.T) {
+	e := newEnv(t, options{servers: 1})
+	var target *noting
+	plane := newPlane(t, 0, func(layout.DeviceID) (dataplane.Target, error) { return target, nil })
+	segment := func(off int64) *layout.Segment {
+		seg := e.segment(4096, 1, 1)
+		files := seg.Mirrors[0].Servers
+		files = append(files, files[0]) // a data file that has two columns
+		for i := range files {
+			files[i].Handles, files[i].Generation = [][]byte{{1}}, 1
+			files[i].Extents = []layout.Extent{{Off: off, Len: 16384}}
+		}
+		seg.Off, seg.Len, seg.OnNamespaces, seg.Mirrors[0].Servers = off, 16384, true, files
+		return seg
+	}
+	here, there := segment(0), segment(1<<20)
+	f := plane.NewFile()
+	punch := func(seg *layout.Segment) {
+		if err := f.Punch(t.Context(), seg, seg.Off, seg.Len, func(error) {}); err != nil {
+			t.Error(err)
+		}
+	}
+	var used []int64
+	target = &noting{Target: e.targets[0], punch: func(df *layout.DataFile) {
+		used = append(used, df.Extents[0].Off)
+		if len(used) == 1 {
+			punch(there)
+		}
+	}}
+	punch(here)
+	if want := []int64{0, 1 << 20, 1 << 20, 0}; !slices.Equal(used, want) {
+		t.Errorf("holes are punched by the extents at %d, want %d", used, want)
 	}
 }

@@ -148,7 +148,7 @@
 //
 // What a layout says of data files on NVMe namespaces holds only until it is given back, as the service may then give their blocks to other
 // files. So reads are counted, each before it looks for its segment (reads.go), and OnRecall, having taken the segments away, waits for those
-// that had begun, and then for what may still be at copies that were given up. New ones ask for another layout. What a read brings counts only if the session it began in still lives
+// that had begun, and then for what may still be at copies that were given up; so does letGo, which gives layouts back unasked. New ones ask for another layout. What a read brings counts only if the session it began in still lives
 // at its end (believe); otherwise it begins again.
 //
 // What was written to blocks that are not valid yet is told with the durable size, once it is stable: only then others see it, and only then is

@@ -12,7 +12,9 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
@@ -464,4 +466,123 @@ func TestNamespaceSessionLost(t *testing.T) {
 		}
 	}
 	r.closeFile(id, fh)
+}
+
+// What one report has told is not told again by another one that was made before: the layout may have been given back since.
+func TestReportThatWasOvertaken(t *testing.T) {
+	s := newSpaceService(true)
+	r := newSpaceRig(t, s)
+	id, fh := r.create("f")
+	r.write(id, 0, pattern(1, 5000))
+	i := r.peek(id)
+	late, err := i.commit(t.Context(), false)
+	if err != nil || len(late.written) == 0 {
+		t.Fatalf("%v, %v", late.written, err)
+	}
+	if err := r.OnRecall(t.Context(), id, 0, layout.ToEOF); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	s.cut(s.nodes[id], 0) // by somebody else
+	s.mu.Unlock()
+	if again, err := r.tell(t.Context(), []report{late}, false); err != nil || len(again) > 0 {
+		t.Errorf("%v, %d files to be told of again", err, len(again))
+	}
+	r.want(r.fsync(id, fh), 0, "fsync")
+	r.closeFile(id, fh)
+}
+
+// recalling is a session whose layout is recalled when somebody has just found it, which is once.
+type recalling struct {
+	*session
+	recall func()
+}
+
+func (m *recalling) CachedLayout(id layout.FileID, mode layout.IOMode, off, n int64) *layout.Segment {
+	seg := m.session.CachedLayout(id, mode, off, n)
+	if recall := m.recall; recall != nil && seg != nil {
+		m.recall = nil
+		recall()
+	}
+	return seg
+}
+
+// The first read of a file does not go by a layout that was given back as it began.
+func TestRecallAsTheFirstReadBegins(t *testing.T) {
+	s := newSpaceService(false)
+	writer := newSpaceRig(t, s)
+	id, fh := writer.create("f")
+	writer.write(id, 0, pattern(1, 5000))
+	var m recalling
+	r := newSpaceRig(t, s, func(c *Config) {
+		m.session = c.Meta.(*session)
+		c.Meta = &m
+	})
+	there := r.open(id, unix.O_RDONLY)
+	if seg, err := r.m.Layout(t.Context(), id, layout.IOModeRead, 0, 5000, false); err != nil || seg == nil {
+		t.Fatal(err)
+	}
+	m.recall = func() {
+		if err := r.OnRecall(t.Context(), id, 0, layout.ToEOF); err != nil {
+			t.Error(err)
+		}
+	}
+	i := r.peek(id)
+	if seg, k := i.beginRead(0, 5000); seg != nil {
+		t.Error("a read begins with a layout that was given back")
+		i.endRead(k)
+	}
+	r.wantRead(id, 0, 5000, pattern(1, 5000))
+	r.closeFile(id, there)
+	writer.closeFile(id, fh)
+}
+
+// quiescing is a target that says when it is to wait for what is under way to a copy, and does so until over is closed.
+type quiescing struct {
+	*nvmetcp.Target
+	begun, over chan struct{}
+}
+
+func (q *quiescing) Quiesce(ctx context.Context, df *layout.DataFile) error {
+	q.begun <- struct{}{}
+	<-q.over
+	return q.Target.Quiesce(ctx, df)
+}
+
+// The layout of a file that was closed is not given back while something may be under way to a copy that was given up.
+func TestCloseWaitsForForsakenCopies(t *testing.T) {
+	s := newSpaceService(false)
+	target, err := nvmetcp.NewTarget(s.space)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { target.Close() })
+	q := &quiescing{target, make(chan struct{}, 10), make(chan struct{})}
+	r := newRigOver(t, s, map[layout.DeviceID]dataplane.Target{spaceDevice: q})
+	id, fh := r.create("f")
+	r.write(id, 0, pattern(1, 5000))
+	r.want(r.fsync(id, fh), 0, "fsync")
+	seg, err := r.m.Layout(t.Context(), id, layout.IOModeRead, 0, 1, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.OnCopiesStale(id, []metarpc.CopyRef{{Device: spaceDevice, Handle: seg.Mirrors[0].Servers[0].Handles[0]}})
+	i := r.peek(id)
+	if _, err := r.m.Layout(t.Context(), id, layout.IOModeRead, 0, 1, false); err != nil {
+		t.Fatal(err)
+	}
+	r.closeFile(id, fh)
+	within(t, "it is waited for", q.begun)
+	fh = r.open(id, unix.O_RDONLY) // and closed once more meanwhile
+	r.closeFile(id, fh)
+	i.mu.Lock()
+	if !i.wanted || r.m.CachedLayout(id, layout.IOModeRead, 0, 1) == nil {
+		t.Error("the file is let go")
+	}
+	i.mu.Unlock()
+	close(q.over)
+	eventually(t, "the file is let go", func() bool { return r.held() == 0 })
+	if r.m.CachedLayout(id, layout.IOModeRead, 0, 1) != nil {
+		t.Error("the layout is kept")
+	}
 }

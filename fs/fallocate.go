@@ -114,6 +114,9 @@ func (i *inode) oneSegment(ctx context.Context, off, end int64, punch bool, do f
 		}
 	}
 	seg, admitted, err := i.acquire(ctx, off, end-off, &terms{})
+	if _, errno := classify(err); punch && errno == syscall.EFBIG {
+		return end - off, nil // nothing can be there
+	}
 	if err != nil {
 		return 0, err
 	}

@@ -363,6 +363,9 @@ func (fs *FS) tell(ctx context.Context, reports []report, provisional bool) (out
 	for _, r := range reports {
 		i := r.i
 		i.mu.Lock()
+		if len(r.written) > 0 {
+			r.written = i.untold() // others may have told it since, and answered a recall
+		}
 		switch {
 		case i.losing, i.durable >= r.count && len(r.written) == 0 || provisional && i.provisional >= r.count:
 		case i.epoch != r.epoch || r.session != session:

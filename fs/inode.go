@@ -99,6 +99,8 @@ type inode struct {
 
 	doubtful []*dataplane.Error // copies that the service is to be told of
 	settling bool               // that is being done; holds the inode
+	quieting bool               // it is waited for that nothing is under way to copies that were given up; holds the inode
+	quiet    bool               // it was, or is, and nothing was written since
 
 	// For the flusher.
 	queued   bool // in its list; holds the inode
@@ -156,6 +158,7 @@ func (i *inode) admit(seg *layout.Segment) admission {
 	if seg.OnNamespaces {
 		i.reads.any.Store(true)
 	}
+	i.quiet = false
 	i.writes[i.phase]++
 	return admission{i.phase, i.fs.session.Load(), i.passed != nil}
 }
@@ -470,11 +473,17 @@ func (i *inode) forget() {
 // letGo is called when the file may not be in use any more: the service hears that, and the inode goes. Its holder
 // still has it. mu is held.
 func (i *inode) letGo() {
-	if i.handles > 0 || i.opens > 0 || i.writes[0]+i.writes[1]+i.reporting > 0 || i.settling {
+	if i.handles > 0 || i.opens > 0 || i.writes[0]+i.writes[1]+i.reporting > 0 || i.settling || i.quieting {
 		return
 	}
 	if i.dirty() {
 		i.enqueue()
+		return
+	}
+	if i.wanted && !i.quiet && i.reads.any.Load() && i.data.Forsook() {
+		i.quiet, i.quieting = true, true
+		i.again()
+		i.fs.spawn(i.quiesce) // owns the inode's quieting; ends when nothing is at copies that were given up, or with fs.ctx
 		return
 	}
 	i.closePassed(false)
@@ -485,6 +494,18 @@ func (i *inode) letGo() {
 		i.fs.meta.Release(i.id)
 		i.drop()
 	}
+}
+
+// quiesce lets the file go when nothing is under way any more to copies that were given up: with the layouts the service has their space back.
+func (i *inode) quiesce() {
+	err := i.data.Quiesce(i.fs.ctx)
+	i.mu.Lock()
+	i.quieting = false
+	if err == nil {
+		i.letGo()
+	}
+	i.mu.Unlock()
+	i.drop()
 }
 
 // setIDBits are those that a write takes from a mode, as the kernel would (setattr_should_drop_suidgid): the set-user-ID bit,

@@ -38,7 +38,10 @@ func (i *inode) beginRead(off, n int64) (*layout.Segment, reading) {
 	i.reads.under[r.turn].Add(1)
 	seg := i.fs.meta.CachedLayout(i.id, layout.IOModeRead, off, n)
 	if seg != nil && seg.OnNamespaces {
-		i.reads.any.Store(true)
+		if !i.reads.any.Swap(true) {
+			// Who has taken it away meanwhile may not have known that there was one, and waits for no read.
+			seg = i.fs.meta.CachedLayout(i.id, layout.IOModeRead, off, n)
+		}
 		if i.reads.barred.Load() > 0 {
 			seg = nil
 		}

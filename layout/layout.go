@@ -109,6 +109,9 @@ type DataFile struct {
 	// Generation is the data file's when the extents were told; it goes back with what was written there. It is 1 at least, also of a
 	// data file without extents, and 0 on other devices.
 	Generation uint64
+	// Ended is closed when the session has ended in which a layout on a namespace was granted: nothing is sent by it any more, also in the next
+	// session, as its blocks may be another file's by then. nil: never.
+	Ended <-chan struct{}
 }
 
 // OnNamespace reports whether the data file lies on an NVMe namespace.

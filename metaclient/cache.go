@@ -273,6 +273,7 @@ func (c *Client) askLayout(ctx context.Context, args *metarpc.LayoutGetArgs) (gr
 			c.grants.end(id, false)
 		default:
 			granted, pinned, bad = decodeLayout(o.raw)
+			c.bind(granted)
 			c.cache.add(id, granted, args.Append)
 			c.grants.end(id, len(granted) > 0)
 			if len(pinned.Handle) > 0 {
@@ -284,6 +285,26 @@ func (c *Client) askLayout(ctx context.Context, args *metarpc.LayoutGetArgs) (gr
 		err = bad
 	}
 	return granted, pinned, err
+}
+
+// bind has what is granted on namespaces end with the session, which is that of the reply that is being read.
+func (c *Client) bind(granted []layout.Segment) {
+	c.mu.Lock()
+	ended := c.session.ended
+	c.mu.Unlock()
+	for i := range granted {
+		if !granted[i].OnNamespaces {
+			continue
+		}
+		for m := range granted[i].Mirrors {
+			files := granted[i].Mirrors[m].Servers
+			for n := range files {
+				if files[n].OnNamespace() {
+					files[n].Ended = ended
+				}
+			}
+		}
+	}
 }
 
 func decodeLayout(raw []byte) (granted []layout.Segment, pinned metarpc.CopyRef, err error) {

@@ -31,7 +31,7 @@
 // A segment whose data files lie on NVMe namespaces says where the bytes were when it was granted. So what is granted later takes its
 // range away from older segments (outdates): a file that was read and is then written is read by the layout for writing, where that
 // reaches. What the user of the client has written there, and where that counts already, is told with LayoutCommit, in as many calls as
-// the ranges take.
+// the ranges take. It ends with the session (DataFile.Ended): no credentials of the data file keep out what was begun before.
 //
 // # What is kept under leases
 //

@@ -1,6 +1,7 @@
 package metaclient
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -137,6 +138,60 @@ func TestManyRanges(t *testing.T) {
 		var status *metarpc.Error
 		if attrs, err = c.LayoutCommit(t.Context(), reports, false); !errors.As(err, &status) || status.Errno() != syscall.ESTALE || len(attrs) != 1 {
 			t.Errorf("%v, %d answers; want ESTALE after the first", err, len(attrs))
+		}
+	})
+}
+
+// A layout on namespaces ends with the session in which it was granted, and not with the connection.
+func TestExtentsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(t)
+		s.handle = func(op metarpc.Op, args any) (metarpc.Status, any) {
+			a, ok := args.(*metarpc.LayoutGetArgs)
+			if !ok {
+				return metarpc.StatusOK, &metarpc.Empty{}
+			}
+			servers := []layout.DataFile{{Device: layout.DeviceID{1}, Handles: [][]byte{{1}}}, {Device: layout.DeviceID{2}, Handles: [][]byte{{2}}, Generation: 1}}
+			return metarpc.StatusOK, &metarpc.LayoutResult{Segments: []metarpc.Segment{metarpc.SegmentOf(&layout.Segment{
+				Range: layout.Range{Len: layout.ToEOF}, IOMode: a.IOMode, StripeUnit: 4096, Mirrors: []layout.Mirror{{Servers: servers}},
+			})}}
+		}
+		reset := make(chan bool, 1)
+		c := connected(t, s, Config{OnReset: func(_ context.Context, lost bool) { reset <- lost }})
+		granted := func() []layout.DataFile {
+			t.Helper()
+			seg, err := c.Layout(t.Context(), 7, layout.IOModeRead, 0, 1, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return seg.Mirrors[0].Servers
+		}
+		over := func(f *layout.DataFile) bool {
+			select {
+			case <-f.Ended:
+				return true
+			default:
+				return false
+			}
+		}
+		files := granted()
+		if files[0].Ended != nil {
+			t.Error("a data file on a data server ends with the session")
+		}
+		s.hangUp()
+		synctest.Wait()
+		if over(&files[1]) {
+			t.Error("the layout has ended with a connection")
+		}
+		s.forget()
+		if !<-reset {
+			t.Error("the session was not lost")
+		}
+		if !over(&files[1]) {
+			t.Error("the layout has outlived its session")
+		}
+		if now := granted(); over(&now[1]) {
+			t.Error("the layout of the next session has ended")
 		}
 	})
 }

@@ -424,6 +424,7 @@ func (d *daemon) status(ctx context.Context) mountStatus {
 		Transport: d.server.Transport().String(),
 		Retained:  d.data.Retained(),
 		Devices:   []deviceStatus{},
+		Discovery: discoveryOf(d.nvme.Discovery()),
 	}
 	state := d.meta.State()
 	st.Service = serviceStatus{

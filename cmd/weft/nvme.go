@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,17 +50,52 @@ func hostNQN(chosen, file string, id wire.HostID) (string, error) {
 	return name, nil
 }
 
-// newInitiator makes the host side of NVMe namespaces; it connects to nothing. The host id is the client's alone, since reservations belong to it.
+// parseDiscovery reads HOST[:PORT][+HOST[:PORT]...], discovery controllers. A comma would end the option.
+func parseDiscovery(s string) ([]string, error) {
+	var addrs []string
+	for _, h := range strings.Split(s, "+") {
+		addr, err := parseHostPort(h, discoveryPort)
+		if err != nil {
+			return nil, fmt.Errorf("%w; want HOST[:PORT], of several with + between them", err)
+		}
+		addrs = append(addrs, addr)
+	}
+	return addrs, nil
+}
+
+// discoveryFile is where mounts keep what these discovery controllers told last: in $XDG_CACHE_HOME/weft, or else root in /var/cache/weft and
+// others in ~/.cache/weft.
+func discoveryFile(addrs []string) (string, error) {
+	dir := "/var/cache"
+	if os.Getuid() != 0 || os.Getenv("XDG_CACHE_HOME") != "" {
+		var err error
+		if dir, err = os.UserCacheDir(); err != nil {
+			return "", err
+		}
+	}
+	sum := sha256.Sum256([]byte(strings.Join(addrs, "+")))
+	return filepath.Join(dir, "weft", fmt.Sprintf("nvme-discovery-%x", sum[:8])), nil
+}
+
+// newInitiator makes the host side of NVMe namespaces; it connects to discovery controllers only, and does not wait for them. The host id is the
+// client's alone, since reservations belong to it.
 func (d *daemon) newInitiator(id wire.HostID) error {
 	name, err := hostNQN(d.cfg.options.hostNQN, hostNQNFile, id)
 	if err != nil {
 		return err
 	}
 	d.nvme, err = nvmetcp.NewInitiator(nvmetcp.InitiatorConfig{
-		HostNQN: name, HostID: id, Policy: d.cfg.options.policy, Patience: d.cfg.options.patience(),
+		HostNQN: name, HostID: id, Policy: d.cfg.options.policy, Patience: d.cfg.options.patience(), KATO: d.cfg.options.kato,
 		Key: d.reservationKey, Alive: func() bool { return d.meta.Alive() },
 	})
-	return err
+	if err != nil || len(d.cfg.options.discovery) == 0 {
+		return err
+	}
+	file, err := discoveryFile(d.cfg.options.discovery)
+	if err != nil {
+		slog.Warn("what NVMe discovery tells is not kept for the next start", "err", err)
+	}
+	return d.nvme.Follow(d.cfg.options.discovery, file)
 }
 
 // reservationKey is that of the session, or between sessions that of the last one.
@@ -304,6 +341,36 @@ func (u *deviceUse) addPaths(all []nvmetcp.SubsystemStats, ns *layout.Namespace)
 		}
 		u.Paths = append(u.Paths, p)
 	}
+}
+
+// discoveryStatus is how a mount stands with a discovery controller that it follows.
+type discoveryStatus struct {
+	Address   string `json:"address"`
+	Connected bool   `json:"connected"`
+	Problem   string `json:"problem,omitempty"` // why not
+	Addresses int    `json:"addresses"`         // that it tells of, or told of last
+}
+
+func discoveryOf(all []nvmetcp.DiscoveryStats) []discoveryStatus {
+	var list []discoveryStatus
+	for _, s := range all {
+		st := discoveryStatus{Address: s.Addr, Connected: s.Connected, Addresses: s.Portals}
+		if !s.Connected && s.Err != nil {
+			st.Problem = oneLine(s.Err)
+		}
+		list = append(list, st)
+	}
+	return list
+}
+
+func (d *discoveryStatus) String() string {
+	switch {
+	case d.Connected:
+		return fmt.Sprintf("%s is connected and tells of %d addresses", d.Address, d.Addresses)
+	case d.Problem == "":
+		return d.Address + " has not answered yet"
+	}
+	return fmt.Sprintf("%s is not connected, told of %d addresses: %s", d.Address, d.Addresses, d.Problem)
 }
 
 func (p *pathUse) print(w io.Writer, indent string) {

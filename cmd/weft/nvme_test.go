@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -212,5 +213,46 @@ func TestMayComeBack(t *testing.T) {
 		if got := mayComeBack(c.err); got != c.want {
 			t.Errorf("%d: %v: %v", i, c.err, got)
 		}
+	}
+}
+
+// What is known of discovery is one line, and in the JSON form under the names that scripts know.
+func TestDiscoveryStatus(t *testing.T) {
+	var st mountStatus
+	var out strings.Builder
+	if st.printDiscovery(&out); out.String() != "" {
+		t.Errorf("without discovery: %q", out.String())
+	}
+	st.Discovery = discoveryOf([]nvmetcp.DiscoveryStats{
+		{Addr: "a:8009", Connected: true, Portals: 4, Err: errors.New("before")},
+		{Addr: "b:8009", Portals: 2, Err: errors.Join(errors.New("x"), errors.New("y"))},
+		{Addr: "c:8009"},
+	})
+	st.printDiscovery(&out)
+	want := "  discovery   a:8009 is connected and tells of 4 addresses; b:8009 is not connected, told of 2 addresses: x; y; c:8009 has not answered yet\n"
+	if out.String() != want {
+		t.Errorf("got  %s\nwant %s", out.String(), want)
+	}
+	b, err := json.Marshal(st.Discovery)
+	if want := `[{"address":"a:8009","connected":true,"addresses":4},{"address":"b:8009","connected":false,"problem":"x; y","addresses":2},{"address":"c:8009","connected":false,"addresses":0}]`; err != nil || string(b) != want {
+		t.Errorf("got  %s, %v\nwant %s", b, err, want)
+	}
+}
+
+func TestDiscoveryFile(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", "/cache")
+	a, err := discoveryFile([]string{"a:8009", "b:8009"})
+	if err != nil || !strings.HasPrefix(a, "/cache/weft/nvme-discovery-") {
+		t.Errorf("%q, %v", a, err)
+	}
+	if b, err := discoveryFile([]string{"a:8009"}); err != nil || b == a {
+		t.Errorf("for others: %q, %v", b, err)
+	}
+	if os.Getuid() != 0 {
+		return
+	}
+	t.Setenv("XDG_CACHE_HOME", "")
+	if c, err := discoveryFile([]string{"a:8009", "b:8009"}); err != nil || filepath.Dir(c) != "/var/cache/weft" || filepath.Base(c) != filepath.Base(a) {
+		t.Errorf("root's: %q, %v", c, err)
 	}
 }

@@ -46,7 +46,10 @@ type mountOptions struct {
 	pass     fs.Passthrough
 	exports  []localExport
 	policy   nvmetcp.Policy
-	hostNQN  string // of this host as NVMe targets see it; "": see daemon.hostNQN
+	hostNQN  string        // of this host as NVMe targets see it; "": see daemon.hostNQN
+	kato     time.Duration // of NVMe controllers
+	// discovery are the NVMe discovery controllers that are followed, host:port.
+	discovery []string
 	// transport serves the FUSE device.
 	transport fs.Transport
 	log       string
@@ -83,6 +86,7 @@ func defaultOptions() mountOptions {
 		names:    true,
 		local:    localRW,
 		pass:     fs.PassReads,
+		kato:     nvmetcp.DefaultKATO,
 	}
 }
 
@@ -199,12 +203,25 @@ var mountOptionTable = []option{
 		}
 		return nil
 	}},
+	{"nvme-keepalive", "TIME", "after how long without a sign of life of its controller a path to an NVMe namespace is given up, as the controller gives up this host, 500ms to 5s (default 5s)", func(o *mountOptions, v string) error {
+		// Not more than the default: by that the service knows when a client that was lost has nothing under way any more.
+		d, err := time.ParseDuration(v)
+		if err != nil || d < 500*time.Millisecond || d > nvmetcp.DefaultKATO || d%time.Millisecond != 0 {
+			return fmt.Errorf("want a time from 500ms to %v, in whole milliseconds", nvmetcp.DefaultKATO)
+		}
+		o.kato = d
+		return nil
+	}},
 	{"nvme-hostnqn", "NQN", "name of this host at NVMe targets, which may allow certain hosts only (default: what /etc/nvme/hostnqn says, or else a new one for each mount)", func(o *mountOptions, v string) error {
 		if err := wire.CheckNQN(v); err != nil {
 			return err
 		}
 		o.hostNQN = v
 		return nil
+	}},
+	{"nvme-discovery", "HOST[:PORT][+HOST[:PORT]...]", "NVMe discovery controllers that tell the same (port 8009 if not said); the mount stays connected to one of them, and uses and leaves the addresses of NVMe targets as it tells", func(o *mountOptions, v string) (err error) {
+		o.discovery, err = parseDiscovery(v)
+		return err
 	}},
 	{"transport", "gofuse|device", "what serves the kernel's requests; gofuse: the server of the library go-fuse (default); device: a loop of weft's own, which is faster when many small reads or writes are under way", func(o *mountOptions, v string) error {
 		for _, t := range []fs.Transport{fs.GoFuse, fs.DeviceLoop} {

@@ -97,9 +97,10 @@ func TestParseOptions(t *testing.T) {
 		{[]string{"nodiratime,strictatime,diratime,relatime"}, with(func(o *mountOptions) { o.flags = 0 })},
 		{[]string{"ro,nosuid", "rw"}, with(func(o *mountOptions) { o.flags = unix.MS_NOSUID })},
 		{[]string{"ro,defaults"}, defaultOptions()},
-		{[]string{"nconnect=16,rsize=4MiB,wsize=4096,max_write=1MiB,retain=1GiB,readahead=0,mirror-timeout=30s,cache=lease,close=stable,lookupcache=none,localio=ro,passthrough=off,nvme-policy=queue-depth,nvme-hostnqn=nqn.2026-01.org.example:a,log=/a=b,hard,softerr,timeo=50,retrans=1,noresvport,xprtsec=mtls,tls_ca=/ca,tls_cert=/c,tls_key=/k"}, mountOptions{
-			nconnect: 16, rsize: 4 << 20, wsize: 4 << 10, maxWrite: 1 << 20, retain: 1 << 30, mirror: 30 * time.Second, cache: cacheLease, stable: true, local: localRO, policy: nvmetcp.QueueDepth, hostNQN: "nqn.2026-01.org.example:a", log: "/a=b",
-			soft: syscall.ETIMEDOUT, timeo: 5 * time.Second, retrans: 1,
+		{[]string{"nconnect=16,rsize=4MiB,wsize=4096,max_write=1MiB,retain=1GiB,readahead=0,mirror-timeout=30s,cache=lease,close=stable,lookupcache=none,localio=ro,passthrough=off,nvme-policy=queue-depth,nvme-keepalive=1500ms,nvme-hostnqn=nqn.2026-01.org.example:a,nvme-discovery=d1+[fe80::1%eth0]+10.0.0.2:8010,log=/a=b,hard,softerr,timeo=50,retrans=1,noresvport,xprtsec=mtls,tls_ca=/ca,tls_cert=/c,tls_key=/k"}, mountOptions{
+			nconnect: 16, rsize: 4 << 20, wsize: 4 << 10, maxWrite: 1 << 20, retain: 1 << 30, mirror: 30 * time.Second, cache: cacheLease, stable: true, local: localRO, policy: nvmetcp.QueueDepth, kato: 1500 * time.Millisecond, hostNQN: "nqn.2026-01.org.example:a", log: "/a=b",
+			discovery: []string{"d1:8009", "[fe80::1%eth0]:8009", "10.0.0.2:8010"},
+			soft:      syscall.ETIMEDOUT, timeo: 5 * time.Second, retrans: 1,
 			anyPort: true, xprtsec: rpctls.Mutual, tls: rpctls.Files{CA: "/ca", Cert: "/c", Key: "/k"},
 		}},
 		{[]string{"local-export=ds1:/a=/srv/a,local-export=[fe80::7]:2049:/b/=/srv/b=c/", "local-export=10.0.0.1:/=/srv"}, with(func(o *mountOptions) {
@@ -133,10 +134,18 @@ func TestParseOptions(t *testing.T) {
 		"lookupcache=pos": "want all or none",
 		"passthrough=yes": "want off, ro or rw",
 
+		"nvme-keepalive=6s":        "want a time from 500ms to 5s",
 		"nvme-policy=service-time": "want adaptive, numa, round-robin or queue-depth",
 		"nvme-policy":              "nvme-policy=adaptive|numa",
 		"nvme-hostnqn=":            "NQN",
 		"nvme-hostnqn=nqn.host1":   "nqn.yyyy-mm",
+
+		"nvme-discovery":         "nvme-discovery=HOST[:PORT][+HOST[:PORT]...]",
+		"nvme-discovery=":        "want HOST[:PORT], of several with + between them",
+		"nvme-discovery=a+":      "has no host; want HOST[:PORT]",
+		"nvme-discovery=a+b:0":   `"b:0": "0" is not a port (1 to 65535); want HOST[:PORT]`,
+		"nvme-discovery=fe80::7": "brackets",
+		"nvme-discovery=nvme://": "not a port",
 
 		"local-export":              "local-export=ADDR:EXPORT=DIR",
 		"local-export=ds1:/a":       "want ADDR:EXPORT=DIR",
@@ -154,7 +163,7 @@ func TestParseOptions(t *testing.T) {
 
 // TestOptionDefaults holds the help to the defaults.
 func TestOptionDefaults(t *testing.T) {
-	o, err := parseOptions([]string{"defaults,hard,resvport,xprtsec=none,timeo=600,retrans=2,nconnect=4,rsize=1MiB,wsize=1MiB,retain=256MiB,readahead=8MiB,mirror-timeout=10s,cache=none,close=written,lookupcache=all,localio=rw,passthrough=ro,nvme-policy=adaptive"})
+	o, err := parseOptions([]string{"defaults,hard,resvport,xprtsec=none,timeo=600,retrans=2,nconnect=4,rsize=1MiB,wsize=1MiB,retain=256MiB,readahead=8MiB,mirror-timeout=10s,cache=none,close=written,lookupcache=all,localio=rw,passthrough=ro,nvme-policy=adaptive,nvme-keepalive=5s"})
 	if err != nil || !reflect.DeepEqual(o, defaultOptions()) {
 		t.Errorf("the defaults of the help are %+v, %v; those in effect %+v", o, err, defaultOptions())
 	}

@@ -28,6 +28,8 @@ type mountStatus struct {
 	Retained   int64          `json:"retained_bytes"`  // written, not yet stable on the data servers
 	Service    serviceStatus  `json:"service"`
 	Devices    []deviceStatus `json:"devices"`
+	// Discovery are the NVMe discovery controllers that it follows, the one chosen of nvme-discovery first.
+	Discovery []discoveryStatus `json:"discovery,omitempty"`
 	// Passthrough are files that the kernel serves by itself, and NoPassthrough is why it does not though it was to.
 	Passthrough   []passedFile `json:"passthrough"`
 	NoPassthrough string       `json:"no_passthrough,omitempty"`
@@ -154,8 +156,21 @@ func (st *mountStatus) print() {
 	} else {
 		fmt.Printf("  metadata    %s: %s\n", s.Address, s.Problem)
 	}
+	st.printDiscovery(os.Stdout)
 	printDevices(os.Stdout, st.Devices, "  ")
 	st.printPassthrough(os.Stdout)
+}
+
+// printDiscovery writes a line, if discovery controllers are followed.
+func (st *mountStatus) printDiscovery(out io.Writer) {
+	if len(st.Discovery) == 0 {
+		return
+	}
+	var all []string
+	for i := range st.Discovery {
+		all = append(all, st.Discovery[i].String())
+	}
+	fmt.Fprintf(out, "  discovery   %s\n", strings.Join(all, "; "))
 }
 
 // printPassthrough writes what the kernel serves by itself, and what that holds up, with who has it open here.

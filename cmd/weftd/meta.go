@@ -32,6 +32,7 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 	lease := fl.Duration("lease", meta.DefaultLease, "how long a client that is silent keeps what it holds")
 	rate := rateFlag(fl)
 	exports := exportFlag(fl)
+	nvme := discoveryFlag(fl)
 	dialer := dialFlags(fl)
 	verbose := fl.BoolP("verbose", "v", false, "log more")
 	if err := c.parse(fl, args, "dir"); err != nil {
@@ -54,7 +55,7 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return err
 	}
-	m, err := openMeta(ctx, *dir, *lease, int64(*rate), exports.rules, dial, log)
+	m, err := openMeta(ctx, *dir, *lease, int64(*rate), exports.rules, *nvme, dial, log)
 	if err != nil {
 		l.Close()
 		return err
@@ -98,7 +99,7 @@ func openEngine(dir string, mustExist bool, log *slog.Logger) (catalog.Engine, e
 	return engine, err
 }
 
-func openMeta(ctx context.Context, dir string, lease time.Duration, resilver int64, exports []meta.Export, dial store.Dialer, log *slog.Logger) (*metaService, error) {
+func openMeta(ctx context.Context, dir string, lease time.Duration, resilver int64, exports []meta.Export, nvme discovery, dial store.Dialer, log *slog.Logger) (*metaService, error) {
 	engine, err := openEngine(dir, false, log)
 	if err != nil {
 		return nil, err
@@ -107,7 +108,9 @@ func openMeta(ctx context.Context, dir string, lease time.Duration, resilver int
 	m.ctx, m.stop = context.WithCancel(ctx)
 	volume, err := meta.OpenVolume(ctx, engine, layout.Policy{})
 	if err == nil {
-		m.files, err = datafile.New(datafile.Config{Engine: engine, Volume: volume.ID, Dial: dial, Log: log})
+		m.files, err = datafile.New(datafile.Config{
+			Engine: engine, Volume: volume.ID, Dial: dial, Log: log, Discovery: nvme, DiscoveryFile: filepath.Join(dir, "nvme-discovery"),
+		})
 	}
 	if err == nil {
 		m.service, err = meta.New(ctx, meta.Config{

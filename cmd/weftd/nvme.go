@@ -12,8 +12,10 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/dustin/go-humanize"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/server/nvme"
@@ -23,9 +25,36 @@ const (
 	maxNamespaces = 256
 	// defaultNamespace is how large a namespace is at most if nothing is said; files take up what is written to them only.
 	defaultNamespace = 64 << 30
+	// discoveryPort is that of NVMe/TCP discovery controllers.
+	discoveryPort = "8009"
 	// minNamespace has room for the label, its copy, and a few files, in bytes.
 	minNamespace = 64 << 20
 )
+
+// discoveryFlag is the NVMe discovery controllers that the metadata service follows, host:port.
+func discoveryFlag(fl *pflag.FlagSet) *discovery {
+	d := new(discovery)
+	fl.Var(d, "nvme-discovery", "NVMe discovery controller, HOST[:PORT] (port "+discoveryPort+" if not said), that the service stays connected to: it uses and leaves\naddresses of NVMe targets as that tells (may be repeated, for others that tell the same)")
+	return d
+}
+
+type discovery []string
+
+func (d *discovery) Set(s string) error {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		host, port, err = net.SplitHostPort(net.JoinHostPort(strings.TrimSuffix(strings.TrimPrefix(s, "["), "]"), discoveryPort))
+	}
+	if n, e := strconv.ParseUint(port, 10, 16); err != nil || e != nil || n == 0 || host == "" || strings.ContainsAny(host, "[]/ ") {
+		return fmt.Errorf("want HOST[:PORT], such as 10.1.0.9 or [fe80::1]:%s", discoveryPort)
+	}
+	*d = append(*d, net.JoinHostPort(host, port))
+	return nil
+}
+
+func (d *discovery) Type() string { return "HOST[:PORT]" }
+
+func (d *discovery) String() string { return strings.Join(*d, " ") }
 
 // singleNamespace is what weftd single remembers of an NVMe namespace: by what it is known, and where it was last.
 type singleNamespace struct {

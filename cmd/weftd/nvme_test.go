@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -112,6 +113,24 @@ func TestNamespaceSize(t *testing.T) {
 	} {
 		if got := namespaceSize(c.blocks, c.block, c.count); got != c.want {
 			t.Errorf("%d blocks of %d for %d: %d, want %d", c.blocks, c.block, c.count, got, c.want)
+		}
+	}
+}
+
+func TestDiscoveryFlag(t *testing.T) {
+	var d discovery
+	for _, s := range []string{"a", "10.0.0.1:9", "[fe80::1]", "[fe80::1%eth0]:10"} {
+		if err := d.Set(s); err != nil {
+			t.Error(err)
+		}
+	}
+	if got, want := d.String(), "a:8009 10.0.0.1:9 [fe80::1]:8009 [fe80::1%eth0]:10"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	for _, bad := range []string{"", ":8009", "a:", "a:0", "a:nvme", "a:65536", "nvme://a", "a/b", "a b"} {
+		err := dispatch(t.Context(), []string{"meta", "--dir", t.TempDir(), "--nvme-discovery", bad})
+		if err == nil || !strings.Contains(err.Error(), "HOST[:PORT]") || !strings.Contains(err.Error(), strconv.Quote(bad)) {
+			t.Errorf("%q: %v", bad, err)
 		}
 	}
 }

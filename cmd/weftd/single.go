@@ -41,6 +41,7 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	lease := fl.Duration("lease", meta.DefaultLease, "how long a client that is silent keeps what it holds")
 	rate := rateFlag(fl)
 	exports := exportFlag(fl)
+	controllers := discoveryFlag(fl)
 	ioMode := ioFlag(fl)
 	local := localFlag(fl)
 	verbose := fl.BoolP("verbose", "v", false, "log more")
@@ -103,7 +104,7 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 		l.Close()
 		return errors.Join(err, servers.stop())
 	}
-	m, err := openMeta(ctx, *dir, *lease, int64(*rate), exports.rules, store.DialNFS, log)
+	m, err := openMeta(ctx, *dir, *lease, int64(*rate), exports.rules, *controllers, store.DialNFS, log)
 	if err != nil {
 		l.Close()
 		return errors.Join(err, servers.stop())

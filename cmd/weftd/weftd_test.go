@@ -145,6 +145,7 @@ func TestExitCodes(t *testing.T) {
 		{"single --dir " + dir + " --nvme 1 --data-servers -1", exitUsage},
 		{"single --dir " + dir + " --nvme 1 --nvme-size 1MiB", exitUsage},
 		{"single --dir " + dir + " --nvme 1 --nvme-size large", exitUsage},
+		{"single --dir " + dir + " --nvme-discovery host:0", exitUsage},
 		{"data --dir a,b --listen 127.0.0.1:0", exitUsage},
 		{"data --dir= --listen=", exitUsage},
 		{"data --dir " + dir + " --listen 127.0.0.1:0 --io fast", exitUsage},

@@ -12,7 +12,7 @@
 // got the command, and from when on it certainly has given up the association to which it belonged, so that a write that
 // nobody knows the outcome of cannot land any more.
 //
-// A queue is a TCP connection, by default as many as there are Ps. A command goes to the one with the fewest bytes
+// A queue is a TCP connection, by default as many as there are Ps, and four at least. A command goes to the one with the fewest bytes
 // outstanding; small ones go together, to the first that has little to do. When the queue has all the commands
 // in flight that it can have, the rest waits there. SQ flow control is off: a queue of N entries has at most N-1
 // commands.
@@ -47,7 +47,7 @@
 // when UUID, NGUID, EUI64 and command set are equal; what differs in these, in block size or limits is refused, as is an identifier that
 // another namespace has. After every connect the ANA log is read and the namespaces are looked at, and nothing is sent on an
 // association before: each command is for the one that was looked at (Command.Association). The same is done for events, when a command's status says that something is not as it was, and when a controller
-// comes back; a state that does not fit what commands say, and a namespace that the controller
+// comes back; the log of changed namespaces is read before the others, as that arms their event again, and the ANA log with each look, as its groups come and go with namespaces; a state that does not fit what commands say, and a namespace that the controller
 // cannot tell about just now, are asked for again at growing intervals. The size that a controller told last
 // is the namespace's, and controllers that tell another one are out of use. A group that stays in the state change for twice ANATT gets
 // its controller reset. A namespace that every controller has lost is gone, and the same object works again when it comes back; another
@@ -68,7 +68,8 @@
 //
 // A Request that was withdrawn is not sent (again). It ends when no controller can carry it out any more, as does one that SubsystemConfig.Alive
 // forbids to be sent: that is asked right before each sending, so what a host whose session is over has sent is all that its controllers get,
-// and that ends with their associations.
+// and that ends with their associations. Nor is it sent when Request.Ended is closed, which is that of the session in which a data file's layout
+// was granted: what has waited, for a path or elsewhere, until there is another session would write to blocks that may be another file's by then.
 //
 // # Reservations
 //
@@ -92,6 +93,10 @@
 // events only to those connected to it. A log is read in pieces and again when GENCTR moved. What a controller told counts until it says
 // something else: one that does not answer takes no address away. A subsystem whose last address is taken away keeps it.
 //
+// An [Initiator] that follows discovery controllers uses what they tell beside the addresses that Open is given: a controller need not tell of all, as
+// Linux's tells only of the port that was asked. What was told once and is not told any more is used no longer, whoever gives it to Open. What they
+// told last is kept in a file, with which the next start begins and which is verified as soon as one of them answers.
+//
 // # Buffers
 //
 // The payload of a read goes from the socket into Command.Data, but for the few bytes that arrive together with headers; that
@@ -114,7 +119,7 @@
 // on the good path a command takes no lock but its own and needs no memory.
 //
 // Lock order of paths: Initiator.mu, Subsystem.mu, Namespace.mu, Request.mu, then those of a Controller; member.mu is a leaf that OnState and OnEvent
-// take. Discovery.turn is above Discovery.mu and held while OnChange runs.
+// take. Discovery.turn is above Discovery.mu and Initiator.mu and held while OnChange runs.
 //
 // Lock order: Controller.turn, association.mu, queue.mu, stream.mu or sender.mu; Controller.mu is a leaf. The last two of a
 // queue are held across one non-blocking system call or the making of one digest. No lock but turn is held while a function of

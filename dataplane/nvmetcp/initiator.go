@@ -50,6 +50,9 @@ type Initiator struct {
 	policy     Policy
 	subsystems map[string]*opened
 	reserved   map[*Namespace]struct{} // on which Key is registered
+	discovery  *Discovery              // nil: nobody is followed
+	dir        *Directory              // see Use
+	withdrawn  map[Portal]struct{}     // that were in an earlier Directory and are not in dir; without From
 }
 
 // opened is a Subsystem of an Initiator.
@@ -61,7 +64,10 @@ type opened struct {
 
 // NewInitiator makes an Initiator. It connects to nothing.
 func NewInitiator(cfg InitiatorConfig) (*Initiator, error) {
-	i := &Initiator{cfg: cfg, policy: cfg.Policy, subsystems: map[string]*opened{}, reserved: map[*Namespace]struct{}{}}
+	i := &Initiator{
+		cfg: cfg, policy: cfg.Policy, subsystems: map[string]*opened{}, reserved: map[*Namespace]struct{}{},
+		dir: new(Directory), withdrawn: map[Portal]struct{}{},
+	}
 	i.dial = func(ctx context.Context, cfg Config) (controller, error) { return Connect(ctx, cfg) }
 	c := i.controller(wire.DiscoveryNQN)
 	if err := defaults(&c); err != nil {
@@ -82,7 +88,8 @@ func (i *Initiator) controller(nqn string) Config {
 }
 
 // Open returns a namespace, by its number, of the subsystem nqn. addrs, as host:port, are added to the addresses at which that is
-// used, and stay if they cannot be reached while others can. The Namespace is good until the Initiator is closed.
+// used, but for those that discovery has taken away (see Use), and stay if they cannot be reached while others can. The Namespace is good
+// until the Initiator is closed.
 //
 // The errors say for each address what is wrong and what to do: nothing listens, no NVMe/TCP port, no such subsystem, the host is not allowed,
 // the namespace is not there, has no blocks, metadata, no identifier or one that another has. One that is write protected is opened: see
@@ -114,6 +121,7 @@ func (i *Initiator) use(addrs []string, nqn string) (*opened, error) {
 	if i.closed {
 		return nil, ErrClosed
 	}
+	addrs = i.followed(nqn, addrs)
 	o := i.subsystems[nqn]
 	if o == nil {
 		s, err := newSubsystem(SubsystemConfig{
@@ -230,14 +238,17 @@ func (i *Initiator) all() []*Subsystem {
 // unregisterTime bounds the time in which Close takes back the keys that Dial has registered.
 const unregisterTime = 2 * time.Second
 
-// Close takes back what Dial has registered, if that is quick, ends all requests with ErrClosed and closes the connections.
+// Close leaves discovery, takes back what Dial has registered, if that is quick, ends all requests with ErrClosed and closes the connections.
 func (i *Initiator) Close() error {
 	i.mu.Lock()
-	was := i.closed
+	was, discovery := i.closed, i.discovery
 	i.closed = true
 	i.mu.Unlock()
 	if was {
 		return nil
+	}
+	if discovery != nil {
+		discovery.Close()
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), unregisterTime)
 	defer cancel()

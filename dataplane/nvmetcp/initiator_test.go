@@ -452,3 +452,54 @@ func TestAlive(t *testing.T) {
 		t.Errorf("with a session again: %v", err)
 	}
 }
+
+// TestEnded: what goes by a layout of a session that has ended is not sent, though there is another session by then.
+func TestEnded(t *testing.T) {
+	disk := &slow{Backing: backing(t, spaceSize)}
+	target := startTarget(t, func(cfg *nvme.Config) { cfg.Subsystems[0].Namespaces[0].Backing = disk })
+	i := newInitiator(t, 1, nil)
+	tg, err := i.Dial(limited(t), device(target.Addr(1), false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tg.Close() })
+	ended := make(chan struct{})
+	start := func(kind layout.OpKind, off int64, n int) chan error {
+		file := dataFile(1)
+		file.Ended = ended
+		done := make(chan error, 1)
+		tg.Start(&layout.Op{Kind: kind, File: file, Off: off, Data: make([]byte, n), Done: func(op *layout.Op) { done <- op.Err }})
+		tg.Flush()
+		return done
+	}
+	if err := <-start(layout.OpWrite, 0, 1000); err != nil {
+		t.Fatal(err)
+	}
+	if err := target.PortDown(1); err != nil {
+		t.Fatal(err)
+	}
+	waiting := map[string]chan error{
+		"a write that waited for a path": start(layout.OpWrite, 0, 512),
+		"a part of a block":              start(layout.OpWrite, 1024, 100),
+		"another one of the same block":  start(layout.OpWrite, 1200, 100),
+		"a read that waited for a path":  start(layout.OpRead, 0, 512),
+	}
+	eventually(t, "they wait", func() bool { return i.Stats()[0].Namespaces[0].Waiting == 3 })
+	before := disk.writes.Load()
+	close(ended)
+	if err := target.PortUp(1); err != nil {
+		t.Fatal(err)
+	}
+	waiting["a new write"] = start(layout.OpWrite, 0, 512)
+	for what, done := range waiting {
+		if err := <-done; !errors.As(err, new(*nvmetcp.FencedError)) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if n := disk.writes.Load(); n != before {
+		t.Errorf("%d writes for a session that has ended", n-before)
+	}
+	if err := run(tg, layout.OpWrite, 1, make([]byte, 512)); err != nil {
+		t.Errorf("by a newer layout: %v", err)
+	}
+}

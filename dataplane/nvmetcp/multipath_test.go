@@ -294,11 +294,13 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// live is how many paths of the namespace are in use.
+// live is how many paths of the first namespace are in use; 0 also if there is none.
 func live(s *nvmetcp.Subsystem) (k int) {
-	for _, p := range s.Stats().Namespaces[0].Paths {
-		if p.Use != "out" {
-			k++
+	if list := s.Stats().Namespaces; len(list) > 0 {
+		for _, p := range list[0].Paths {
+			if p.Use != "out" {
+				k++
+			}
 		}
 	}
 	return k
@@ -419,6 +421,28 @@ func TestNamespaceChangesAtTarget(t *testing.T) {
 	}
 	if n.Blocks() != spaceSize/512 {
 		t.Errorf("namespace 1: %d blocks", n.Blocks())
+	}
+}
+
+// TestNamespaceBackAtOnce: a namespace that is taken away and put back at once is used again each time, whatever of that the host has seen.
+func TestNamespaceBackAtOnce(t *testing.T) {
+	space := nvme.Namespace{NSID: 1, Backing: backing(t, spaceSize), BlockSize: 512, UUID: [16]byte{1}}
+	target := startTarget(t, func(cfg *nvme.Config) { cfg.Subsystems[0].Namespaces[0] = space })
+	s, n := openSubsystem(t, target.Addr(1), target.Addr(2))
+	for round := range 100 {
+		if err := target.RemoveNamespace(twoPortNQN, 1); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(round%10) * 50 * time.Microsecond) // at another point of what the host does about it
+		if err := target.AddNamespace(twoPortNQN, space); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, fmt.Sprintf("namespace 1 after round %d", round), func() bool {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			err := n.Do(ctx, &nvmetcp.Request{Command: nvmetcp.Command{Op: wire.OpRead, Blocks: 1, Data: make([]byte, 512)}})
+			return err == nil && live(s) == 2
+		})
 	}
 }
 

@@ -28,6 +28,8 @@ type Request struct {
 	Command
 	// Done is called exactly once, from any goroutine, never from within Start; it must be short and not block.
 	Done func(*Request)
+	// Ended, if it is not nil, is closed when the request must not be sent (again): it ends with a *[FencedError] then instead of being sent.
+	Ended <-chan struct{}
 
 	ns    *Namespace
 	path  *path // that has it, or had it last
@@ -117,7 +119,7 @@ func (n *Namespace) Start(r *Request) {
 	r.mu.Unlock()
 	now := clock()
 	r.started, r.until, r.unknown, r.same, r.tries, r.pathTries, r.breaks, r.why = now, now, false, false, 0, 0, 0, nil
-	if n.s.alive() {
+	if n.s.alive() && !r.lapsed() {
 		if p := n.choose(r, now); p != nil && r.send(p, now) {
 			return
 		}
@@ -125,6 +127,16 @@ func (n *Namespace) Start(r *Request) {
 	n.mu.Lock()
 	n.hold(r) // also for what must not be sent: it does not end within Start
 	n.mu.Unlock()
+}
+
+// lapsed reports whether r was for a session that has ended.
+func (r *Request) lapsed() bool {
+	select {
+	case <-r.Ended:
+		return true
+	default:
+		return false
+	}
 }
 
 // Flush sends what was started.
@@ -433,7 +445,7 @@ func (n *Namespace) verdict(r *Request, now int64, limit layout.Patience, hopele
 	if r.breaks >= maxTries {
 		return fmt.Errorf("%w: as were the %d before that had this command: is the target's software right? It is not sent again", r.why, maxTries-1)
 	}
-	if !n.s.alive() {
+	if !n.s.alive() || r.lapsed() {
 		return &FencedError{errLapsed}
 	}
 	if limit.Time > 0 {

@@ -32,6 +32,7 @@ type Registrant struct {
 type registration struct {
 	key     uint64 // 0: none
 	reserve bool   // hold the reservation, too
+	asked   uint64 // how often Reserve was called
 	made    int64  // last, by clock
 	refused bool   // a command was since: another host has taken the registration away, and it is not made again without being asked for
 	err     error  // why it cannot be made; nil: nothing is known against it
@@ -49,14 +50,21 @@ func (n *Namespace) Register(ctx context.Context, key uint64) error {
 }
 
 // Reserve registers key and takes the reservation "exclusive access, registrants only", which is fine if this host holds it already, and again on each new
-// connection. It fails with a *[FencedError] if another host holds one.
+// connection. It fails with a *[FencedError] if another host holds one. When it has failed the key stays registered, and the reservation is
+// not taken any more; one that was asked for when ctx ended may be there all the same.
 func (n *Namespace) Reserve(ctx context.Context, key uint64) error {
-	err := n.enlist(ctx, "reserve", func(g *registration) { g.key, g.reserve = key, true })
+	var asked uint64
+	err := n.enlist(ctx, "reserve", func(g *registration) {
+		g.asked++
+		g.key, g.reserve, asked = key, true, g.asked
+	})
 	if err == nil {
 		return nil
 	}
 	n.s.mu.Lock()
-	n.reg.reserve = false
+	if n.reg.asked == asked { // else somebody else wants it
+		n.reg.reserve = false // what is under way with it is made once more, without: see listed
+	}
 	n.s.mu.Unlock()
 	if errors.Is(err, wire.StatusReserved) {
 		if now, rerr := n.Reservation(ctx); rerr == nil {

@@ -19,6 +19,7 @@ type registrar struct {
 	log    map[string][]string
 	refuse wire.Status // what I/O gets without a registration
 	hold   string      // the address at which registrations are not answered
+	taken  bool        // another host holds the reservation
 }
 
 // watch has all ports answer as r says.
@@ -38,6 +39,13 @@ func (r *registrar) answer(addr string, cmd *Command) (error, bool) {
 	if cmd.Raw == nil {
 		r.log[addr] = append(r.log[addr], "I/O")
 		if r.key == 0 {
+			return testStatus(wire.StatusReserved, true), true
+		}
+		return nil, true
+	}
+	if cmd.Raw.Opcode == wire.OpReservationAcquire {
+		r.log[addr] = append(r.log[addr], "acquire")
+		if r.taken {
 			return testStatus(wire.StatusReserved, true), true
 		}
 		return nil, true
@@ -199,6 +207,75 @@ func TestRegisterLost(t *testing.T) {
 		}
 		if err := someIO(t, n); err != nil || r.now() != 7 {
 			t.Errorf("with key %d: %v", r.now(), err)
+		}
+	})
+}
+
+// TestReserveGivenUp: when Reserve has failed, paths on which that was still to be tried get into use with the key alone.
+func TestReserveGivenUp(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		registered(t, func(t *testing.T, f *fakeTarget, r *registrar, n *Namespace) {
+			r.mu.Lock()
+			r.taken = true
+			r.mu.Unlock()
+			f.set(addrB, func(p *fakePort) { p.latency = time.Second })
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if err := n.Reserve(ctx, 5); !errors.Is(err, wire.StatusReserved) {
+				t.Fatalf("of another host's reservation: %v", err)
+			}
+			if lost { // with its registration on the way
+				f.ctl(addrB).cut(nil)
+				f.ctl(addrB).back()
+			}
+			time.Sleep(time.Minute)
+			r.take(addrA)
+			r.take(addrB)
+			if err := someIO(t, n); err != nil {
+				t.Error(err)
+			}
+			for _, addr := range []string{addrA, addrB} {
+				if got := r.take(addr); !slices.Equal(got, []string{"I/O"}) {
+					t.Errorf("lost %v: %s got %q", lost, addr, got)
+				}
+			}
+			f.ctl(addrB).cut(nil)
+			f.ctl(addrB).back()
+			time.Sleep(time.Minute)
+			if got := r.take(addrB); !slices.Equal(got, []string{"register"}) {
+				t.Errorf("lost %v: a new association got %q", lost, got)
+			}
+		})
+	}
+}
+
+// TestReserveTwice: one that gives up takes nothing from another one.
+func TestReserveTwice(t *testing.T) {
+	registered(t, func(t *testing.T, f *fakeTarget, r *registrar, n *Namespace) {
+		for _, addr := range []string{addrA, addrB} {
+			f.set(addr, func(p *fakePort) { p.latency = time.Second })
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		hasty, giveUp := context.WithTimeout(ctx, time.Second/2)
+		defer giveUp()
+		ended := make(chan error)
+		go func() { ended <- n.Reserve(hasty, 5) }()
+		synctest.Wait()
+		go func() { ended <- n.Reserve(ctx, 5) }()
+		if err := <-ended; !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the hasty one: %v", err)
+		}
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Minute)
+		r.take(addrA)
+		f.ctl(addrA).cut(nil)
+		f.ctl(addrA).back()
+		time.Sleep(time.Minute)
+		if got := r.take(addrA); !slices.Equal(got, []string{"register", "acquire"}) {
+			t.Errorf("a new association got %q", got)
 		}
 	})
 }

@@ -50,6 +50,7 @@ type Format struct {
 	Cached      bool   // writes are not stable before a Flush, or with FUA
 	Zeros       bool   // what was deallocated reads as zeros
 	Reservable  bool   // the controller takes reservations
+	Deallocates bool   // the controller can be told what is not needed any more
 }
 
 // accepts tells why a path with format f cannot be used for a namespace of this one, which callers rely on.
@@ -147,6 +148,7 @@ func inspect(ctx context.Context, c controller, nsid uint32) (f found, exists bo
 		Cached:      info.Controller.VWC&wire.VWCPresent != 0,
 		Zeros:       ns.DLFEAT&wire.DLFEATReadMask == wire.DLFEATZeros,
 		Reservable:  info.Controller.ONCS&wire.ONCSReservations != 0 && ns.RESCAP != 0,
+		Deallocates: info.Controller.ONCS&wire.ONCSDSM != 0,
 	}
 	switch {
 	case f.id.CSI != wire.CSINVM:

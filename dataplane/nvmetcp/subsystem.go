@@ -558,7 +558,7 @@ type need uint8
 
 const (
 	needANA  need = 1 << iota // the ANA log
-	needScan                  // the namespaces
+	needScan                  // the namespaces, and the ANA log
 	needKey                   // and to be told: reservation keys
 )
 
@@ -824,11 +824,20 @@ func (m *member) refresh(l *link, change *anaTimer) error {
 	}
 }
 
-// read reads what is needed.
+// read reads what is needed. The log of changed namespaces comes first: reading it arms its event again, so what changes after that is told, and
+// is read once more. It stands for the ANA log, too, whose groups are those that have namespaces: it changes as these come and go, of which
+// there is no other event.
 func (m *member) read(l *link, need need, change *anaTimer) error {
 	ctx := m.ctx
 	info := l.ctl.Info()
-	if need&needANA != 0 {
+	if need&needScan != 0 && info.Controller.OAES&wire.EventsNamespaces != 0 {
+		// What has changed does not matter, as everything is looked at.
+		get := wire.GetLogPage{ID: wire.LogChangedNamespaces, NSID: wire.AllNamespaces}
+		if err := l.ctl.GetLogPage(ctx, get, make([]byte, wire.IdentifySize)); err != nil {
+			return fmt.Errorf("log of changed namespaces: %w", err)
+		}
+	}
+	if need&(needANA|needScan) != 0 {
 		var g *anaGroups
 		if info.Controller.CMIC&wire.CMICANA != 0 {
 			var err error
@@ -840,13 +849,6 @@ func (m *member) read(l *link, need need, change *anaTimer) error {
 		m.s.setANA(l, g)
 	}
 	if need&needScan != 0 {
-		if info.Controller.OAES&wire.EventsNamespaces != 0 {
-			// What has changed does not matter, as everything is looked at; but reading it arms the event again.
-			get := wire.GetLogPage{ID: wire.LogChangedNamespaces, NSID: wire.AllNamespaces}
-			if err := l.ctl.GetLogPage(ctx, get, make([]byte, wire.IdentifySize)); err != nil {
-				return fmt.Errorf("log of changed namespaces: %w", err)
-			}
-		}
 		list, refused, err := scan(ctx, l.ctl, m.addr+" of "+m.s.nqn)
 		if err != nil {
 			return err
@@ -881,7 +883,7 @@ func (m *member) event(l *link, e wire.AsyncEvent) {
 	case e.Is(wire.EventANAChanged):
 		m.want(l, needANA)
 	case e.Is(wire.EventNamespaceChanged):
-		m.want(l, needANA|needScan) // a namespace may have come with a group
+		m.want(l, needScan)
 	}
 }
 

@@ -448,14 +448,14 @@ func (o *operation) edge(at, to, delta int64, invalid bool) {
 func (o *operation) part(off, delta int64, invalid bool) *part {
 	p := o.t.parts.Get().(*part)
 	p.o, p.off, p.delta, p.invalid, p.lost = o, off, delta, invalid, o.lost
-	p.req.FUA = o.fua
+	p.req.FUA, p.req.Ended = o.fua, o.op.File.Ended
 	o.parts = append(o.parts, p)
 	return p
 }
 
 func (o *operation) freeParts() {
 	for i, p := range o.parts {
-		p.use, p.req.Data = use{}, nil
+		p.use, p.req.Data, p.req.Ended = use{}, nil, nil
 		o.t.parts.Put(p)
 		o.parts[i] = nil
 	}

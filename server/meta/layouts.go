@@ -344,6 +344,8 @@ func (s *Service) assignError(ctx context.Context, c *call, id layout.FileID, er
 		return errStale
 	case errors.Is(err, syscall.ENOSPC):
 		return refusef(errNoSpace.Status, "%v", err)
+	case errors.Is(err, syscall.EFBIG):
+		return refusef(metarpc.Status(syscall.EFBIG), "%v", err)
 	case errors.Is(err, catalog.ErrClosed), errors.Is(err, catalog.ErrCorrupt), errors.Is(err, catalog.ErrInvalid):
 		return err
 	}

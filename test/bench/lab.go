@@ -126,8 +126,8 @@ type volume struct {
 }
 
 // volume starts a weftd single with its data in dir.
-func (l *lab) volume(dir string) (*volume, error) {
-	return l.weftd(nil, "single", "--dir", filepath.Join(dir, "volume"))
+func (l *lab) volume(dir string, args ...string) (*volume, error) {
+	return l.weftd(nil, append([]string{"single", "--dir", filepath.Join(dir, "volume")}, args...)...)
 }
 
 // slowVolume starts a volume on the tmpfs whose data servers are slower than they could be.

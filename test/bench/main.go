@@ -62,9 +62,11 @@ type row struct {
 func main() {
 	do := run
 	if len(os.Args) > 1 {
-		for name, serve := range map[string]func([]string) error{bareCommand: serveBare, dataCommand: serveData, filesCommand: serveFiles, nvmeCommand: serveNVMe} {
+		for name, command := range map[string]func([]string) error{
+			bareCommand: serveBare, dataCommand: serveData, filesCommand: serveFiles, nvmeCommand: serveNVMe, loadCommand: loadNVMe,
+		} {
 			if os.Args[1] == name {
-				do = func() error { return serve(os.Args[2:]) }
+				do = func() error { return command(os.Args[2:]) }
 			}
 		}
 	}

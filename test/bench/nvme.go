@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -9,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -50,6 +52,34 @@ func serveNVMe(args []string) error {
 	fmt.Println()
 	awaitTerm()
 	return end()
+}
+
+// loadCommand makes this program measure our host on a namespace, whose first dataSize bytes it uses: load-nvme ADDR NQN NSID JOB DEPTH,
+// with JOB as fio has it. It writes the figure.
+const loadCommand = "load-nvme"
+
+func loadNVMe(args []string) error {
+	if len(args) != 5 {
+		return fmt.Errorf("%s takes ADDR NQN NSID JOB DEPTH", loadCommand)
+	}
+	nsid, err := strconv.ParseUint(args[2], 10, 32)
+	if err != nil {
+		return err
+	}
+	w, ok := map[string]workload{"read": seqRead, "write": seqWrite, "randread": randRead}[args[3]]
+	if !ok {
+		return fmt.Errorf("no job %q", args[3])
+	}
+	depth, err := strconv.Atoi(args[4])
+	if err != nil {
+		return err
+	}
+	v, err := nvmeLoad(args[0], args[1], uint32(nsid), w, depth, sample)
+	if err != nil {
+		return err
+	}
+	fmt.Println(v)
+	return nil
 }
 
 // nvmeTarget makes a target that serves a file at so many ports, 1 the first of them, and returns it with their addresses and its end.
@@ -98,8 +128,8 @@ func nvmeHost(i int) nvmetcp.Config {
 	}
 }
 
-// openNVMe opens the namespace by the addresses of its subsystem, and waits until all are in use.
-func openNVMe(cfg nvmetcp.SubsystemConfig) (*nvmetcp.Subsystem, *nvmetcp.Namespace, error) {
+// openNVMe opens a namespace by the addresses of its subsystem, and waits until all are in use.
+func openNVMe(cfg nvmetcp.SubsystemConfig, nsid uint32) (*nvmetcp.Subsystem, *nvmetcp.Namespace, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	s, err := nvmetcp.Open(ctx, cfg)
@@ -107,12 +137,11 @@ func openNVMe(cfg nvmetcp.SubsystemConfig) (*nvmetcp.Subsystem, *nvmetcp.Namespa
 		return nil, nil, err
 	}
 	err = await("paths to the namespace", func() bool {
-		st := s.Stats()
-		return len(st.Namespaces) == 1 && len(st.Namespaces[0].Paths) == len(cfg.Addrs)
+		return slices.ContainsFunc(s.Stats().Namespaces, func(n nvmetcp.NamespaceStats) bool { return n.NSID == nsid && len(n.Paths) == len(cfg.Addrs) })
 	})
 	var ns *nvmetcp.Namespace
 	if err == nil {
-		ns, err = s.Namespace(nvmeNSID)
+		ns, err = s.Namespace(nsid)
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, s.Close())
@@ -133,7 +162,7 @@ func nvmeIO(w workload, depth int) func(*lab) (figures, error) {
 		if err != nil {
 			return f, err
 		}
-		f.weft, err = nvmeLoad(addrs[0], w, depth, sample)
+		f.weft, err = nvmeLoad(addrs[0].String(), nvmeNQN, nvmeNSID, w, depth, sample)
 		if err := errors.Join(err, p.stop()); err != nil {
 			return f, err
 		}
@@ -145,13 +174,16 @@ func nvmeIO(w workload, depth int) func(*lab) (figures, error) {
 	}
 }
 
-// nvmeLoad keeps depth commands outstanding for so long.
-func nvmeLoad(addr netip.AddrPort, w workload, depth int, long time.Duration) (v float64, err error) {
-	s, ns, err := openNVMe(nvmetcp.SubsystemConfig{Controller: nvmeHost(0), Addrs: []string{addr.String()}})
+// nvmeLoad keeps depth commands outstanding for so long, in the first dataSize bytes of a namespace.
+func nvmeLoad(addr, nqn string, nsid uint32, w workload, depth int, long time.Duration) (v float64, err error) {
+	cfg := nvmetcp.SubsystemConfig{Controller: nvmeHost(0), Addrs: []string{addr}}
+	cfg.Controller.SubsysNQN = nqn
+	s, ns, err := openNVMe(cfg, nsid)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
+	block := ns.Format().BlockSize
 	var requests atomic.Int64
 	var wg sync.WaitGroup
 	errs := make(chan error, depth)
@@ -159,13 +191,13 @@ func nvmeLoad(addr netip.AddrPort, w workload, depth int, long time.Duration) (v
 	begin := time.Now()
 	for range depth {
 		r := &nvmetcp.Request{}
-		r.Op, r.Blocks, r.Data = wire.OpRead, uint32(w.size/nvmeBlock), make([]byte, w.size)
+		r.Op, r.Blocks, r.Data = wire.OpRead, uint32(w.size/block), make([]byte, w.size)
 		if w.write {
 			r.Op = wire.OpWrite
 			dirty(r.Data)
 		}
 		start := func() {
-			r.SLBA = uint64(all.take() / nvmeBlock)
+			r.SLBA = uint64(all.take() / int64(block))
 			ns.Start(r)
 			ns.Flush()
 		}
@@ -193,6 +225,80 @@ func nvmeLoad(addr netip.AddrPort, w workload, depth int, long time.Duration) (v
 	return w.figure(requests.Load(), took), err
 }
 
+const nvmeSpaces = 4
+
+// nvmeVolume starts a volume on nvmeSpaces namespaces, each of a controller of its own.
+func (l *lab) nvmeVolume() (*volume, error) { return l.volume(l.mem, "--nvme", fmt.Sprint(nvmeSpaces)) }
+
+// nfsVolume is the same without NVMe.
+const nfsVolume = "4 NFSv3 data servers"
+
+// nvmeFUSE runs a fio job on a file striped over four namespaces, against one striped over four NFSv3 data servers.
+func nvmeFUSE(w workload, depth int) func(*lab) (figures, error) {
+	return func(l *lab) (f figures, err error) {
+		measure := func(v *volume, err error) (figure float64, _ error) {
+			if err != nil {
+				return 0, err
+			}
+			err = v.use(func(dir string) (err error) {
+				figure, err = w.fio(dir, "--ioengine=io_uring", fmt.Sprint("--iodepth=", depth))
+				return err
+			})
+			return figure, err
+		}
+		if f.weft, err = measure(l.nvmeVolume()); err == nil {
+			f.baseline, err = measure(l.volume(l.mem))
+		}
+		return f, err
+	}
+}
+
+// nvmeSpread reads a file that is striped over four namespaces once, and returns how much of it came from the one that most came from, and from
+// the one that the least came from.
+func nvmeSpread(l *lab) (f figures, err error) {
+	v, err := l.nvmeVolume()
+	if err != nil {
+		return f, err
+	}
+	defer func() { err = errors.Join(err, v.close()) }()
+	dir, end, err := v.mount()
+	if err != nil {
+		return f, err
+	}
+	_, err = fio(dir, "--size=1g", "--rw=write", "--bs=1m", "--ioengine=psync")
+	if err := errors.Join(err, end()); err != nil {
+		return f, err
+	}
+	if dir, end, err = v.mount(); err != nil {
+		return f, err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	if _, err := fio(dir, "--size=1g", "--rw=randread", "--bs=64k", "--ioengine=io_uring", "--iodepth=8"); err != nil {
+		return f, err
+	}
+	out, err := l.weft("status", dir, "--json")
+	if err != nil {
+		return f, err
+	}
+	var mounts []struct {
+		Devices []struct {
+			Mount struct{ Reads struct{ Bytes float64 } }
+		}
+	}
+	if err := json.Unmarshal(out, &mounts); err != nil {
+		return f, fmt.Errorf("status: %w", err)
+	}
+	var read []float64
+	for _, d := range mounts[0].Devices {
+		read = append(read, d.Mount.Reads.Bytes/1e6)
+	}
+	if len(read) != nvmeSpaces {
+		return f, fmt.Errorf("the mount has %d devices, want %d", len(read), nvmeSpaces)
+	}
+	f.weft, f.baseline = slices.Max(read), slices.Min(read)
+	return f, nil
+}
+
 const (
 	nvmeEventTime = 50 * time.Millisecond  // that an event may take
 	nvmeSilence   = 500 * time.Millisecond // time-out of commands
@@ -212,7 +318,7 @@ func (l *lab) nvmePaths(do func(t *nvme.Target, s *nvmetcp.Subsystem, ns *nvmetc
 	if err == nil {
 		cfg := nvmetcp.SubsystemConfig{Controller: nvmeHost(0), Addrs: []string{ports[0].String(), r.addr()}, Policy: nvmetcp.NUMA}
 		cfg.Controller.IOTimeout = nvmeSilence
-		s, ns, e := openNVMe(cfg)
+		s, ns, e := openNVMe(cfg, nvmeNSID)
 		if err = e; err == nil {
 			err = errors.Join(do(t, s, ns, cfg.Addrs, r), s.Close())
 		}

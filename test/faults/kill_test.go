@@ -216,6 +216,16 @@ func TestMain(m *testing.M) {
 		scribbleForever(how)
 		return
 	}
+	if how := os.Getenv(targetEnv); how != "" {
+		if err := serveTarget(how); err != nil {
+			fmt.Println(err)
+		}
+		return
+	}
+	if how := os.Getenv(paceEnv); how != "" {
+		paceForever(how)
+		return
+	}
 	if os.Getenv(rewriteEnv) != "" {
 		rewriteAll()
 		return

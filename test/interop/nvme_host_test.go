@@ -3,6 +3,9 @@ package interop
 import (
 	"bytes"
 	"context"
+	crand "crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -77,6 +80,7 @@ func TestNVMeTarget(t *testing.T) {
 			})
 		}
 	}
+	t.Run("read back", func(t *testing.T) { nvmeReadBack(t, ports) })
 	t.Run("refused", func(t *testing.T) { nvmeRefused(t, ports) })
 	t.Run("events", func(t *testing.T) { nvmeEvents(t, ports) })
 	t.Run("keep alive", func(t *testing.T) { nvmeKeepAlive(t, ports) })
@@ -170,6 +174,31 @@ func exchange(t *testing.T, c *nvmetcp.Controller, nsid uint32, ns *wire.Namespa
 	var status *nvmetcp.StatusError
 	if err := c.Do(t.Context(), beyond); !errors.As(err, &status) || !strings.Contains(err.Error(), "nqn.") {
 		t.Fatalf("a read beyond the end: %v", err)
+	}
+}
+
+// nvmeReadBack has the kernel's initiator read what ours has written.
+func nvmeReadBack(t *testing.T, ports map[string]string) {
+	c := nvmeConnect(t, nvmeConfig(ports, 0))
+	data := make([]byte, 1<<20)
+	for nsid, block := range map[uint32]int{1: 512, 2: 4096} {
+		sum := sha256.New()
+		for at := range uint64(16) {
+			crand.Read(data)
+			sum.Write(data)
+			n := uint32(len(data) / block)
+			if err := c.Do(t.Context(), &nvmetcp.Command{Op: wire.OpWrite, NSID: nsid, SLBA: at * uint64(n), Blocks: n, Data: data}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		out := guest(t, nvmeShell+fmt.Sprintf(`
+			lab connect s0 >&2
+			await dev %d >/dev/null
+			head -c 16M /dev/$(dev %[1]d) | sha256sum
+			nvme disconnect-all >&2`, nsid))
+		if want := hex.EncodeToString(sum.Sum(nil)); !strings.HasPrefix(out, want) {
+			t.Errorf("namespace %d: the kernel reads what has the sum %s, want %s", nsid, out, want)
+		}
 	}
 }
 

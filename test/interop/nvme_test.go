@@ -52,19 +52,22 @@ func nvmeTarget(t *testing.T) (*nvme.Target, string) {
 		_, port, _ := net.SplitHostPort(tgt.Addr(id + 1))
 		vars += fmt.Sprintf("P%d=%s\n", id+1, port)
 	}
-	return tgt, vars + `
-		dev() { # the multipath device of namespace $1
-			for d in /sys/class/block/nvme[0-9]n[0-9]; do
-				[ "$(cat "$d/nsid")" = "$1" ] && basename "$d" && return
-			done
-			return 1
-		}
-		await() { # until the command succeeds
-			i=0
-			until "$@"; do i=$((i+1)); [ $i -lt 300 ] || { echo "gave up: $*"; return 1; }; sleep 0.1; done
-		}
-	`
+	return tgt, vars + nvmeShell
 }
+
+// nvmeShell is what scripts for the guest begin with.
+const nvmeShell = `
+	dev() { # the multipath device of namespace $1
+		for d in /sys/class/block/nvme[0-9]n[0-9]; do
+			[ "$(cat "$d/nsid")" = "$1" ] && basename "$d" && return
+		done
+		return 1
+	}
+	await() { # until the command succeeds
+		i=0
+		until "$@"; do i=$((i+1)); [ $i -lt 300 ] || { echo "gave up: $*"; return 1; }; sleep 0.1; done
+	}
+`
 
 func nvmeFile(t *testing.T, path string, size int64) *nvme.File {
 	t.Helper()

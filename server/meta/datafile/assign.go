@@ -21,7 +21,7 @@ import (
 // already, nothing is committed. What a file has is not exchanged, but for stale copies, so the layout of a concurrent
 // Assign, and any that was handed out, stays valid until the file is fenced.
 //
-// Errors that callers can tell apart: ErrNoDevice, ErrNoSpace, ErrNoInode, those of the catalog.
+// Errors that callers can tell apart: ErrNoDevice, ErrNoSpace, ErrNoInode, extent.ErrTooFar (EFBIG), those of the catalog.
 func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, near []layout.DeviceID) (schema.Layout, error) {
 	unlock, err := m.files.lock(ctx, id)
 	if err != nil {

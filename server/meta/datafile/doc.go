@@ -115,7 +115,7 @@
 //
 // A device may be an NVMe namespace. What it has the package extent keeps in the catalog; a data file is its number there (8 bytes, big-endian, as a
 // handle), has no owner and no end, and is made without I/O. What is read and written there, the labels and copies, goes through one Initiator
-// of the Manager, whose HostID is the volume's id.
+// of the Manager, whose HostID is the volume's id. It follows Config.Discovery; what that tells is not recorded in rows, so clients do not hear of it.
 //
 //	added      what is on it is looked at; then the label is written at its beginning and its end, and one batch writes the rows
 //	looked at  identifiers, block, size, label and reservation are the device's; a copy of the label that is damaged is written anew
@@ -129,12 +129,13 @@
 // the catalog has then. It is for the caller to know that this stays true for as long as somebody uses it. Validate makes blocks valid that a
 // client has written, stably. The stripe unit of a new file is a multiple of the units of all namespaces.
 //
-// Space is freed when it is taken from a data file (Truncate, garbage), in the next batch: whatever is taken, nobody has a layout of it for reading or
+// Space is freed when it is taken from a data file (Truncate, garbage), in the next batch, and deallocated on the namespace in between, if the controller can do
+// that: whatever is taken, nobody has a layout of it for reading or
 // writing then. For that the caller recalls layouts before it cuts a file, replaces copies, ends a move or removes a file, and has a session
-// that does not answer fenced (FenceSession) before it counts what that had as given back. So what an earlier Manager has taken and not freed, a new one frees at
-// once: those who may use it had given it back before it was taken, and get nothing again. What the service itself had under way to the namespace is another matter: a Manager
+// that does not answer fenced (FenceSession) before it counts what that had as given back. So what an earlier Manager has taken and not freed, a new one frees without
+// asking: those who may use it had given it back before it was taken, and get nothing again. What the service itself had under way to the namespace is another matter: a Manager
 // waits for its own commands, whatever becomes of the caller, before anything else is done to the data file. Commands of an earlier Manager
-// end with its connections; garbage that it has left is freed some seconds after the namespace was met, and copies that it was filling
+// end with its connections; garbage that it has left, and what it has taken and not freed, is freed some seconds after the namespace was met, and copies that it was filling
 // begin anew in other data files.
 //
 // FenceSession preempts the registration of the session's client where the service keeps a reservation (exclusive access, registrants only), which it looks after.

@@ -99,7 +99,9 @@ func (d *device) collect() {
 	released := d.space == nil
 	for d.ctx.Err() == nil {
 		again, err := d.sweepAll(d.ctx)
-		if !released {
+		if left := d.settling(); !released && left > 0 {
+			again = min(again, left)
+		} else if !released {
 			condemnedErr := d.releaseCondemned(d.ctx)
 			released = condemnedErr == nil
 			err = errors.Join(err, condemnedErr)
@@ -116,6 +118,16 @@ func (d *device) collect() {
 		d.pause(nil, wait)
 		wait = min(2*wait, sweepAgain)
 	}
+}
+
+// settling is for how long what an earlier Manager has sent may still be carried out; settle if the device was not met yet.
+func (d *device) settling() time.Duration {
+	d.m.mu.Lock()
+	defer d.m.mu.Unlock()
+	if d.store == nil {
+		return settle
+	}
+	return settle - time.Since(d.met)
 }
 
 // sweepAll removes the garbage there is and returns when to look again. An error is the last one there was; the rest

@@ -46,6 +46,11 @@ type Config struct {
 	Dial     store.Dialer   // nil = store.DialNFS
 	Log      *slog.Logger   // nil = slog.Default
 	PoolSize int            // data files kept ready per device; 0 = DefaultPoolSize
+
+	// Discovery are NVMe discovery controllers that tell the same, host:port, which are followed from the first namespace on, and
+	// DiscoveryFile keeps what they told for the next start; see nvmetcp.Initiator.Follow.
+	Discovery     []string
+	DiscoveryFile string
 }
 
 // Validate checks the configuration.

@@ -86,6 +86,9 @@ func (m *Manager) lacking(ctx context.Context, row *schema.Layout, off, n int64)
 		r.Len = min(max(row.StripeUnit, 1)*int64(max(row.Width, 1)), openAllocation)
 	}
 	r.Len = min(r.Len, maxAllocation)
+	if r.Off < extent.MaxBytes {
+		r.Len = min(r.Len, extent.MaxBytes-r.Off)
+	}
 	begins := map[uint64]int64{}
 	for _, files := range row.Mirrors {
 		for j := range files {
@@ -95,6 +98,9 @@ func (m *Manager) lacking(ctx context.Context, row *schema.Layout, off, n int64)
 			from, to := column.Next(r.Off, r.End())
 			if space == nil || file.State == layout.CopyStale || from == to || column.Count == 0 && j > 0 {
 				continue
+			}
+			if off >= extent.MaxBytes {
+				return nil, fmt.Errorf("space at %d: %w", off, extent.ErrTooFar)
 			}
 			extents, _, err := space.Lookup(ctx, file.Number, r, layout.IOModeRW, maxExtents)
 			if err != nil {

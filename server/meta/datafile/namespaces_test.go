@@ -283,10 +283,7 @@ func (w *world) get(d *disks, row schema.Layout, mirror int, n int64) []byte {
 					continue
 				}
 				for _, e := range files[j].Extents {
-					if a, b := max(from, e.Off), min(to, e.Off+e.Len); a < b {
-						if e.State != layout.ExtentRead {
-							w.t.Fatalf("a reader gets %+v", e)
-						}
+					if a, b := max(from, e.Off), min(to, e.Off+e.Len); a < b && e.State != layout.ExtentInvalid { // what is invalid reads as zeros
 						copy(data[a:b], d.read(int(dev.url().nsid-1), e.Addr+a-e.Off, int(b-a)))
 					}
 				}
@@ -556,6 +553,65 @@ func TestNamespaceFull(t *testing.T) {
 	w.eventually("it is removed", func() bool { return w.m.GarbageCount(t.Context()) == 0 })
 	if _, err := w.m.Assign(t.Context(), 9, ino, 20*mib, mib, session, nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// A data file ends somewhere: what is wanted beyond is refused, for good, and what reaches up to there is given.
+func TestNamespaceFar(t *testing.T) {
+	w, _ := newBlockWorld(t, 64*mib, 64*mib)
+	for i, policy := range []layout.Policy{{StripeCount: 1}, {StripeCount: 2}} {
+		id := layout.FileID(9 + i)
+		ino := w.inode(id, policy)
+		for _, n := range []int64{4096, 2 * mib, layout.ToEOF} {
+			row, err := w.m.Assign(t.Context(), id, ino, extent.MaxBytes-4096, n, session, nil)
+			if err != nil {
+				t.Fatalf("%d bytes, the first of which a data file can have: %v", n, err)
+			}
+			if s := w.segment(row, layout.IOModeRW, extent.MaxBytes-4096, 4096); s.Off > extent.MaxBytes-4096 || s.Off+s.Len < extent.MaxBytes {
+				t.Errorf("the segment is %d bytes at %d", s.Len, s.Off)
+			}
+			for _, off := range []int64{extent.MaxBytes, 1<<63 - 4096} {
+				if _, err := w.m.Assign(t.Context(), id, ino, off, n, session, nil); !errors.Is(err, syscall.EFBIG) {
+					t.Errorf("%d bytes at %d: %v", n, off, err)
+				}
+				if s := w.segment(row, layout.IOModeRead, off, 2048); len(s.Mirrors[0][0].Extents) > 0 {
+					t.Errorf("to be read at %d: %+v", off, s)
+				}
+			}
+			if err := w.m.Truncate(t.Context(), row, 1<<63-4096); err != nil {
+				t.Errorf("cut where nothing can be: %v", err)
+			}
+		}
+	}
+}
+
+// What is cut off or removed takes no space on a namespace that is thin.
+func TestNamespaceThin(t *testing.T) {
+	w, d := newBlockWorld(t, 128*mib)
+	used := func() int64 {
+		var st syscall.Stat_t
+		if err := syscall.Stat(d.paths[0], &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Blocks * 512
+	}
+	began := used()
+	for id := layout.FileID(1); id <= 2; id++ {
+		w.store(d, id, w.inode(id, layout.Policy{StripeCount: 1}), 0, pattern(byte(id), 8*mib))
+	}
+	if n := used() - began; n < 16*mib {
+		t.Fatalf("%d bytes are taken, want 16 MiB", n)
+	}
+	if err := w.m.Truncate(t.Context(), w.row(1), 2*mib); err != nil {
+		t.Fatal(err)
+	}
+	if n := used() - began; n < 10*mib || n > 11*mib {
+		t.Errorf("%d bytes are taken after one was cut, want 10 MiB", n)
+	}
+	w.remove(2)
+	w.eventually("what was removed is deallocated", func() bool { n := used() - began; return n >= 2*mib && n <= 3*mib })
+	if got := w.get(d, w.row(1), 0, 2*mib); !bytes.Equal(got, pattern(1, 8*mib)[:2*mib]) {
+		t.Error("what was not cut off is not what was written")
 	}
 }
 

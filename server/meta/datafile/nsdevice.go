@@ -61,6 +61,12 @@ func (m *Manager) initiator() (*nvmetcp.Initiator, error) {
 		if err != nil {
 			return nil, err
 		}
+		if len(m.cfg.Discovery) > 0 {
+			if err := i.Follow(m.cfg.Discovery, m.cfg.DiscoveryFile); err != nil {
+				i.Close()
+				return nil, err
+			}
+		}
 		m.nvme = i
 	}
 	return m.nvme, nil
@@ -478,7 +484,7 @@ func resolvePortals(ctx context.Context, hosts []string) []netip.AddrPort {
 }
 
 // releaseCondemned frees what earlier Managers have taken from data files and not freed. All of it was taken when nobody had a layout of it any more (see the
-// package comment), so that nothing has to be waited for.
+// package comment), so that no session has to be waited for, only that what they sent to deallocate it is done.
 func (d *device) releaseCondemned(ctx context.Context) error {
 	var numbers []uint64
 	err := d.space.Condemned(ctx, func(w extent.Waiting) error {
@@ -486,7 +492,12 @@ func (d *device) releaseCondemned(ctx context.Context) error {
 		return nil
 	})
 	for _, number := range numbers {
-		err = errors.Join(err, d.space.Release(ctx, number, allGenerations))
+		unlock, e := d.changing.lock(ctx, layout.FileID(number)) // or it could be free while it is being deallocated
+		if e == nil {
+			e = d.space.Release(ctx, number, allGenerations)
+			unlock()
+		}
+		err = errors.Join(err, e)
 	}
 	return err
 }

@@ -94,11 +94,35 @@ func (s *namespaceStore) Remove(ctx context.Context, number uint64) (found bool,
 	if number < s.d.inherited && time.Since(s.met) < settle {
 		return false, nil
 	}
-	err = s.change(ctx, number, func(ctx context.Context) error { return removeExtents(ctx, s.space, number) })
+	err = s.change(ctx, number, func(ctx context.Context) error {
+		err := s.space.Remove(ctx, number)
+		if err == nil {
+			err = s.release(ctx, number, allGenerations)
+		}
+		return err
+	})
 	return err == nil, err
 }
 
-// removeExtents takes and frees all that a data file has.
+// release frees what a data file has lost, which the namespace need not keep any more. Whether it says that it can do that makes no difference,
+// but that it may still be about to does.
+func (s *namespaceStore) release(ctx context.Context, number, generation uint64) error {
+	err := s.space.Ranges(ctx, number, generation, func(ranges []layout.Range) error {
+		err := s.ns.Deallocate(context.WithoutCancel(ctx), ranges)
+		var status wire.Status
+		if errors.As(err, &status) {
+			s.d.m.log.Debug("what is not needed any more is not deallocated", "device", s.d.id, "error", err)
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return s.space.Release(ctx, number, generation)
+}
+
+// removeExtents takes and frees all that a data file has, of a namespace that is gone.
 func removeExtents(ctx context.Context, space *extent.Space, number uint64) error {
 	if err := space.Remove(ctx, number); err != nil {
 		return err
@@ -138,7 +162,7 @@ func (s *namespaceStore) Cut(ctx context.Context, handle []byte, size int64) err
 				return err
 			}
 		}
-		return s.space.Release(ctx, number, generation)
+		return s.release(ctx, number, generation)
 	})
 }
 

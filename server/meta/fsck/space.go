@@ -242,7 +242,7 @@ func (c *checker) checkClaim(ctx context.Context, d *device, space *extent.Space
 	if err := told(err); err != nil {
 		return err
 	}
-	if block := d.ns.row.Block; end > (n.size+block-1)/block*block {
+	if block := d.ns.row.Block; end-block >= n.size {
 		c.beyond[n.id] = max(c.beyond[n.id], end)
 	}
 	return nil

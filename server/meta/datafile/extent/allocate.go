@@ -50,7 +50,7 @@ type Grant struct {
 // with is called again for each attempt; a GuardError of a guard that it added is returned as it is. It must guard that the
 // data files are still somebody's: what is given to one after Remove is lost until fsck finds it.
 //
-// Errors that callers can tell apart: ErrNoSpace, ErrInvalid, those of the catalog, ErrNotFound among them if the namespace was dropped.
+// Errors that callers can tell apart: ErrNoSpace, ErrTooFar, ErrInvalid, those of the catalog, ErrNotFound among them if the namespace was dropped.
 func Allocate(ctx context.Context, requests []Request, with func(*catalog.Batch)) ([]Grant, error) {
 	if len(requests) == 0 {
 		return nil, nil
@@ -137,8 +137,8 @@ func (a *allocation) allocate(r *Request) (Grant, error) {
 	if err := s.checkRange(r.Range); err != nil {
 		return Grant{}, err
 	}
-	if r.End() > maxBytes {
-		return Grant{}, fmt.Errorf("%w: space to the end of the file", ErrInvalid)
+	if r.End() > MaxBytes {
+		return Grant{}, fmt.Errorf("%d bytes at %d: %w", r.Len, r.Off, ErrTooFar)
 	}
 	head, raw, err := s.head(a.ctx, a.from, r.Number)
 	if err != nil {
@@ -210,8 +210,8 @@ func (a *allocation) allocate(r *Request) (Grant, error) {
 // missing is which units of the column in [off, end) are in none of the rows, so many at most.
 func (s *Space) missing(r *Request, rows []*row, off, end int64, most int) (list []int64) {
 	i, j := 0, 0
-	for len(list) < most && off < min(end, maxBytes) {
-		from, to := r.Column.Next(off, min(end, maxBytes))
+	for len(list) < most && off < min(end, MaxBytes) {
+		from, to := r.Column.Next(off, min(end, MaxBytes))
 		if from == to {
 			break
 		}

@@ -563,13 +563,36 @@ func TestWith(t *testing.T) {
 		b.Delete([]byte("zz row"))
 		commit(t, e, &b)
 	}
-	for _, r := range []layout.Range{{Off: -1, Len: 1}, {Off: 0, Len: 0}, {Off: 0, Len: layout.ToEOF}, {Off: maxBytes - 1, Len: 2}} {
-		if _, err := Allocate(t.Context(), []Request{{Space: s, Number: 3, Range: r}}, nil); !errors.Is(err, ErrInvalid) {
-			t.Errorf("%v: %v", r, err)
+	for _, tc := range []struct {
+		layout.Range
+		want error
+	}{
+		{layout.Range{Off: -1, Len: 1}, ErrInvalid},
+		{layout.Range{Off: 0, Len: 0}, ErrInvalid},
+		{layout.Range{Off: 0, Len: layout.ToEOF}, ErrTooFar},
+		{layout.Range{Off: MaxBytes - 1, Len: 2}, ErrTooFar},
+		{layout.Range{Off: math.MaxInt64 - 1, Len: 1}, ErrTooFar},
+	} {
+		if _, err := Allocate(t.Context(), []Request{{Space: s, Number: 3, Range: tc.Range}}, nil); !errors.Is(err, tc.want) {
+			t.Errorf("%v: %v, want %v", tc.Range, err, tc.want)
 		}
 	}
-	if g := allocate(t, s, 4, maxBytes-1, 1); len(g.Extents) != 1 {
+	if g := allocate(t, s, 4, MaxBytes-1, 1); len(g.Extents) != 1 {
 		t.Errorf("the last unit: %+v", g)
+	}
+	for _, r := range []layout.Range{{Off: MaxBytes - 1<<20, Len: 1 << 21}, {Off: MaxBytes, Len: 4096}, {Off: 1<<63 - 5000, Len: 4998}} { // there is nothing behind it
+		got, _, err := s.Lookup(t.Context(), 4, r, layout.IOModeRead, 10)
+		if end := got[len(got)-1].End(); err != nil || len(got) != 1 || got[0].State != layout.ExtentNone || got[0].Off > r.Off || end < r.End() {
+			t.Errorf("what is in %v: %+v, %v", r, got, err)
+		}
+	}
+	for _, size := range []int64{MaxBytes, math.MaxInt64 - 1} {
+		if zeros, _, err := s.Truncate(t.Context(), 4, size); err != nil || len(zeros) != 0 {
+			t.Errorf("truncate to %d: %+v, %v", size, zeros, err)
+		}
+	}
+	if f, err := s.File(t.Context(), 4); err != nil || f.Bytes == 0 {
+		t.Errorf("the last unit, after that: %+v, %v", f, err)
 	}
 	if _, err := Allocate(t.Context(), append(request, request...), nil); err != nil && !errors.Is(err, catalog.ErrInvalid) {
 		t.Errorf("named twice: %v", err)
@@ -616,6 +639,16 @@ func (m *meanwhile) Commit(ctx context.Context, b *catalog.Batch) error {
 		f()
 	}
 	return m.Engine.Commit(ctx, b)
+}
+
+// What somebody else makes valid at the same time is done.
+func TestValidateTwice(t *testing.T) {
+	e := &meanwhile{Engine: memory.New()}
+	s := format(t, e, 4096, mib, 64)
+	g := allocate(t, s, 1, 0, 2*mib)
+	e.f = func() { validate(t, s, 1, g.Generation, 0, mib) }
+	validate(t, s, 1, g.Generation, 0, mib)
+	clean(t, s)
 }
 
 // Many at a time, through two Spaces.

@@ -20,7 +20,7 @@ import (
 // The data file's generation is returned. When nobody can write any more with extents of an earlier one, Release frees what was condemned.
 func (s *Space) Punch(ctx context.Context, number uint64, r layout.Range) (zeros []layout.Extent, generation uint64, err error) {
 	if err = s.checkRange(r); err == nil {
-		p := punch{space: s, number: number, off: r.Off, end: min(r.End(), maxBytes)}
+		p := punch{space: s, number: number, off: r.Off, end: min(r.End(), MaxBytes)}
 		for at := r.Off / s.geo.unit; err == nil && at < s.geo.unitsTo(p.end); {
 			at, err = p.next(ctx, at)
 		}
@@ -49,7 +49,7 @@ func (s *Space) Remove(ctx context.Context, number uint64) error {
 
 func (s *Space) remove(ctx context.Context, number uint64) error {
 	for {
-		p := punch{space: s, number: number, end: maxBytes, lazy: true}
+		p := punch{space: s, number: number, end: MaxBytes, lazy: true}
 		for at := int64(0); at < s.geo.unitsTo(p.end); {
 			var err error
 			if at, err = p.next(ctx, at); err != nil {
@@ -227,6 +227,43 @@ func (s *Space) Condemned(ctx context.Context, f func(Waiting) error) error {
 	return nil
 }
 
+// Ranges calls f with the bytes of the namespace that a Release would free, some at a time.
+func (s *Space) Ranges(ctx context.Context, number, generation uint64, f func([]layout.Range) error) error {
+	from, to := s.condemned(number, generation)
+	for {
+		var ranges []layout.Range
+		for kv, err := range s.engine.Scan(ctx, from, to, catalog.ScanOptions{Limit: maxRanges}) {
+			if err != nil {
+				return err
+			}
+			_, _, run, err := s.geo.decodeCondemned(kv.Key, kv.Value)
+			if err != nil {
+				return err
+			}
+			from = catalog.After(kv.Key)
+			ranges = append(ranges, layout.Range{Off: run.unit * s.geo.unit, Len: run.n * s.geo.unit})
+		}
+		if len(ranges) == 0 {
+			return nil
+		}
+		if err := f(ranges); err != nil {
+			return err
+		}
+	}
+}
+
+// maxRanges is how many Ranges reads at a time.
+const maxRanges = 1024
+
+// condemned is the range of the keys of what a data file has lost up to and including a generation.
+func (s *Space) condemned(number, generation uint64) (from, to []byte) {
+	from, to = schema.OfDevice(schema.PrefixCondemned, s.id, number)
+	if generation < math.MaxUint64 {
+		to = schema.CondemnedKey(s.id, number, generation+1, 0)
+	}
+	return from, to
+}
+
 func (g *geometry) decodeCondemned(key, value []byte) (number, generation uint64, r run, err error) {
 	var c schema.Condemned
 	number, generation, r.unit = schema.CondemnedOf(key)
@@ -260,10 +297,7 @@ func (s *Space) Release(ctx context.Context, number, generation uint64) error {
 func (s *Space) release(ctx context.Context, number, generation uint64) (done bool, err error) {
 	caps := s.engine.Caps()
 	most := max(min((caps.MaxKeys-2)/4, caps.MaxBatchBytes/int(s.geo.group)), 1) // a row, and its group, which takes group/8 bytes twice
-	from, to := schema.OfDevice(schema.PrefixCondemned, s.id, number)
-	if generation < math.MaxUint64 {
-		to = schema.CondemnedKey(s.id, number, generation+1, 0)
-	}
+	from, to := s.condemned(number, generation)
 	for {
 		b := catalog.Batch{Durability: catalog.NoSync}
 		var runs []run

@@ -126,7 +126,7 @@ func (g *geometry) decodeRow(key, value []byte) (*row, error) {
 		switch {
 		case run.Count < 1 || run.Count > int64(g.perRow-len(r.units)):
 			return bad("run %d: %d units", i, run.Count)
-		case run.At <= last || run.At > maxBytes/g.unit-run.Count || i == 0 && run.At != at:
+		case run.At <= last || run.At > MaxBytes/g.unit-run.Count || i == 0 && run.At != at:
 			return bad("run %d: at unit %d", i, run.At)
 		case run.Unit < first || run.Unit > g.limit-run.Count:
 			return bad("run %d: %d units from %d on", i, run.Count, run.Unit)
@@ -150,8 +150,8 @@ func (g *geometry) decodeRow(key, value []byte) (*row, error) {
 	return r, nil
 }
 
-// maxBytes is where every data file ends at the latest.
-const maxBytes = 1 << 62
+// MaxBytes is where every data file ends at the latest.
+const MaxBytes = 1 << 62
 
 func encodeRow(units []unit) []byte {
 	var e schema.Extents

@@ -21,6 +21,8 @@ var (
 	ErrStale = errors.New("the extents are of an earlier generation")
 	// ErrNotAllocated: the data file has no such bytes.
 	ErrNotAllocated = errors.New("the data file has no extent there")
+	// ErrTooFar: a data file has no bytes from MaxBytes on. Its errno is EFBIG.
+	ErrTooFar = fmt.Errorf("beyond what a data file on a namespace can have: %w", syscall.EFBIG)
 	// ErrInvalid: a range that no caller should come with.
 	ErrInvalid = errors.New("extent: invalid range")
 )
@@ -219,7 +221,7 @@ func (s *Space) Lookup(ctx context.Context, number uint64, r layout.Range, mode 
 		return nil, 0, err
 	}
 	d := s.describer(r, mode, most)
-	for !d.full() {
+	for !d.full() && d.at < MaxBytes {
 		from := d.at / s.geo.unit
 		rows, end, err := s.load(ctx, view, number, from, s.geo.unitsTo(d.end), budget{16, math.MaxInt})
 		if err != nil {
@@ -246,19 +248,19 @@ func (s *Space) describer(r layout.Range, mode layout.IOMode, most int) *describ
 	off := r.Off / s.geo.block * s.geo.block
 	end := s.geo.unitsTo(r.End()) * s.geo.unit
 	if r.End() != math.MaxInt64 {
-		end = (r.End() + s.geo.block - 1) / s.geo.block * s.geo.block
+		end = r.End() + min(-r.End()&(s.geo.block-1), math.MaxInt64-r.End())
 	}
 	return &describer{geo: &s.geo, mode: mode, at: off, end: end, most: most}
 }
 
 // unitsTo is how many units bytes up to end take.
 func (g *geometry) unitsTo(end int64) int64 {
-	return (min(end, maxBytes) + g.unit - 1) / g.unit
+	return (min(end, MaxBytes) + g.unit - 1) / g.unit
 }
 
-// checkRange refuses what is no range of a data file, or is beyond what one can have.
+// checkRange refuses what is no range.
 func (s *Space) checkRange(r layout.Range) error {
-	if r.Off < 0 || r.Len <= 0 || r.Off >= maxBytes || r.End() > maxBytes && r.End() != math.MaxInt64 {
+	if r.Off < 0 || r.Len <= 0 {
 		return fmt.Errorf("%w: %d bytes at %d", ErrInvalid, r.Len, r.Off)
 	}
 	return nil

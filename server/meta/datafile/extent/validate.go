@@ -44,7 +44,7 @@ func (s *Space) merge(ranges []layout.Range) ([]piece, error) {
 		if err := s.checkRange(r); err != nil {
 			return nil, err
 		}
-		if r.End() > maxBytes {
+		if r.End() > MaxBytes {
 			return nil, fmt.Errorf("%w: a write to the end of the file", ErrInvalid)
 		}
 		list = append(list, piece{r.Off, r.End()})
@@ -100,10 +100,10 @@ func (s *Space) validate(ctx context.Context, number, generation uint64, pieces 
 				return nil, err
 			}
 		}
-		if b.Len() > 0 {
-			err = s.engine.Commit(ctx, &b)
+		if b.Len() == 0 { // all are valid already
+			return rest, nil
 		}
-		if !again(err) {
+		if err := s.engine.Commit(ctx, &b); !again(err) {
 			return rest, err
 		}
 	}
