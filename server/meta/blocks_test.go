@@ -491,6 +491,37 @@ func TestBlockGate(t *testing.T) {
 	})
 }
 
+// TestBlockGateLost copies a file whose writer was lost, and fenced, before what he had written counted durably: up to there it is copied, as a
+// namespace does not tell where a file ends.
+func TestBlockGateLost(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		w := blockUsers(t, h, 2)
+		lost, live := w[0], w[1]
+		defer renewing(live.client)()
+		lost.mustGet(0, 1, all)
+		lost.report(true, metarpc.SizeReport{ID: lost.id, End: 10000, Mtime: 5})
+		f, err := h.svc.beginSizing(t.Context(), lost.id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.lose(lost.client)
+		time.Sleep(2 * h.lease)
+		synctest.Wait()
+		h.svc.mu.Lock()
+		f.sizing = false // and whoever waits for that comes too late
+		h.svc.mu.Unlock()
+		err = h.svc.gated(t.Context(), lost.id, all, func(ctx context.Context) error {
+			if row, _, err := h.svc.inode(ctx, lost.id); err != nil || row.Size != 10000 {
+				t.Errorf("%d bytes to copy, %v", row.Size, err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestBlockTimes sets times of a file that others read: they are not asked for anything.
 func TestBlockTimes(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host) {

@@ -170,7 +170,8 @@
 //
 // What clients write outside the range that is being copied goes to the new copies as well as to the good ones, so each byte
 // is either copied after it was written or written to both. A gate (gated) is a recall of the layouts for writing in the
-// range, while none are granted there, with the file's sizing held; lost sessions are fenced before. It is open again after
+// range, while none are granted there, with the file's sizing held; lost sessions are fenced before. What these have said of a file on namespaces
+// counts durably before, as a namespace does not tell where a file ends. It is open again after
 // gatePatience at the latest. A client that cannot write a new copy reports it like any other.
 //
 // The same worker moves data files off devices that are drained, single ones as well. The file gets a mirror more for that, which

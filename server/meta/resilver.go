@@ -339,7 +339,47 @@ func (s *Service) gated(ctx context.Context, id layout.FileID, r layout.Range, f
 	if err := s.recallRange(ctx, file, r, others(nil)); err != nil {
 		return err
 	}
+	if err := s.settleLost(ctx, file); err != nil {
+		return err
+	}
 	return f(ctx)
+}
+
+// settleLost is makeStable for what lost sessions have said of a file on namespaces: up to where the inode row says it has data, it is copied.
+// The caller has the file's sizing.
+func (s *Service) settleLost(ctx context.Context, f *file) error {
+	s.mu.Lock()
+	var lost []*session
+	for _, cl := range f.claims {
+		if cl.report != (report{}) && s.sessions[cl.sess.id] == nil {
+			lost = append(lost, cl.sess)
+		}
+	}
+	stop := f.stop
+	s.mu.Unlock()
+	if len(lost) == 0 {
+		return nil
+	}
+	on, err := s.onNamespaces(ctx, f.id)
+	if err != nil || !on {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if f.stop != nil {
+			f.stop()
+		}
+	})()
+	for _, sess := range lost {
+		if err := s.makeStable(f, sess); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f.stop = stop
+	return ctx.Err()
 }
 
 // staleFiles counts the files that have copies to be made anew.
