@@ -59,9 +59,18 @@ func (f *File) Validated(all []Written) {
 }
 
 // Forget lets go of the memory that it takes to know what was validated. No segment may be in use, nor be used later, that is
-// older than that. It is to be called when the file is not used any more, and may be called before.
+// older than that. It is to be called when the file is not used any more, and may be called before. Of data files that have unstable data
+// it forgets nothing: that may be sent again by the segment that it was written by.
 func (f *File) Forget() {
-	f.eachValidator(func(v Validator, df *layout.DataFile) { v.Forget(df) })
+	f.eachValidator(func(v Validator, df *layout.DataFile) {
+		d := f.lookup(df)
+		d.mu.Lock()
+		idle := d.retained.Len() == 0
+		d.mu.Unlock()
+		if idle {
+			v.Forget(df)
+		}
+	})
 }
 
 // Quiesce waits until nothing is carried out any more that was started for copies that were forsaken, as far as they have extents: space that
