@@ -100,6 +100,7 @@ func (s *Space) validate(ctx context.Context, number, generation uint64, pieces 
 				return nil, err
 			}
 		}
+		err = nil // of an earlier attempt: another call may have done all of it meanwhile
 		if b.Len() > 0 {
 			err = s.engine.Commit(ctx, &b)
 		}
