@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
@@ -816,5 +817,43 @@ func TestValidateTooMuch(t *testing.T) {
 	}
 	if n := after.TotalAlloc - before.TotalAlloc; n > 16*mib {
 		t.Errorf("it took %d MiB of memory", n/mib)
+	}
+}
+
+// overtaken has somebody else do the same before the first Commit.
+type overtaken struct {
+	catalog.Engine
+	before func()
+}
+
+func (o *overtaken) Commit(ctx context.Context, b *catalog.Batch) error {
+	if f := o.before; f != nil {
+		o.before = nil
+		f()
+	}
+	return o.Engine.Commit(ctx, b)
+}
+
+// Two commits of what was written at the same time: there is nothing left to do for one of them.
+func TestValidateTwice(t *testing.T) {
+	e := memory.New()
+	s := format(t, e, 4096, 1<<20, 64)
+	allocate(t, s, 1, 0, 4096)
+	ranges := []layout.Range{{Off: 0, Len: 4096}}
+	validate := func() error { return s.Validate(t.Context(), 1, 1, layout.Column{}, ranges) }
+	s.engine = &overtaken{e, func() {
+		if err := validate(); err != nil {
+			t.Error(err)
+		}
+	}}
+	done := make(chan error, 1)
+	go func() { done <- validate() }() // ends with the call
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("Validate does not end")
 	}
 }
