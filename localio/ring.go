@@ -89,7 +89,7 @@ const (
 	ringEntries = 256 // requests under way
 	// promptBytes is for how much at a time io_uring_enter(2) is taken for a call that returns at once.
 	promptBytes = 256 << 10
-	opRead      = 22  // IORING_OP_READ, Linux 5.6
+	opRead      = 22 // IORING_OP_READ, Linux 5.6
 	opWrite     = 23
 	singleMap   = 1 << 0     // IORING_FEAT_SINGLE_MMAP
 	entriesAt   = 0x10000000 // IORING_OFF_SQES
