@@ -196,7 +196,9 @@ func end(op *layout.Op, err error) {
 
 func (t *Target) forget(e *entry) {
 	t.mu.Lock()
-	delete(t.entries, e.op)
+	if t.entries[e.op] == e { // one that was detached may have been started again since
+		delete(t.entries, e.op)
+	}
 	t.mu.Unlock()
 }
 
