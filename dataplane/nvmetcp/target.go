@@ -36,9 +36,8 @@ type Space interface {
 // An Op goes by the extents of its own DataFile. What is in no extent, or in a hole, reads as zeros without I/O; a write there, or to an
 // extent that is for reading, fails with a [*LayoutError] before anything is sent. An INVALID extent reads as zeros
 // without I/O but for those of its blocks that this Target has written: which these are is kept for each data file
-// (type written), and only they are ever read, so that what the device held before is seen by nobody. So does a hole, as a layout for reading
-// says of INVALID extents. Data files have no end
-// here: EOF is never told.
+// (type written), and only they are ever read, so that what the device held before is seen by nobody. So does a hole, as which a
+// layout for reading may show INVALID extents (RFC 8154 section 2.3), though those of our service do not. Data files have no end here: EOF is never told.
 //
 // An Op becomes one command for each part that lies together, cut to what the namespace takes, straight from and to
 // Op.Data. A block at its beginning or end of which it has only some is a command of its own, as a block is what a namespace

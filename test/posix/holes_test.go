@@ -106,11 +106,8 @@ func TestFallocateSpace(t *testing.T) {
 
 // Space on namespaces is counted in units, by the service. What is punched keeps them, and a file that grows has more than it needs.
 func TestFallocateUnits(t *testing.T) {
-	if !onNamespaces {
-		t.Skip("missing: " + harness.NVMeEnv)
-	}
 	const size = 64 << 20
-	v := harness.NewVolume(t, harness.Options{})
+	v := harness.NewVolume(t, harness.Options{NVMe: 4})
 	m := v.Mount(mountOptions()...)
 	f := create(t, m.Dir+"/f")
 	defer f.Close()

@@ -312,7 +312,7 @@ func (m *Manager) addNamespace(ctx context.Context, at place, force bool) (*devi
 		return d, m.addPortal(ctx, d, at, ns, &found)
 	}
 	if known != nil {
-		return nil, fmt.Errorf("it is known as device %v, but there is another namespace now, %v with %s: remove that device first (weft admin device rm --lost)", known.id, id, found.What)
+		return nil, fmt.Errorf("it is known as device %v, but there is another namespace now, %v with %s: remove that device first (weft admin device remove --lost)", known.id, id, found.What)
 	}
 	switch {
 	case found.Content == extent.Ours && m.knows(found.Label.Device):
