@@ -84,19 +84,31 @@ type accesses struct {
 	fs   *FS
 	rule Atime
 
-	mu      sync.Mutex
-	known   map[layout.FileID]*accessTimes // of directories and symbolic links
-	pending map[layout.FileID]int64        // accesses to report, nanoseconds since 1970
-	timer   *time.Timer                    // runs if there is anything pending
-	closed  bool
+	mu     sync.Mutex
+	known  map[layout.FileID]*accessTimes // of directories and symbolic links
+	parts  []accessPart                   // by shard
+	timer  *time.Timer                    // runs if there is anything pending
+	closed bool
+}
+
+// accessPart has the accesses to inodes of one shard, which one service is told of. accesses.mu guards it.
+type accessPart struct {
+	pending map[layout.FileID]int64 // to report, nanoseconds since 1970
 	// reporting is closed at the end of the report under way, of the inodes in sent.
 	reporting chan struct{}
 	sent      map[layout.FileID]int64
 }
 
 func newAccesses(fs *FS, rule Atime) *accesses {
-	return &accesses{fs: fs, rule: rule, known: map[layout.FileID]*accessTimes{}, pending: map[layout.FileID]int64{}}
+	x := &accesses{fs: fs, rule: rule, known: map[layout.FileID]*accessTimes{}, parts: make([]accessPart, len(fs.sessions))}
+	for n := range x.parts {
+		x.parts[n].pending = map[layout.FileID]int64{}
+	}
+	return x
 }
+
+// part is where an inode's accesses are. mu is held.
+func (x *accesses) part(id layout.FileID) *accessPart { return &x.parts[x.fs.shardOf(id)] }
 
 // file notes a read of an open file.
 func (x *accesses) file(i *inode) {
@@ -142,17 +154,18 @@ func (x *accesses) remember(id layout.FileID) *accessTimes {
 func (x *accesses) note(id layout.FileID, t *accessTimes, at int64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if noted := max(x.pending[id], x.sent[id]); noted > t.atime.Load() {
+	p := x.part(id)
+	if noted := max(p.pending[id], p.sent[id]); noted > t.atime.Load() {
 		t.atime.Store(noted)
 		if !t.due(x.rule.Rule, at) {
 			return
 		}
 	}
 	t.atime.Store(at)
-	if _, ok := x.pending[id]; !ok && len(x.pending) >= atimeInodes || x.closed {
+	if _, ok := p.pending[id]; !ok && len(p.pending) >= atimeInodes/len(x.parts) || x.closed {
 		return
 	}
-	x.pending[id] = at
+	p.pending[id] = at
 	if x.timer == nil {
 		x.timer = time.AfterFunc(atimeDelay, x.due)
 	}
@@ -176,7 +189,8 @@ func (x *accesses) show(a *metarpc.Attr) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for _, noted := range []map[layout.FileID]int64{x.pending, x.sent} {
+	p := x.part(a.ID)
+	for _, noted := range []map[layout.FileID]int64{p.pending, p.sent} {
 		if at, ok := noted[a.ID]; ok {
 			a.Atime = max(a.Atime, at)
 		}
@@ -190,9 +204,10 @@ func (x *accesses) show(a *metarpc.Attr) {
 func (x *accesses) set(ctx context.Context, id layout.FileID) error {
 	for {
 		x.mu.Lock()
-		delete(x.pending, id)
-		_, sent := x.sent[id]
-		reporting := x.reporting
+		p := x.part(id)
+		delete(p.pending, id)
+		_, sent := p.sent[id]
+		reporting := p.reporting
 		x.mu.Unlock()
 		if !sent {
 			return nil
@@ -205,11 +220,25 @@ func (x *accesses) set(ctx context.Context, id layout.FileID) error {
 	}
 }
 
-// report tells the service what is pending. What it does not take is dropped.
+// report tells the services what is pending. What they do not take is dropped.
 func (x *accesses) report(ctx context.Context) {
+	var all sync.WaitGroup
+	for n := range x.parts {
+		x.mu.Lock()
+		some := len(x.parts[n].pending) > 0 || x.parts[n].reporting != nil
+		x.mu.Unlock()
+		if some {
+			all.Go(func() { x.reportPart(ctx, &x.parts[n]) }) // tells one service, and ends with that
+		}
+	}
+	all.Wait()
+}
+
+// reportPart is report to one service.
+func (x *accesses) reportPart(ctx context.Context, p *accessPart) {
 	x.mu.Lock()
-	for x.reporting != nil {
-		reporting := x.reporting
+	for p.reporting != nil {
+		reporting := p.reporting
 		x.mu.Unlock()
 		select {
 		case <-reporting:
@@ -218,9 +247,9 @@ func (x *accesses) report(ctx context.Context) {
 		}
 		x.mu.Lock()
 	}
-	x.sent, x.pending = x.pending, map[layout.FileID]int64{}
-	x.reporting = make(chan struct{})
-	left := maps.Clone(x.sent)
+	p.sent, p.pending = p.pending, map[layout.FileID]int64{}
+	p.reporting = make(chan struct{})
+	left := maps.Clone(p.sent)
 	x.mu.Unlock()
 	for len(left) > 0 {
 		var reports []metarpc.SizeReport
@@ -237,8 +266,8 @@ func (x *accesses) report(ctx context.Context) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	close(x.reporting)
-	x.reporting, x.sent = nil, nil
+	close(p.reporting)
+	p.reporting, p.sent = nil, nil
 }
 
 // close reports what is pending, as far as ctx allows, and ends the reporting.

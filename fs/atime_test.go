@@ -157,7 +157,7 @@ func TestAtimeReport(t *testing.T) {
 	}
 	r.accesses.mu.Lock()
 	defer r.accesses.mu.Unlock()
-	if r.accesses.timer != nil || len(r.accesses.pending) > 0 {
+	if r.accesses.timer != nil || len(r.accesses.parts[0].pending) > 0 {
 		t.Error("the timer runs though there is nothing to report")
 	}
 }
@@ -234,7 +234,7 @@ func TestAtimeBounds(t *testing.T) {
 	}
 	r.accesses.mu.Lock()
 	defer r.accesses.mu.Unlock()
-	if n, m := len(r.accesses.known), len(r.accesses.pending); n > atimeInodes || m > atimeInodes {
+	if n, m := len(r.accesses.known), len(r.accesses.parts[0].pending); n > atimeInodes || m > atimeInodes {
 		t.Errorf("%d inodes are remembered, %d accesses pending", n, m)
 	}
 	r.m.setHook(func(context.Context, string) error { return nil })

@@ -110,8 +110,8 @@
 // A write is acknowledged when the data servers have it. The data plane keeps the data until it is stable. With the
 // count of acknowledged writes the inode has the end and the time of those which the service has not been told of for good.
 //
-//   - close(2) waits for the writes under way and reports size and time provisionally, so that others see them. With
-//     Config.StableClose it does as fsync(2).
+//   - close(2) waits for the writes under way and reports size and time provisionally, so that others see them, but for a size alone that
+//     data servers tell, too, should we be gone. With Config.StableClose it does as fsync(2).
 //   - fsync(2), and each write through O_SYNC or O_DSYNC, makes data stable and then size and time durable.
 //   - The flusher does the same for every file about a second after it was written to, or when memory runs short.
 //   - rename(2) over another file does it for the file that takes its place.
@@ -210,9 +210,12 @@
 // meanwhile, and counts a late error for each file that had some; each handle reports it once, as EIO. Until that is done
 // nothing of the file is committed (inode.losing).
 //
-// What is under way then belongs to the old session (FS.session) and comes to nothing in the next one: reports of sizes end,
+// What is under way then belongs to the old session (FS.sessions) and comes to nothing in the next one: reports of sizes end,
 // acknowledgements of data servers do not count, places that were reserved are gone. Writes that the application was not told
 // of begin again with new layouts, but for those through an open file whose lock is lost (locks.go).
+//
+// A volume of several shards has a session for each. All this is then so of the files of one shard, and others are not concerned: what is told of many files at
+// once (sizes, access times) is told each service separately, and what waits for one holds up nothing that another one is told.
 //
 // # Access times
 //
@@ -234,7 +237,7 @@
 //
 // # Lock order
 //
-// keptPages.mu and window.mu, then inode.mu, then readAhead.mu, shard.mu, flusher.mu, accesses.mu, places.mu, and the locks inside Meta's methods that do not block
+// keptPages.mu and window.mu, then inode.mu, then readAhead.mu, bucket.mu, flusher.mu, accesses.mu, places.mu, and the locks inside Meta's methods that do not block
 // (CachedLayout, CachedAttr, Forget, Release) and inside dataplane.File.Dirty. handleTable.mu, transfer.mu, caching.mu and request.mu are
 // taken alone. No mutex is held
 // while anything blocks or while the data plane is given a request, since that may call Done at once.

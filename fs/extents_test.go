@@ -418,8 +418,8 @@ func TestNamespaceSessionLost(t *testing.T) {
 	r.write(id, 0, want)
 	r.want(r.fsync(id, fh), 0, "fsync")
 	r.write(id, 8192, pattern(2, 1000))
-	r.OnLost()
-	r.OnReset(t.Context(), true)
+	r.OnLost(0)
+	r.OnReset(t.Context(), 0, true)
 	r.want(r.fsync(id, fh), syscall.EIO, "fsync")
 	r.want(r.fsync(id, fh), 0, "fsync again")
 	s.mu.Lock()
@@ -429,8 +429,8 @@ func TestNamespaceSessionLost(t *testing.T) {
 	s.mu.Unlock()
 	for name, lose := range map[string]func() (restore func()){
 		"the session is another one": func() func() {
-			r.OnLost()
-			r.OnReset(t.Context(), true)
+			r.OnLost(0)
+			r.OnReset(t.Context(), 0, true)
 			return func() {}
 		},
 		"the session may be over": func() func() {

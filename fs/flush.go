@@ -160,7 +160,7 @@ type report struct {
 
 // report says how things stand. mu is held.
 func (i *inode) report() report {
-	return report{i: i, session: i.fs.session.Load(), count: i.written, epoch: i.epoch, end: i.end, mtime: i.mtime}
+	return report{i: i, session: i.session(), count: i.written, epoch: i.epoch, end: i.end, mtime: i.mtime}
 }
 
 // handOver is makeDurable for those who are about to take the layout away: what is lost already keeps nobody waiting.
@@ -180,6 +180,14 @@ func (i *inode) makeDurable(ctx context.Context) error {
 // makeDurable does that for several files. done, if it is not nil, is called for each one as soon as it is durable or
 // has failed; then they are files that nobody waits for, and what has failed before is not tried again at once.
 func (fs *FS) makeDurable(ctx context.Context, list []*inode, done func(*inode)) error {
+	if len(list) <= 1 || len(fs.sessions) == 1 {
+		return fs.makeDurablePart(ctx, list, done)
+	}
+	return fs.byShard(list, func(part []*inode) error { return fs.makeDurablePart(ctx, part, done) })
+}
+
+// makeDurablePart is makeDurable for files of one shard.
+func (fs *FS) makeDurablePart(ctx context.Context, list []*inode, done func(*inode)) error {
 	type result struct {
 		i   *inode
 		r   report
@@ -296,7 +304,7 @@ func (i *inode) commit(ctx context.Context, unhurried bool) (r report, err error
 			break
 		}
 		e := i.renew(ctx, session)
-		if session != i.fs.session.Load() {
+		if session != i.session() {
 			return report{}, fmt.Errorf("file %d: commit: %w", i.id, errSessionLost)
 		}
 		if e != nil {
@@ -346,7 +354,7 @@ func (i *inode) renew(ctx context.Context, s *sessionLife) error {
 	if err != nil {
 		return byID(i.id, err)
 	}
-	if s != i.fs.session.Load() {
+	if s != i.session() {
 		return errSessionLost
 	}
 	for n := range segments {
@@ -355,9 +363,13 @@ func (i *inode) renew(ctx context.Context, s *sessionLife) error {
 	return nil
 }
 
-// tell sends size reports. It returns the files whose report must not be sent any more.
+// tell sends size reports of files of one shard. It returns the files whose report must not be sent any more.
 func (fs *FS) tell(ctx context.Context, reports []report, provisional bool) (outdated []*inode, err error) {
-	session := fs.session.Load()
+	if len(reports) == 0 {
+		return nil, nil
+	}
+	current := &fs.sessions[fs.shardOf(reports[0].i.id)]
+	session := current.Load()
 	var live []report
 	var args []metarpc.SizeReport
 	for _, r := range reports {
@@ -386,7 +398,7 @@ func (fs *FS) tell(ctx context.Context, reports []report, provisional bool) (out
 			asked := fs.clock.Load()
 			answers, err := fs.meta.LayoutCommit(session.during(ctx), args, provisional)
 			switch {
-			case err != nil && session != fs.session.Load():
+			case err != nil && session != current.Load():
 				err = errSessionLost
 			case !isTaken(err) || !slices.ContainsFunc(live, func(r report) bool { return len(r.written) > 0 }):
 			case len(live) > 1:
@@ -492,6 +504,14 @@ var errGone = errors.New("the metadata service does not know it")
 
 // publish makes size and times of the writes acknowledged so far visible to everybody.
 func (fs *FS) publish(ctx context.Context, list []*inode) error {
+	if len(list) <= 1 || len(fs.sessions) == 1 {
+		return fs.publishPart(ctx, list)
+	}
+	return fs.byShard(list, func(part []*inode) error { return fs.publishPart(ctx, part) })
+}
+
+// publishPart is publish for files of one shard.
+func (fs *FS) publishPart(ctx context.Context, list []*inode) error {
 	var errs errorList
 	for len(list) > 0 {
 		var reports []report
@@ -519,7 +539,19 @@ func (h *handle) flush(ctx context.Context) error {
 	if err := h.i.drain(ctx); err != nil {
 		return err
 	}
+	if h.i.sizeOnly() {
+		return h.outcome(ctx, nil)
+	}
 	return h.outcome(ctx, h.i.fs.publish(ctx, []*inode{h.i}))
+}
+
+// sizeOnly reports whether all that the service has not been told of is the size, as after the time was set, by tar(1) or cp(1). Then it need
+// not be told before it is durable: whoever asks for it makes the service ask us, who have a layout for writing, and should we be
+// gone, the data files. Those on namespaces do not tell where a file ends, and what the kernel writes by itself is not known here.
+func (i *inode) sizeOnly() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.mtime == 0 && i.passed == nil && !i.reads.any.Load()
 }
 
 // fsync is fsync(2) and fdatasync(2).

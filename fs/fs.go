@@ -18,7 +18,7 @@ import (
 	"github.com/weftfs/weft/metaclient"
 )
 
-// Meta is what an FS needs of the metadata service; *metaclient.Client is one.
+// Meta is what an FS needs of the metadata service; *metaclient.Volume is one.
 //
 // Calls wait through lost connections until they are answered or ctx ends; a refusal is a *metarpc.Error. The service
 // may carry out a call after the end of its ctx. Values of the contexts that OnRecall and OnReset are called with are
@@ -41,7 +41,7 @@ type Meta interface {
 	Remove(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string, dir bool) error
 	Rename(ctx context.Context, cred metarpc.Cred, args *metarpc.RenameArgs) error
 	ReadDir(ctx context.Context, cred metarpc.Cred, id layout.FileID, cookie uint64, limit int) (*metaclient.DirPage, error)
-	StatFS(ctx context.Context) (metarpc.StatFSResult, error)
+	StatFS(ctx context.Context, id layout.FileID) (metarpc.StatFSResult, error)
 
 	// Open, Create and TmpFile open a file for the whole session, however often they are called; one Release, which does not
 	// wait, ends that.
@@ -85,9 +85,11 @@ type Meta interface {
 	Lock(ctx context.Context, args *metarpc.LockArgs) error
 	TestLock(ctx context.Context, args *metarpc.LockArgs) (metarpc.LockResult, error)
 	DropLocks(id layout.FileID, flock bool, owner uint64) <-chan struct{}
-	// Alive reports whether the session cannot have ended yet by our own clock: whatever the service has to tell us before
-	// it lets others make changes has been told.
-	Alive() bool
+	// Alive reports whether the session with the service of the inode's shard cannot have ended yet by our own clock: whatever the service has
+	// to tell us of the inode before it lets others make changes has been told.
+	Alive(id layout.FileID) bool
+	// Shards is in how many shards the inodes are, each of which another service may have (layout.ShardOf). It never changes.
+	Shards() int
 }
 
 // Config is what an FS is made of.
@@ -161,8 +163,8 @@ type FS struct {
 	// work counts the goroutines that run under ctx.
 	work sync.WaitGroup
 
-	// session is the one with the service; see OnLost.
-	session atomic.Pointer[sessionLife]
+	// sessions are those with the services, by shard; see OnLost.
+	sessions []atomic.Pointer[sessionLife]
 
 	// clock counts the changes after which answers to earlier questions about a size are out of date.
 	clock atomic.Uint64
@@ -170,7 +172,7 @@ type FS struct {
 	waiting limiter // of messages about what is being tried again
 	failing limiter // of messages about what has failed
 
-	shards   [64]shard
+	buckets  [64]bucket
 	handles  handleTable
 	flusher  flusher
 	accesses *accesses
@@ -207,9 +209,12 @@ func New(cfg Config) (*FS, error) {
 		fs.pages = &keptPages{stamps: map[layout.FileID]stamp{}}
 	}
 	fs.ctx, fs.stop = context.WithCancel(context.Background())
-	fs.beginSession()
-	for i := range fs.shards {
-		fs.shards[i].inodes = map[layout.FileID]*inode{}
+	fs.sessions = make([]atomic.Pointer[sessionLife], cfg.Meta.Shards())
+	for shard := range fs.sessions {
+		fs.beginSession(shard)
+	}
+	for i := range fs.buckets {
+		fs.buckets[i].inodes = map[layout.FileID]*inode{}
 	}
 	fs.handles.open = map[uint64]*handle{}
 	fs.caching.init()
@@ -297,18 +302,20 @@ func (fs *FS) node(id layout.FileID) uint64 {
 	return uint64(id)
 }
 
-// shard is a part of the table of inodes.
-type shard struct {
+// bucket is a part of the table of inodes.
+type bucket struct {
 	mu     sync.RWMutex
 	inodes map[layout.FileID]*inode
 }
 
-func (fs *FS) shard(id layout.FileID) *shard { return &fs.shards[uint64(id)%uint64(len(fs.shards))] }
+func (fs *FS) bucket(id layout.FileID) *bucket {
+	return &fs.buckets[uint64(id)%uint64(len(fs.buckets))]
+}
 
 // peek returns what is known of a file that is open or dirty here, or nil. It stays in the table only as long as
 // somebody holds it.
 func (fs *FS) peek(id layout.FileID) *inode {
-	s := fs.shard(id)
+	s := fs.bucket(id)
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.inodes[id]
@@ -316,7 +323,7 @@ func (fs *FS) peek(id layout.FileID) *inode {
 
 // hold returns the state of a file and keeps it in the table until drop.
 func (fs *FS) hold(id layout.FileID) *inode {
-	s := fs.shard(id)
+	s := fs.bucket(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := s.inodes[id]
@@ -330,7 +337,7 @@ func (fs *FS) hold(id layout.FileID) *inode {
 
 // again is hold for one who holds i already.
 func (i *inode) again() *inode {
-	s := i.fs.shard(i.id)
+	s := i.fs.bucket(i.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i.holds++
@@ -339,7 +346,7 @@ func (i *inode) again() *inode {
 
 // drop ends a hold.
 func (i *inode) drop() {
-	s := i.fs.shard(i.id)
+	s := i.fs.bucket(i.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if i.holds--; i.holds == 0 {
@@ -349,13 +356,19 @@ func (i *inode) drop() {
 
 // all holds every inode there is; the caller drops them.
 func (fs *FS) all() []*inode {
-	var list []*inode
-	for n := range fs.shards {
-		s := &fs.shards[n]
+	return fs.such(func(layout.FileID) bool { return true })
+}
+
+// such holds some of the inodes; the caller drops them.
+func (fs *FS) such(is func(layout.FileID) bool) (list []*inode) {
+	for n := range fs.buckets {
+		s := &fs.buckets[n]
 		s.mu.Lock()
-		for _, i := range s.inodes {
-			i.holds++
-			list = append(list, i)
+		for id, i := range s.inodes {
+			if is(id) {
+				i.holds++
+				list = append(list, i)
+			}
 		}
 		s.mu.Unlock()
 	}

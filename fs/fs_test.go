@@ -170,8 +170,8 @@ func pattern(seed uint64, n int) []byte {
 
 // held are inodes that the FS still knows.
 func (r *rig) held() (n int) {
-	for k := range r.shards {
-		s := &r.shards[k]
+	for k := range r.buckets {
+		s := &r.buckets[k]
 		s.mu.RLock()
 		n += len(s.inodes)
 		s.mu.RUnlock()
@@ -1033,7 +1033,7 @@ func TestReset(t *testing.T) {
 	delete(r.s.nodes, gone)
 	delete(r.s.nodes[layout.RootID].entries, "gone")
 	r.s.mu.Unlock()
-	r.OnReset(t.Context(), false)
+	r.OnReset(t.Context(), 0, false)
 	other := newRig(t, r.s)
 	other.wantSize(id, 100_000)
 	r.faults[0].SetRules()

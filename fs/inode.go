@@ -160,7 +160,7 @@ func (i *inode) admit(seg *layout.Segment) admission {
 	}
 	i.quiet = false
 	i.writes[i.phase]++
-	return admission{i.phase, i.fs.session.Load(), i.passed != nil}
+	return admission{i.phase, i.session(), i.passed != nil}
 }
 
 // finish counts a write out that ended with err and, if it was acknowledged, records what it changed: the data now ends at
@@ -172,7 +172,7 @@ func (i *inode) finish(a admission, to, at int64, err error) error {
 	if failed := dataplane.FailedCopies(err); len(failed) > 0 {
 		i.doubt(failed)
 	}
-	if err == nil && a.session != i.fs.session.Load() {
+	if err == nil && a.session != i.session() {
 		err = errOtherSession
 	}
 	if err == nil {
@@ -253,7 +253,7 @@ func (i *inode) acquire(ctx context.Context, off, n int64, t *terms) (*layout.Se
 			i.mu.Unlock()
 			return nil, none, errLockLost
 		}
-		if t.reserved != nil && t.reserved != i.fs.session.Load() {
+		if t.reserved != nil && t.reserved != i.session() {
 			i.mu.Unlock()
 			return nil, none, errUnleased
 		}

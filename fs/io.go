@@ -169,7 +169,7 @@ func (fs *FS) StartRead(r *Read) {
 // readable is how many of n bytes at off there are, or not ok if the service must be asked.
 func (i *inode) readable(off int64, n int) (int64, bool) {
 	if i.known.Load() && off+int64(n) <= i.size.Load() {
-		return int64(n), i.fs.meta.Alive()
+		return int64(n), i.fs.meta.Alive(i.id)
 	}
 	if !i.exact() {
 		return 0, false
@@ -469,7 +469,7 @@ func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.S
 	var again retries
 	for {
 		resume := i.wait()
-		t.reserved = i.fs.session.Load()
+		t.reserved = i.session()
 		off, at, err := i.reserve(ctx, int64(len(data)), t.reserved)
 		resume()
 		if err == nil {
@@ -503,7 +503,7 @@ func (i *inode) reserve(ctx context.Context, n int64, s *sessionLife) (off, at i
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if s != i.fs.session.Load() {
+	if s != i.session() {
 		return 0, 0, errOtherSession
 	}
 	i.reservedEnd = max(i.reservedEnd, off+n)
@@ -578,7 +578,7 @@ func (r *retries) after(ctx context.Context, i *inode, err error) error {
 	switch v, _ := classify(err); v {
 	case refetch:
 		// Without a session the service is waited for, and everything else may be refused for that reason.
-		if i.fs.meta.Alive() {
+		if i.fs.meta.Alive(i.id) {
 			r.refetched++
 		}
 		if r.refetched > maxRefetch {

@@ -3,6 +3,7 @@ package fs
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -120,24 +121,24 @@ func (fs *FS) OnSizeQuery(ctx context.Context, ids []layout.FileID) {
 	}
 }
 
-// OnLost is called when the service has ended our session, before there is a new one. With the session goes what was not
-// stable: others may have written to the files since, so it must not be sent any more, and is reported as a late error. It
+// OnLost is called when the service of a shard has ended our session, before there is a new one. With the session goes what was not
+// stable of the shard's files: others may have written to them since, so it must not be sent any more, and is reported as a late error. It
 // is for metaclient.Config, and does not block.
-func (fs *FS) OnLost() {
-	list := fs.all()
-	fs.pages.forgetAll()
-	fs.lose(list)
+func (fs *FS) OnLost(shard int) {
+	list := fs.such(fs.inShard(shard))
+	fs.pages.forgetSuch(fs.inShard(shard))
+	fs.lose(shard, list)
 	for _, i := range list {
 		i.drop()
 	}
 }
 
-// OnReset tells a service that was restarted how long the files are that were written here. What is open has been opened
+// OnReset tells a shard's service that was restarted how long its files are that were written here. What is open has been opened
 // again before. After a lost session there is nothing to tell but what has been written in the new one. It is for
 // metaclient.Config.
-func (fs *FS) OnReset(ctx context.Context, _ bool) {
-	list := fs.all()
-	fs.pages.forgetAll()
+func (fs *FS) OnReset(ctx context.Context, shard int, _ bool) {
+	list := fs.such(fs.inShard(shard))
+	fs.pages.forgetSuch(fs.inShard(shard))
 	for _, i := range list {
 		defer i.drop()
 		i.mu.Lock()
@@ -153,10 +154,10 @@ func (fs *FS) OnReset(ctx context.Context, _ bool) {
 // errSessionLost is what becomes of unstable data when the service ends the session.
 var errSessionLost = errors.New("the metadata service ended the session of this mount, and data that was not stable is lost")
 
-// lose gives up what is not stable of all files. Until that is done, which takes as long as the writes that are at the data
+// lose gives up what is not stable of the files of a shard. Until that is done, which takes as long as the writes that are at the data
 // servers, nothing of a file is committed. The session ends in between: whoever finds that it has ended sees which files lose
 // something, and nothing is dropped before acknowledgements have ceased to count.
-func (fs *FS) lose(list []*inode) {
+func (fs *FS) lose(shard int, list []*inode) {
 	var losing []*inode
 	var files, bytes int64
 	var mu sync.Mutex
@@ -179,7 +180,7 @@ func (fs *FS) lose(list []*inode) {
 		i.mu.Unlock()
 		fs.meta.DropLayout(i.id, 0)
 	}
-	fs.beginSession()
+	fs.beginSession(shard)
 	for _, i := range losing {
 		all.Add(1)
 		// The goroutine owns the loss of one file and ends with it.
@@ -293,11 +294,11 @@ func (p *keptPages) forget(id layout.FileID) bool {
 	return had
 }
 
-func (p *keptPages) forgetAll() {
+func (p *keptPages) forgetSuch(is func(layout.FileID) bool) {
 	if p == nil {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	clear(p.stamps)
+	maps.DeleteFunc(p.stamps, func(id layout.FileID, _ stamp) bool { return is(id) })
 }

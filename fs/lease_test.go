@@ -317,9 +317,9 @@ func TestSessionLost(t *testing.T) {
 	if r.plane.Retained() == 0 {
 		t.Fatal("nothing is kept")
 	}
-	r.OnLost()
+	r.OnLost(0)
 	reports := r.m.called("LayoutCommit provisional")
-	r.OnReset(t.Context(), true)
+	r.OnReset(t.Context(), 0, true)
 	r.OnSizeQuery(t.Context(), []layout.FileID{id})
 	if r.m.called("LayoutCommit provisional") > reports {
 		t.Error("the size of lost data was reported")
@@ -735,4 +735,37 @@ func testMountCalls(t *testing.T) {
 			t.Errorf("%s: %d calls, want %d: %s", c.name, sum, c.want, got)
 		}
 	}
+}
+
+// What tar(1) does with a file: it writes it, sets its times, and closes it. The size is told when the service asks.
+func TestCloseAfterTimes(t *testing.T) {
+	r := newRig(t, newService(1, 64<<10))
+	id, fh := r.create("f")
+	reports := func() int { return r.m.called("LayoutCommit provisional") }
+	steps := []struct {
+		what string
+		do   func()
+		want int
+	}{
+		{"written and closed", func() { r.write(id, 0, pattern(1, 1000)); r.flush(id, fh) }, 1},
+		{"written, times set, closed", func() {
+			r.write(id, 1000, pattern(2, 1000))
+			if _, status := r.setAttr(id, fuse.SetAttrInCommon{Valid: fuse.FATTR_MTIME, Mtime: 5}); !status.Ok() {
+				t.Fatal(status)
+			}
+			if status := r.flush(id, fh); !status.Ok() {
+				t.Fatal(status)
+			}
+		}, 0},
+		{"asked", func() { r.OnSizeQuery(t.Context(), []layout.FileID{id}) }, 1},
+		{"written again", func() { r.write(id, 2000, pattern(3, 1000)); r.flush(id, fh) }, 1},
+	}
+	for _, step := range steps {
+		before := reports()
+		step.do()
+		if n := reports() - before; n != step.want {
+			t.Errorf("%s: %d reports, want %d", step.what, n, step.want)
+		}
+	}
+	r.wantSize(id, 3000)
 }

@@ -139,7 +139,7 @@ func (i *inode) join(ctx context.Context, b *backing, flags uint32) error {
 		i.choosing = false
 		i.notify()
 	}()
-	session := i.fs.session.Load()
+	session := i.session()
 	i.mu.Unlock()
 	df, fd, err := (*layout.DataFile)(nil), -1, error(nil)
 	for try := 0; try < joinTries && fd < 0 && ctx.Err() == nil; try++ { // it may not be a good moment for the service
@@ -150,7 +150,7 @@ func (i *inode) join(ctx context.Context, b *backing, flags uint32) error {
 	switch {
 	case ctx.Err() != nil:
 		err = ctx.Err()
-	case fd >= 0 && (df.Device != b.device || !bytes.Equal(df.Handles[0], b.handle) || session != i.fs.session.Load()):
+	case fd >= 0 && (df.Device != b.device || !bytes.Equal(df.Handles[0], b.handle) || session != i.session()):
 		err = errReplaced
 	case fd < 0 && b.lost:
 		err = errors.Join(errReplaced, err)
@@ -346,7 +346,7 @@ func (p *passthrough) back(ctx context.Context, i *inode, write bool) (*backing,
 }
 
 func (p *passthrough) tryBack(ctx context.Context, i *inode, write bool) (*backing, int, error) {
-	session := i.fs.session.Load()
+	session := i.session()
 	df, several, fd, err := p.borrow(ctx, i, write)
 	if fd < 0 || err != nil {
 		return nil, -1, nil // whoever reads or writes finds out what is wrong, or it is said elsewhere
@@ -382,7 +382,7 @@ func (p *passthrough) tryBack(ctx context.Context, i *inode, write bool) (*backi
 		}
 	}
 	keep = true
-	return &backing{id: id, device: df.Device, handle: df.Handles[0], lost: session != i.fs.session.Load(), mirrored: several, writes: write, since: time.Now(), fd: watched}, fd, nil
+	return &backing{id: id, device: df.Device, handle: df.Handles[0], lost: session != i.session(), mirrored: several, writes: write, since: time.Now(), fd: watched}, fd, nil
 }
 
 // borrow has a copy of a file pinned and returns a descriptor of it, less than 0 if there is none to be had.

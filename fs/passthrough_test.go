@@ -322,7 +322,7 @@ func TestPassthroughLook(t *testing.T) {
 	}
 	// With the session goes what is known of it.
 	write(9500)
-	p.OnLost()
+	p.OnLost(0)
 	p.want(p.fsync(id, out.Fh), syscall.EIO, "fsync after the session")
 	p.release(out.Fh)
 	p.wantFree()
@@ -428,7 +428,7 @@ func TestPassLostMapping(t *testing.T) {
 	a := p.openAs(id, unix.O_RDONLY)
 	b := p.openAs(id, unix.O_RDWR)
 	p.file.WriteAt([]byte{7}, 0)
-	p.OnLost()
+	p.OnLost(0)
 	p.file.WriteAt([]byte{8}, 0)
 	for range 2 {
 		if status := p.raw.Fsync(nil, &fuse.FsyncIn{InHeader: header(id), Fh: b.Fh}); status != fuse.EIO {
@@ -447,12 +447,12 @@ func TestPassReplaced(t *testing.T) {
 	p := newPassRig(t, PassReads)
 	id := p.make("f", 100)
 	a := p.openAs(id, unix.O_RDONLY)
-	p.OnLost()
+	p.OnLost(0)
 	b := p.openAs(id, unix.O_RDONLY)
 	if b.BackingID != a.BackingID {
 		t.Error("another backing for the same data file")
 	}
-	p.OnLost()
+	p.OnLost(0)
 	p.mu.Lock()
 	p.other = 1
 	p.mu.Unlock()

@@ -195,9 +195,10 @@ func (r *raw) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 func (r *raw) StatFs(cancel <-chan struct{}, in *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
 	ctx := r.begin(cancel, in)
 	defer ctx.end()
-	s, err := r.fs.meta.StatFS(ctx)
+	id := r.fs.id(in.NodeId)
+	s, err := r.fs.meta.StatFS(ctx, id)
 	if err != nil {
-		return r.status(err)
+		return r.status(byID(id, err))
 	}
 	const block = 4096
 	*out = fuse.StatfsOut{
@@ -205,6 +206,9 @@ func (r *raw) StatFs(cancel <-chan struct{}, in *fuse.InHeader, out *fuse.Statfs
 		Bsize: block, Frsize: block, NameLen: metarpc.MaxName,
 		// Inodes are not limited but by the room for what they hold.
 		Ffree: uint64(s.Avail) / block, Files: uint64(s.Files) + uint64(s.Avail)/block,
+	}
+	if s.MaxFiles > 0 {
+		out.Files, out.Ffree = uint64(max(s.Files, s.MaxFiles)), uint64(max(s.MaxFiles-s.Files, 0))
 	}
 	return fuse.OK
 }

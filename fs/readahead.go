@@ -112,7 +112,7 @@ func (i *inode) contents() (c contents, ok bool) {
 	if !a.fresh || i.writes[0]+i.writes[1] > 0 {
 		return c, false
 	}
-	return contents{stamp{a.Size, a.Mtime, a.Ctime}, i.written, i.changed, i.fs.session.Load()}, true
+	return contents{stamp{a.Size, a.Mtime, a.Ctime}, i.written, i.changed, i.session()}, true
 }
 
 // serve is called when r begins, of which n bytes are there to be read. It completes r from what was read ahead, now or when

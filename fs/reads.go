@@ -34,7 +34,7 @@ type reading struct {
 // beginRead counts a read in and returns a cached segment for it, which holds the first of n bytes at off; endRead follows. If there is none
 // that may be used now, which is nil, it is not counted in. It does not block.
 func (i *inode) beginRead(off, n int64) (*layout.Segment, reading) {
-	r := reading{i.reads.turn.Load() & 1, i.fs.session.Load()}
+	r := reading{i.reads.turn.Load() & 1, i.session()}
 	i.reads.under[r.turn].Add(1)
 	seg := i.fs.meta.CachedLayout(i.id, layout.IOModeRead, off, n)
 	if seg != nil && seg.OnNamespaces {
@@ -64,7 +64,7 @@ func (i *inode) endRead(r reading) {
 // believe returns errOtherSession if what a read has brought that went by seg must not be given to anybody: with the session, which may have ended
 // by our own clock, went the layout.
 func (i *inode) believe(r reading, seg *layout.Segment) error {
-	if seg.OnNamespaces && (!i.fs.meta.Alive() || i.fs.session.Load() != r.session) {
+	if seg.OnNamespaces && (!i.fs.meta.Alive(i.id) || i.session() != r.session) {
 		return errOtherSession
 	}
 	return nil

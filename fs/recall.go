@@ -8,7 +8,7 @@ import (
 
 // holdKnown is hold for a file that is open or dirty here, and nil for others.
 func (fs *FS) holdKnown(id layout.FileID) *inode {
-	s := fs.shard(id)
+	s := fs.bucket(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := s.inodes[id]

@@ -36,6 +36,7 @@ type service struct {
 	mirrors  bool          // files have two copies of each column
 	patience time.Duration // of mounts with a copy that does not answer
 	space    *space        // files lie on it, if there is one
+	shards   int           // 0: one
 
 	mu       sync.Mutex
 	nodes    map[layout.FileID]*node
@@ -64,6 +65,8 @@ type session struct {
 	// hook is called before each call, with its name; an error ends the call.
 	hook func(ctx context.Context, call string) error
 	fs   *FS
+	// commit is called before size reports and access times are taken; nil: nothing is. s.mu guards it.
+	commit func(ctx context.Context, reports []metarpc.SizeReport)
 	// pinned is Pin; nil: there is nothing to pin, which takes data servers with files.
 	pinned func(ctx context.Context, id layout.FileID, mode layout.IOMode, copies metarpc.Pin) (*layout.DataFile, bool, error)
 
@@ -178,8 +181,8 @@ func newRigOver(t testing.TB, s *service, targets map[layout.DeviceID]dataplane.
 		for _, f := range r.faults {
 			f.Close()
 		}
-		for n := range r.shards {
-			if left := len(r.shards[n].inodes); left > 0 && !t.Failed() && !r.leaves {
+		for n := range r.buckets {
+			if left := len(r.buckets[n].inodes); left > 0 && !t.Failed() && !r.leaves {
 				t.Errorf("%d inodes are still held", left)
 			}
 		}
@@ -413,7 +416,9 @@ func (m *session) CachedAttr(id layout.FileID) (metaclient.Answer, bool) {
 	return m.answer(m.s.nodes[id]), true
 }
 
-func (m *session) Alive() bool {
+func (m *session) Shards() int { return max(1, m.s.shards) }
+
+func (m *session) Alive(layout.FileID) bool {
 	m.s.mu.Lock()
 	defer m.s.mu.Unlock()
 	return !m.dead
@@ -854,7 +859,7 @@ func (m *session) ReadDir(ctx context.Context, cred metarpc.Cred, id layout.File
 	return &metaclient.DirPage{Entries: all[:page], EOF: page == len(all)}, nil
 }
 
-func (m *session) StatFS(ctx context.Context) (metarpc.StatFSResult, error) {
+func (m *session) StatFS(ctx context.Context, _ layout.FileID) (metarpc.StatFSResult, error) {
 	if err := m.enter(ctx, "StatFS"); err != nil {
 		return metarpc.StatFSResult{}, err
 	}
@@ -964,6 +969,12 @@ func (m *session) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport
 		call = "LayoutCommit provisional"
 	case !slices.ContainsFunc(reports, func(r metarpc.SizeReport) bool { return r.Atime == 0 }):
 		call = "LayoutCommit atimes"
+	}
+	m.s.mu.Lock()
+	commit := m.commit
+	m.s.mu.Unlock()
+	if commit != nil {
+		commit(ctx, reports)
 	}
 	if err := m.enter(ctx, call); err != nil {
 		return nil, err

@@ -38,7 +38,7 @@ func TestSessionReport(t *testing.T) {
 			status := make(chan fuse.Status, 1)
 			go func() { status <- report() }() // ends with the report
 			<-begun
-			r.OnLost()
+			r.OnLost(0)
 			select {
 			case err := <-over:
 				if err == nil {
@@ -48,7 +48,7 @@ func TestSessionReport(t *testing.T) {
 				t.Fatal("the report is still on its way after the end of the session")
 			}
 			r.want(<-status, syscall.EIO, "close or fsync")
-			r.OnReset(t.Context(), true)
+			r.OnReset(t.Context(), 0, true)
 			eventually(t, "unstable data is dropped", func() bool { return r.plane.Retained() == 0 })
 			r.want(r.fsync(id, fh), 0, "fsync")
 			if n := r.durable(id); n != 0 {
@@ -84,7 +84,7 @@ func TestSessionWrite(t *testing.T) {
 				status <- s
 			}()
 			<-sent
-			r.OnLost()
+			r.OnLost(0)
 			if locked {
 				r.OnLockLost(id, false, 7)
 				r.want(<-status, syscall.EIO, "write under a lock that was lost")

@@ -14,6 +14,16 @@ type FileID uint64
 // RootID is the inode of the volume's root directory.
 const RootID FileID = 1
 
+// A volume has shards, among which its metadata services divide the inodes. Numbers are given out in chunks of ShardChunk that
+// lie one after the other, and the inodes of a chunk are all in one shard.
+const (
+	ShardChunk = 4096
+	MaxShards  = 1024
+)
+
+// ShardOf is the shard, 0 to shards-1, of an inode in a volume that has so many, at least one.
+func ShardOf(id FileID, shards int) int { return int(uint64(id) / ShardChunk % uint64(shards)) }
+
 // DeviceID names a device: one data server, whatever its addresses (RFC 8881 section 3.3.14).
 type DeviceID [16]byte
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -25,6 +26,19 @@ func (c *Client) SetAttr(ctx context.Context, cred metarpc.Cred, args *metarpc.S
 
 // Lookup's Answer tells with ENOENT, too, how long that may be kept.
 func (c *Client) Lookup(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string) (Answer, error) {
+	for try := 1; ; try++ {
+		a, err := c.lookup(ctx, cred, parent, name)
+		if err != nil || !c.foreign(a.Attr.ID) {
+			return a, err
+		}
+		if a, err = c.whole(ctx, a); err == nil || !vanished(err) || try == maxVanished {
+			return a, err
+		}
+	}
+}
+
+// lookup is Lookup, but says of an inode of another shard no more than its number.
+func (c *Client) lookup(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string) (Answer, error) {
 	a, ok := c.cachedLookup(parent, name)
 	if !ok {
 		asked := c.leases.ask()
@@ -43,20 +57,29 @@ func (c *Client) Lookup(ctx context.Context, cred metarpc.Cred, parent layout.Fi
 
 // Create makes a regular file or finds it, and opens it as Open does.
 func (c *Client) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (a Answer, created bool, err error) {
-	ch := c.leases.begin([]layout.FileID{args.Parent}, false, nameKey{args.Parent, args.Name})
-	a, created, err = c.create(ctx, metarpc.OpCreate, cred, args, ch)
-	if err != nil || created {
-		return a, created, err
+	for try := 1; ; try++ {
+		ch := c.leases.beginIn(args.Parent, args.Name)
+		a, created, err = c.create(ctx, metarpc.OpCreate, cred, args, ch)
+		if err != nil || created {
+			return a, created, err
+		}
+		// A Close of a file that was there may have been outstanding, and been executed after this call. Open waits for it. Who has a file of
+		// another shard has not opened it yet.
+		id, keep, found := a.Attr.ID, a.KeepName, time.Now()
+		a, err = c.v.of(id).Open(ctx, cred, &metarpc.OpenArgs{ID: id, Access: args.Access})
+		switch {
+		case err == nil:
+			if a.KeepName = keep; c.foreign(id) {
+				a.KeepName = c.stillKept(keep, found)
+			}
+			return a, false, nil
+		case !c.foreign(id):
+			c.opens.stray(id)
+			return Answer{}, false, err
+		case !vanished(err) || try == maxVanished:
+			return Answer{}, false, err
+		}
 	}
-	// A Close of a file that was there may have been outstanding, and been executed after this call. Open waits for it.
-	id, keep := a.Attr.ID, a.KeepName
-	a, err = c.Open(ctx, cred, &metarpc.OpenArgs{ID: id, Access: args.Access})
-	if err != nil {
-		c.opens.stray(id)
-		return Answer{}, false, err
-	}
-	a.KeepName = keep
-	return a, false, nil
 }
 
 // TmpFile makes a regular file without a name, and opens it as Open does.
@@ -73,9 +96,12 @@ func (c *Client) create(ctx context.Context, op metarpc.Op, cred metarpc.Cred, a
 		for _, k := range ch.names {
 			name = c.leases.keepName(ch.asked, k.dir, k.name, r.Attr.ID, 0)
 		}
+		if r.Created {
+			c.leases.grown(ch, 1, 0, r.Attr.Btime)
+		}
 	}, func(o *outcome, ok bool) {
 		switch {
-		case ok && o.abandoned:
+		case ok && o.abandoned && !c.foreign(r.Attr.ID):
 			c.opens.stray(r.Attr.ID)
 		case ok && r.Created:
 			// Before the session may be found lost, in which it is open. Nobody else can have known it, so no Close of it is
@@ -90,28 +116,54 @@ func (c *Client) create(ctx context.Context, op metarpc.Op, cred metarpc.Cred, a
 }
 
 func (c *Client) MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc.MakeNodeArgs) (Answer, error) {
-	ch := c.leases.begin([]layout.FileID{args.Parent}, false, nameKey{args.Parent, args.Name})
-	return c.attrChange(ctx, metarpc.OpMakeNode, cred, args, ch)
+	return c.attrChange(ctx, metarpc.OpMakeNode, cred, args, c.leases.beginIn(args.Parent, args.Name))
 }
 
 func (c *Client) Link(ctx context.Context, cred metarpc.Cred, id, parent layout.FileID, name string) (Answer, error) {
-	ch := c.leases.begin([]layout.FileID{id, parent}, false, nameKey{parent, name})
+	var names []nameKey
+	if !c.foreign(parent) { // or another session knows the names, and is told to forget them
+		names = append(names, nameKey{parent, name})
+	}
+	ch := c.leases.begin([]layout.FileID{id, parent}, false, names...)
 	return c.attrChange(ctx, metarpc.OpLink, cred, &metarpc.LinkArgs{ID: id, Parent: parent, Name: name}, ch)
 }
 
 // Remove is unlink(2), or rmdir(2) with dir.
 func (c *Client) Remove(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string, dir bool) error {
-	ch, _ := c.meaning(ctx, cred, nameKey{parent, name})
-	return c.change(ctx, metarpc.OpRemove, cred, &metarpc.RemoveArgs{Parent: parent, Name: name, Dir: dir}, nil, ch, func() {
+	ch, ok := c.leases.meantIn(false, nameKey{parent, name})
+	if !ok {
+		c.Lookup(ctx, cred, parent, name) // an error is the removal's, too
+		ch, _ = c.leases.meantIn(true, nameKey{parent, name})
+	}
+	r := new(metarpc.RemoveResult)
+	return c.change(ctx, metarpc.OpRemove, cred, &metarpc.RemoveArgs{Parent: parent, Name: name, Dir: dir}, r, ch, func() {
 		c.leases.keepName(ch.asked, parent, name, 0, 0)
+		dirs := int32(0)
+		if dir {
+			dirs = -1
+		}
+		c.leases.grown(ch, -1, dirs, r.At)
 	}, nil)
 }
 
 func (c *Client) Rename(ctx context.Context, cred metarpc.Cred, args *metarpc.RenameArgs) error {
+	if c.foreign(args.NewParent) {
+		return c.renameAway(ctx, cred, args)
+	}
 	ch, children := c.meaning(ctx, cred, nameKey{args.OldParent, args.OldName}, nameKey{args.NewParent, args.NewName})
 	return c.change(ctx, metarpc.OpRename, cred, args, nil, ch, func() {
 		c.keepRenamed(ch, children, args.Flags&metarpc.RenameExchange != 0)
 	}, nil)
+}
+
+// renameAway is Rename to a directory of another shard. What its names mean is known to another session, and may be something else by the time of
+// the change. So nothing is known of inodes any more if one of ours may be replaced; nor is then what the old name means.
+func (c *Client) renameAway(ctx context.Context, cred metarpc.Cred, args *metarpc.RenameArgs) error {
+	ch, _ := c.meaning(ctx, cred, nameKey{args.OldParent, args.OldName})
+	if args.Flags&metarpc.RenameNoReplace == 0 {
+		c.blind(ch)
+	}
+	return c.change(ctx, metarpc.OpRename, cred, args, nil, ch, nil, nil)
 }
 
 // ReadDir reads a page of about limit entries, those whose cookies are greater than cookie, in the order of their cookies.
@@ -395,10 +447,43 @@ func (c *Client) RemoveDevice(ctx context.Context, id layout.DeviceID, lost bool
 	return c.do(ctx, metarpc.OpRemoveDevice, metarpc.Cred{}, &metarpc.RemoveDeviceArgs{Device: id, Lost: lost}, &metarpc.Empty{}, nil)
 }
 
-func (c *Client) StatFS(ctx context.Context) (metarpc.StatFSResult, error) {
+// StatFS says how much room there is for an inode and what is beside it.
+func (c *Client) StatFS(ctx context.Context, id layout.FileID) (metarpc.StatFSResult, error) {
 	var r metarpc.StatFSResult
-	err := c.do(ctx, metarpc.OpStatFS, metarpc.Cred{}, &metarpc.Empty{}, &r, nil)
+	err := c.do(ctx, metarpc.OpStatFS, metarpc.Cred{}, &metarpc.IDArgs{ID: id}, &r, nil)
 	return r, err
+}
+
+// SetQuota limits what there may be below a directory, or belong to a user or a group; metarpc.QuotaKeep leaves a limit as it is.
+func (c *Client) SetQuota(ctx context.Context, name metarpc.QuotaName, bytes, files int64) error {
+	args := &metarpc.QuotaSetArgs{Name: name, Bytes: bytes, Files: files}
+	return c.do(ctx, metarpc.OpQuotaSet, metarpc.Cred{}, args, &metarpc.Empty{}, nil)
+}
+
+// Quota tells what is used of a quota, whether or not there is a limit.
+func (c *Client) Quota(ctx context.Context, name metarpc.QuotaName) (metarpc.QuotaInfo, error) {
+	var r metarpc.QuotasResult
+	err := c.do(ctx, metarpc.OpQuotas, metarpc.Cred{}, &metarpc.QuotasArgs{Name: name}, &r, nil)
+	if err != nil || len(r.Quotas) == 0 {
+		return metarpc.QuotaInfo{Name: name}, err
+	}
+	return r.Quotas[0], nil
+}
+
+// Quotas are all that have been set.
+func (c *Client) Quotas(ctx context.Context) (all []metarpc.QuotaInfo, err error) {
+	args := metarpc.QuotasArgs{After: true}
+	for {
+		var r metarpc.QuotasResult
+		if err := c.do(ctx, metarpc.OpQuotas, metarpc.Cred{}, &args, &r, nil); err != nil {
+			return nil, err
+		}
+		all = append(all, r.Quotas...)
+		if r.EOF {
+			return all, nil
+		}
+		args.Name = r.Quotas[len(r.Quotas)-1].Name
+	}
 }
 
 func (c *Client) Status(ctx context.Context) (*metarpc.StatusResult, error) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,7 +19,7 @@ const maxRecalls = 1024
 
 // Config says which service to use and as whom.
 type Config struct {
-	Addrs  []string // HOST:PORT, tried in turn
+	Addrs  []string // HOST:PORT, tried in turn; services that they tell of are tried as well
 	Client metarpc.ClientInfo
 	Log    *slog.Logger // nil = slog.Default()
 
@@ -38,14 +37,15 @@ type Config struct {
 	OnCopiesStale func(id layout.FileID, copies []metarpc.CopyRef)
 	// OnSizeQuery reports, by a provisional LayoutCommit, what has been written to these files. It is called like OnRecall.
 	OnSizeQuery func(ctx context.Context, ids []layout.FileID)
-	// OnLost is called when the session has ended without us, before another one is begun: nothing may be done in that one
-	// on the strength of what was so in the old one. It must not block or make calls. nil = nobody wants to know.
-	OnLost func()
-	// OnReset is called, in a goroutine of its own, after a new session had to be begun (lost: what others were kept from
-	// changing until then may have been changed, locks are gone) or the service was restarted: provisional sizes must be
-	// reported again. Files that are open have been opened again before. Cached layouts are gone. Its calls must be made with
-	// ctx, which ends when the client is closed or the next reset comes. nil = nothing to do.
-	OnReset func(ctx context.Context, lost bool)
+	// OnLost is called when the session of a shard has ended without us, before another one is begun: nothing may be done in that one
+	// on the strength of what was so in the old one. Inodes of other shards are not concerned. It must not block or make calls. nil = nobody
+	// wants to know.
+	OnLost func(shard int)
+	// OnReset is called, in a goroutine of its own, after a new session of a shard had to be begun (lost: what others were kept from
+	// changing until then may have been changed, locks are gone) or the service was restarted, or is another one: provisional sizes of the
+	// shard's files must be reported again. Those that are open have been opened again before. Cached layouts are gone. Its calls must be made
+	// with ctx, which ends when the volume is closed or the shard's next reset comes. nil = nothing to do.
+	OnReset func(ctx context.Context, shard int, lost bool)
 	// OnLockLost is called when locks of an owner on a file, which the service had granted, have been lost: with the
 	// session, or because a restarted service has given them to somebody else. It must not block. nil = nobody wants to
 	// know.
@@ -65,11 +65,13 @@ type Config struct {
 	UsagePeriod time.Duration // 0 = DefaultUsagePeriod
 }
 
-// Client is a session with the metadata service. Its methods may be called by many goroutines.
+// Client is the session with the service of one shard. Its methods may be called by many goroutines. What they need of inodes of other shards
+// they ask the Volume's other Clients.
 type Client struct {
-	cfg  Config
-	log  *slog.Logger
-	dial func(ctx context.Context, addr string) (net.Conn, error)
+	cfg   Config
+	log   *slog.Logger
+	v     *Volume
+	shard int
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -81,8 +83,7 @@ type Client struct {
 	locks   lockBook
 	cache   cache
 	leases  *leaseTable
-	valid   validity // of leases
-	devices deviceTable
+	valid   validity                   // of leases
 	chores  chan struct{}              // wakes the janitor
 	returns chan struct{}              // wakes who gives leases back
 	sent    [metarpc.Ops]atomic.Uint64 // calls of each kind
@@ -91,8 +92,8 @@ type Client struct {
 	session     *session      // nil between sessions
 	conn        *conn         // nil while there is none
 	begun       chan struct{} // closed when there is a session again
-	addr        int           // index of the address to try first
-	volume      [16]byte
+	patience    time.Duration // of who connects; see firstPatience
+	addr        string        // of the service it is connected to, or was last
 	instance    [16]byte
 	since       time.Time // when the connection was made or lost
 	problem     error     // why there is no connection
@@ -104,8 +105,9 @@ type Client struct {
 	resetDone   chan struct{} // of the last reset
 }
 
-// State is how the client is, for people.
+// State is how a session is, for people.
 type State struct {
+	Shard      int
 	Addr       string // of the service it is connected to, or was last
 	Connected  bool
 	Since      time.Time // when the connection was made or lost
@@ -124,57 +126,45 @@ type State struct {
 	Calls      map[metarpc.Op]uint64 // sent, for each kind
 }
 
-// Dial connects and begins a session. Every address is tried once; the error says for each of them what is wrong. ctx
-// bounds Dial only.
-func Dial(ctx context.Context, cfg Config) (*Client, error) {
-	d := net.Dialer{
-		Timeout: helloTimeout,
-		// The tick of the writer finds a dead peer while there are calls; this one finds it soon, and lets a NAT know that the
-		// connection is in use.
-		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3},
-	}
-	return start(ctx, cfg, func(ctx context.Context, addr string) (net.Conn, error) {
-		return d.DialContext(ctx, "tcp", addr)
-	})
-}
-
-func start(ctx context.Context, cfg Config, dial func(context.Context, string) (net.Conn, error)) (*Client, error) {
-	if len(cfg.Addrs) == 0 {
-		return nil, errors.New("no address of a metadata service is given")
-	}
-	if cfg.Log == nil {
-		cfg.Log = slog.Default()
-	}
-	if cfg.UsagePeriod == 0 {
-		cfg.UsagePeriod = DefaultUsagePeriod
-	}
+// newClient makes a Client that does nothing yet.
+func (v *Volume) newClient(shard int) *Client {
 	c := &Client{
-		cfg: cfg, log: cfg.Log, dial: dial,
+		cfg: v.cfg, log: v.log, v: v, shard: shard,
 		chores: make(chan struct{}, 1), returns: make(chan struct{}, 1), begun: make(chan struct{}),
 		cache: cache{limit: cacheFiles}, recalling: map[layout.FileID]chan struct{}{},
-		leases: newLeaseTable(leaseInodes), valid: validity{start: time.Now()},
+		leases: newLeaseTable(leaseInodes), valid: validity{start: time.Now()}, patience: firstPatience,
 	}
 	c.leases.wake = func() { wake(c.returns) }
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.opens.wake, c.grants.wake = func() { wake(c.chores) }, func() { wake(c.chores) }
-	cn, err := c.connect(ctx, metarpc.SessionID{})
-	if err != nil {
-		c.cancel()
-		return nil, err
-	}
-	c.install(cn)
+	return c
+}
+
+// run starts what a Client does by itself. cn is its connection, nil if there is none yet.
+func (c *Client) run(cn *conn) {
 	c.tasks.Go(func() { c.manage(cn) }) // owns the connection of the moment; ends with c.ctx
 	c.tasks.Go(c.janitor)               // sends Close and LayoutReturn; ends with c.ctx
 	c.tasks.Go(c.leaseJanitor)          // sends LeaseReturn; ends with c.ctx
-	if cfg.Usage != nil {
-		c.tasks.Go(c.reportUsage) // sends LayoutStats; ends with c.ctx
-	}
-	return c, nil
+}
+
+// foreign reports whether an inode is of another shard.
+func (c *Client) foreign(id layout.FileID) bool { return c.v.shard(id) != c.shard }
+
+func (c *Client) connected() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.conn != nil
 }
 
 // Close ends the session and stops everything. Calls that are not answered end with ErrClosed. ctx bounds the wait for
 // the service, not the stopping.
 func (c *Client) Close(ctx context.Context) error {
+	c.mu.Lock()
+	never := c.since.IsZero()
+	c.mu.Unlock()
+	if never { // there is no session to be ended, nor is one waited for
+		c.cancel()
+	}
 	err := c.do(prior(ctx), metarpc.OpEndSession, metarpc.Cred{}, &metarpc.Empty{}, nil, func(o *outcome) {
 		if o.err == nil && o.status == metarpc.StatusOK {
 			c.cancel() // before the reader sees the service hang up, so that nobody connects again
@@ -197,13 +187,6 @@ func (c *Client) Instance() [16]byte {
 	return c.instance
 }
 
-// Volume identifies the file system; it never changes.
-func (c *Client) Volume() [16]byte {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.volume
-}
-
 // State tells how the client is.
 func (c *Client) State() State {
 	layouts := c.cache.len()
@@ -214,11 +197,12 @@ func (c *Client) State() State {
 			calls[metarpc.Op(op)] = n
 		}
 	}
+	volume := c.v.places.volumeID()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	st := State{
-		Addr: c.cfg.Addrs[c.addr], Connected: c.conn != nil, Since: c.since, Problem: c.problem, Reconnects: c.reconnects,
-		Volume: c.volume, Instance: c.instance, Layouts: layouts,
+		Shard: c.shard, Addr: c.addr, Connected: c.conn != nil, Since: c.since, Problem: c.problem, Reconnects: c.reconnects,
+		Volume: volume, Instance: c.instance, Layouts: layouts,
 		Leases: leases, Names: names, Alive: c.Alive(), Calls: calls,
 	}
 	if s := c.session; s != nil {
@@ -232,9 +216,15 @@ func (c *Client) State() State {
 	return st
 }
 
-// manage keeps the client connected: it reads cn until it fails, connects again, and so on until c.ctx ends.
+// manage keeps the client connected: it reads cn until it fails, connects again, and so on until c.ctx ends. Without cn it connects first.
 func (c *Client) manage(cn *conn) {
-	retry := backoff{}
+	var retry backoff
+	if cn == nil {
+		if cn = c.reach(nil, &retry); cn == nil {
+			return
+		}
+		c.install(cn)
+	}
 	for {
 		err := c.serve(cn)
 		if c.ctx.Err() != nil {
@@ -245,25 +235,40 @@ func (c *Client) manage(cn *conn) {
 		if cn.useful {
 			retry = backoff{}
 		}
-		for cn = nil; cn == nil; {
-			if errors.Is(err, errSessionGone) {
-				c.log.Warn("metadata service: session lost, beginning a new one")
-				if c.cfg.OnLost != nil {
-					c.cfg.OnLost()
-				}
-				c.endSession(err)
-			}
-			if !retry.wait(c.ctx) {
-				c.endSession(ErrClosed)
-				return
-			}
-			cn, err = c.connect(c.ctx, c.sessionID())
-			if err != nil && c.ctx.Err() == nil {
-				c.failed(err)
-			}
+		if cn = c.reach(err, &retry); cn == nil {
+			return
 		}
 		c.install(cn)
 		c.log.Info("metadata service: connected again", "addr", cn.addr)
+	}
+}
+
+// reach connects, however long that takes. err is why there is no connection any more, nil if there has not been one. It returns nil when c.ctx
+// has ended.
+func (c *Client) reach(err error, retry *backoff) *conn {
+	for {
+		if errors.Is(err, errSessionGone) {
+			c.log.Warn("metadata service: session lost, beginning a new one")
+			if c.cfg.OnLost != nil {
+				c.cfg.OnLost(c.shard)
+			}
+			c.endSession(err)
+		}
+		retry.most = backoffMax
+		if errors.Is(err, errMoved) {
+			retry.most = movedPause
+		}
+		if err != nil && !retry.wait(c.ctx) {
+			c.endSession(ErrClosed)
+			return nil
+		}
+		var cn *conn
+		if cn, err = c.connect(c.ctx, c.sessionID()); err == nil {
+			return cn
+		}
+		if c.ctx.Err() == nil {
+			c.failed(err)
+		}
 	}
 }
 
@@ -303,12 +308,16 @@ func (c *Client) install(cn *conn) {
 		c.loseAllLocks()
 		c.opens.lose()
 	}
-	c.renewed(cn.began, time.Duration(w.Lease))
-	c.devices.expire()
+	if first { // there are no leases that could have run out; what was asked before this is kept
+		c.valid.extend(cn.began, time.Duration(w.Lease))
+	} else {
+		c.renewed(cn.began, time.Duration(w.Lease))
+	}
+	c.v.devices.expire()
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.volume, c.instance = w.Volume, w.Instance
+	c.instance = w.Instance
 	if fresh {
 		c.session = newSession(w)
 		close(c.begun)
@@ -322,6 +331,7 @@ func (c *Client) install(cn *conn) {
 				sl.renewInstead()
 			}
 			cn.queue(sl)
+			cn.post()
 		}
 	}
 	c.conn, c.since, c.problem = cn, time.Now(), nil
@@ -351,7 +361,7 @@ func (c *Client) startReset(items []metarpc.LeaseItem) {
 		c.reclaim(ctx)
 		c.reclaimLocks(ctx)
 		if c.cfg.OnReset != nil && ctx.Err() == nil {
-			c.cfg.OnReset(ctx, lost)
+			c.cfg.OnReset(ctx, c.shard, lost)
 		}
 		c.mu.Lock()
 		if ctx.Err() == nil { // or the next reset goes on with it
@@ -480,16 +490,21 @@ func (c *Client) reopen(ctx context.Context, id layout.FileID) error {
 }
 
 // backoff is the delay between attempts to connect.
-type backoff struct{ last time.Duration }
+type backoff struct{ last, most time.Duration } // most is 0 for backoffMax
 
 const (
 	backoffMin = 100 * time.Millisecond
 	backoffMax = 5 * time.Second
+	movedPause = 500 * time.Millisecond // at most, while services say that nobody has the shard: one of them is about to take it
 )
 
 // wait sleeps for the next delay and reports whether ctx still lives.
 func (b *backoff) wait(ctx context.Context) bool {
-	b.last = min(max(2*b.last, backoffMin), backoffMax)
+	most := b.most
+	if most == 0 {
+		most = backoffMax
+	}
+	b.last = min(max(2*b.last, backoffMin), most)
 	return sleep(ctx, jitter(b.last))
 }
 

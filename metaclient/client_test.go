@@ -49,6 +49,9 @@ func (m *mkdirs) handle(op metarpc.Op, args any) (metarpc.Status, any) {
 		}
 		return metarpc.StatusOK, &metarpc.AttrResult{Attr: metarpc.Attr{ID: idOf(a.Name)}}
 	case *metarpc.IDArgs:
+		if op == metarpc.OpStatFS {
+			return metarpc.StatusOK, nil
+		}
 		return metarpc.StatusOK, &metarpc.AttrResult{Attr: metarpc.Attr{ID: a.ID}}
 	case *metarpc.OpenArgs:
 		return metarpc.StatusOK, &metarpc.AttrResult{Attr: metarpc.Attr{ID: a.ID}}
@@ -180,7 +183,7 @@ func TestChurnTCP(t *testing.T) {
 			defer cancel()
 			c.Close(ctx)
 		})
-		return c
+		return only(c)
 	}, 8, 20)
 }
 
@@ -205,11 +208,11 @@ func TestDialErrors(t *testing.T) {
 		{"version", func(nc net.Conn, w *metarpc.Welcome) bool {
 			w.Version, w.Status = 7, metarpc.StatusVersion
 			return true
-		}, "service:7049 speaks protocol version 7, this weft speaks 1"},
+		}, "service:7049 speaks protocol version 7, this weft speaks 2"},
 		{"version without a status", func(nc net.Conn, w *metarpc.Welcome) bool {
-			w.Version = 2
+			w.Version = 3
 			return true
-		}, "service:7049 speaks protocol version 2, this weft speaks 1"},
+		}, "service:7049 speaks protocol version 3, this weft speaks 2"},
 		{"shutdown", func(nc net.Conn, w *metarpc.Welcome) bool {
 			w.Status, w.Message = metarpc.StatusShutdown, "back soon"
 			return true
@@ -285,7 +288,7 @@ func TestAddresses(t *testing.T) {
 		alive = "a:1"
 		mu.Unlock()
 		s.hangUp()
-		if _, err := c.StatFS(t.Context()); err != nil || c.State().Addr != "a:1" {
+		if _, err := c.StatFS(t.Context(), layout.RootID); err != nil || c.State().Addr != "a:1" {
 			t.Errorf("%v, connected to %s", err, c.State().Addr)
 		}
 		mu.Lock()
@@ -294,7 +297,7 @@ func TestAddresses(t *testing.T) {
 		s.hangUp()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		_, err = c.StatFS(ctx)
+		_, err = c.StatFS(ctx, layout.RootID)
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "refused at a:1") || !strings.Contains(err.Error(), "refused at b:1") {
 			t.Errorf("nobody there: %v", err)
 		}
@@ -344,7 +347,7 @@ func TestAbandon(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := c.StatFS(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := c.StatFS(ctx, layout.RootID); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("call without a free slot: %v", err)
 		}
 		if s.executed(metarpc.OpStatFS) != 0 {
@@ -353,7 +356,7 @@ func TestAbandon(t *testing.T) {
 		s.hangUp()
 		time.Sleep(time.Second)
 		close(b.gate)
-		if _, err := c.StatFS(t.Context()); err != nil {
+		if _, err := c.StatFS(t.Context(), layout.RootID); err != nil {
 			t.Error(err)
 		}
 		synctest.Wait()
@@ -380,7 +383,7 @@ func TestSessionLost(t *testing.T) {
 		}
 		resets := make(chan [16]byte, 10)
 		var c *Client
-		c = connected(t, s, Config{OnReset: func(context.Context, bool) { resets <- c.Instance() }})
+		c = connected(t, s, Config{OnReset: func(context.Context, int, bool) { resets <- c.Instance() }})
 		if _, err := c.Open(t.Context(), metarpc.Cred{}, &metarpc.OpenArgs{ID: 77}); err != nil {
 			t.Fatal(err)
 		}
@@ -461,7 +464,7 @@ func TestShutdownReply(t *testing.T) {
 			return metarpc.StatusOK
 		}
 		resets := 0
-		c := connected(t, s, Config{OnReset: func(context.Context, bool) { resets++ }})
+		c := connected(t, s, Config{OnReset: func(context.Context, int, bool) { resets++ }})
 		session := c.State().Session
 		began := time.Now()
 		if err := mkdir(t.Context(), c, "d"); err != nil || m.count["d"] != 1 {
@@ -483,7 +486,7 @@ func TestRestart(t *testing.T) {
 		s.handle = layouts(t, nil)
 		reset := make(chan struct{}, 10)
 		var c *Client
-		c = connected(t, s, Config{OnReset: func(ctx context.Context, lost bool) {
+		c = connected(t, s, Config{OnReset: func(ctx context.Context, _ int, lost bool) {
 			if _, err := c.LayoutCommit(ctx, []metarpc.SizeReport{{ID: 9, End: 1}}, true); err != nil {
 				t.Errorf("report: %v", err)
 			}
@@ -529,7 +532,7 @@ func TestResetsInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newService(t)
 		running, runs := 0, 0
-		c := connected(t, s, Config{OnReset: func(ctx context.Context, lost bool) {
+		c := connected(t, s, Config{OnReset: func(ctx context.Context, _ int, lost bool) {
 			running++
 			runs++
 			if running > 1 {
@@ -577,7 +580,7 @@ func TestRenew(t *testing.T) {
 		}
 		renews := s.executed(metarpc.OpRenew)
 		for range 100 {
-			if _, err := c.StatFS(t.Context()); err != nil {
+			if _, err := c.StatFS(t.Context(), layout.RootID); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(time.Second)
@@ -600,7 +603,7 @@ func TestRenewWhenAllSlotsWait(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 50 {
 			wg.Go(func() {
-				if _, err := c.StatFS(t.Context()); err != nil {
+				if _, err := c.StatFS(t.Context(), layout.RootID); err != nil {
 					t.Error(err)
 				}
 			})
@@ -632,7 +635,7 @@ func TestDeadPeer(t *testing.T) {
 		}
 		c := connected(t, s, Config{})
 		began := time.Now()
-		if _, err := c.StatFS(t.Context()); err != nil {
+		if _, err := c.StatFS(t.Context(), layout.RootID); err != nil {
 			t.Error(err)
 		}
 		if took := time.Since(began); took > s.lease+backoffMin {
@@ -718,7 +721,7 @@ func TestBadResult(t *testing.T) {
 		if _, err := c.Layout(ctx, 1, layout.IOModeRead, 0, 1, false); !errors.Is(err, metarpc.ErrMalformed) {
 			t.Errorf("layout: %v", err)
 		}
-		if r, err := c.StatFS(ctx); err != nil || r.Free != 1<<40 {
+		if r, err := c.StatFS(ctx, layout.RootID); err != nil || r.Free != 1<<40 {
 			t.Errorf("%+v, %v", r, err)
 		}
 	})
@@ -735,7 +738,7 @@ func TestOtherVolume(t *testing.T) {
 		s.hangUp()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		_, err := c.StatFS(ctx)
+		_, err := c.StatFS(ctx, layout.RootID)
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "serves another file system") {
 			t.Error(err)
 		}
@@ -775,7 +778,7 @@ func TestClose(t *testing.T) {
 		}})
 		waiting := make(chan error, 30)
 		for range cap(waiting) {
-			go func() { _, err := c.StatFS(t.Context()); waiting <- err }()
+			go func() { _, err := c.StatFS(t.Context(), layout.RootID); waiting <- err }()
 		}
 		s.recall(1, 5, 0, 1)
 		synctest.Wait()
@@ -790,7 +793,7 @@ func TestClose(t *testing.T) {
 		if s.executed(metarpc.OpEndSession) != 1 {
 			t.Error("the session was not ended")
 		}
-		if _, err := c.StatFS(t.Context()); !errors.Is(err, ErrClosed) {
+		if _, err := c.StatFS(t.Context(), layout.RootID); !errors.Is(err, ErrClosed) {
 			t.Errorf("call after close: %v", err)
 		}
 		if err := c.Close(t.Context()); err != nil {
@@ -809,11 +812,11 @@ func TestNoGoroutineLeft(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.StatFS(t.Context()); err != nil {
+	if _, err := c.StatFS(t.Context(), layout.RootID); err != nil {
 		t.Fatal(err)
 	}
 	s.hangUp()
-	if _, err := c.StatFS(t.Context()); err != nil {
+	if _, err := c.StatFS(t.Context(), layout.RootID); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Close(t.Context()); err != nil {
@@ -863,14 +866,20 @@ func TestDevices(t *testing.T) {
 		ask(2, "", 2)
 		mu.Lock()
 		devices[0].Device.Addrs[0] = "192.0.2.9:2049"
-		devices = append(devices, metarpc.DeviceInfo{Device: metarpc.Device{ID: id(2), Addrs: []string{"192.0.2.2:2049"}}})
+		devices = append(devices, metarpc.DeviceInfo{Device: metarpc.Device{ID: id(2), Addrs: []string{"192.0.2.2:2049"}}},
+			metarpc.DeviceInfo{Device: metarpc.Device{ID: id(3)}}) // whose name the service could not look up
 		mu.Unlock()
 		ask(2, "192.0.2.2:2049", 3)
 		ask(1, "192.0.2.9:2049", 3)
+		ask(3, "", 4) // and the others are as they were
+		if _, err := c.Device(t.Context(), id(3)); lockStatus(err) != metarpc.StatusLayoutUnavailable {
+			t.Errorf("a device without an address: %v", err)
+		}
+		ask(2, "192.0.2.2:2049", 5)
 		s.hangUp()
 		synctest.Wait()
 		time.Sleep(time.Second)
-		ask(1, "192.0.2.9:2049", 4)
+		ask(1, "192.0.2.9:2049", 6)
 	})
 }
 
@@ -992,7 +1001,7 @@ func benchService(b *testing.B) string {
 		if _, err := metarpc.ReadFrame(nc, nil, metarpc.MaxHello); err != nil {
 			return
 		}
-		out, _ := metarpc.AppendWelcome(nil, &metarpc.Welcome{Magic: metarpc.Magic, Version: 1, Session: metarpc.SessionID{1}, Volume: [16]byte{1}, Slots: 128, Lease: 30e9})
+		out, _ := metarpc.AppendWelcome(nil, &metarpc.Welcome{Magic: metarpc.Magic, Version: metarpc.Version, Session: metarpc.SessionID{1}, Volume: [16]byte{1}, Slots: 128, Lease: 30e9})
 		nc.Write(out)
 		have := 0
 		for {

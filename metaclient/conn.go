@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -14,8 +15,13 @@ import (
 	"github.com/weftfs/weft/layout"
 )
 
-// helloTimeout bounds connecting to one address, and then the answer to the hello.
-const helloTimeout = 10 * time.Second
+const (
+	// helloTimeout bounds connecting to one address, and then the answer to the hello.
+	helloTimeout = 10 * time.Second
+	// firstPatience is helloTimeout where there are other addresses to be tried, as that of a host which has died does not answer. If all have
+	// been tried for nothing it is doubled, in case they are just slow.
+	firstPatience = 2 * time.Second
+)
 
 // conn is one connection of a session.
 type conn struct {
@@ -26,47 +32,80 @@ type conn struct {
 	welcome *metarpc.Welcome
 	wake    chan struct{} // wakes the writer
 	closed  chan struct{} // closed when the connection is given up
-	useful  bool          // the manager's: something was answered
+	token   chan struct{} // has the token when nobody reads
+	kicked  chan struct{} // wakes the reader
+	turns   atomic.Uint64 // how often callers have read
 
-	out      []byte // guarded by Client.mu: frames to be written
-	received bool   // guarded by Client.mu: something was, since the last tick
+	// Of whoever has the token, and after that of the manager.
+	frame  []byte // what was read last
+	ended  error  // why nobody can read any more
+	useful bool   // something was answered
+
+	// Guarded by Client.mu.
+	out        []byte    // frames to be written
+	spare      []byte    // out's other array
+	writing    bool      // somebody writes, and will write what is in out when that is done
+	fault      error     // why writing failed
+	received   bool      // something was, since the last tick
+	calls      int       // that were sent and are not answered
+	calledBack time.Time // when the service did last
 }
 
-// connect tries every address once, the one that worked last first, and says hello for the session, or for a new one
-// if it is zero. errSessionGone tells that a service answered and has no such session.
+// connect looks for the shard's service where it is said to be, then where it was last, then everywhere else, once at each address, and says hello for
+// the session, or for a new one if it is zero. What services say about where shards are is followed at once. errSessionGone tells that the
+// service answered and has no such session; errMoved (errors.Is) that services answered, but not the shard's.
 func (c *Client) connect(ctx context.Context, session metarpc.SessionID) (*conn, error) {
-	var errs []error
 	c.mu.Lock()
-	from := c.addr
+	last := c.addr
 	c.mu.Unlock()
-	for i := range c.cfg.Addrs {
-		index := (from + i) % len(c.cfg.Addrs)
-		addr := c.cfg.Addrs[index]
-		nc, err := c.dial(ctx, addr)
-		if err != nil {
-			errs = append(errs, connectError(addr, err))
-			continue
+	var errs []error
+	tried := map[string]bool{}
+	for {
+		addr, more := c.v.places.next(c.shard, last, tried)
+		if addr == "" {
+			c.patience = min(2*c.patience, helloTimeout)
+			return nil, errors.Join(errs...)
 		}
-		cn, err := c.hello(ctx, nc, addr, session)
-		if err == nil {
+		tried[addr] = true
+		patience := helloTimeout
+		if more {
+			patience = c.patience
+		}
+		cn, err := c.try(ctx, addr, session, patience)
+		switch {
+		case err == nil:
 			c.mu.Lock()
-			c.addr = index
+			c.addr = addr
 			c.mu.Unlock()
+			c.patience = firstPatience
 			return cn, nil
-		}
-		nc.Close()
-		if err == errSessionGone {
+		case err == errSessionGone:
 			return nil, err
 		}
 		errs = append(errs, err)
 	}
-	return nil, errors.Join(errs...)
+}
+
+// try connects to one address, which may take as long as patience, and once more so long for the answer to the hello.
+func (c *Client) try(ctx context.Context, addr string, session metarpc.SessionID, patience time.Duration) (*conn, error) {
+	dialing, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	nc, err := c.v.dial(dialing, addr)
+	if err != nil {
+		return nil, connectError(addr, err)
+	}
+	cn, err := c.hello(ctx, nc, addr, session, patience)
+	if err != nil {
+		nc.Close()
+		return nil, err
+	}
+	return cn, nil
 }
 
 // hello exchanges the first frames on a connection.
-func (c *Client) hello(ctx context.Context, nc net.Conn, addr string, session metarpc.SessionID) (*conn, error) {
+func (c *Client) hello(ctx context.Context, nc net.Conn, addr string, session metarpc.SessionID, patience time.Duration) (*conn, error) {
 	began := time.Now()
-	nc.SetDeadline(began.Add(helloTimeout))
+	nc.SetDeadline(began.Add(patience))
 	stop := onEnd(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
 	w, r, err := c.greet(nc, session)
 	stop()
@@ -81,16 +120,22 @@ func (c *Client) hello(ctx context.Context, nc net.Conn, addr string, session me
 		return nil, fmt.Errorf("%s speaks protocol version %d, this weft speaks %d", addr, w.Version, metarpc.Version)
 	case w.Status == metarpc.StatusBadSession && session != metarpc.SessionID{}:
 		return nil, errSessionGone
+	case w.Status == metarpc.StatusMoved:
+		if err := c.v.places.learn(addr, w); err != nil {
+			return nil, err
+		}
+		return nil, fmt.Errorf("%s %w (shard %d)", addr, errMoved, c.shard)
 	case w.Status != metarpc.StatusOK:
 		return nil, fmt.Errorf("metadata service at %s: %v: %s", addr, w.Status, w.Message)
 	case session != metarpc.SessionID{} && w.Session != session:
 		return nil, fmt.Errorf("%s answers for another session than it was asked for", addr)
 	}
-	if volume := c.Volume(); volume != [16]byte{} && w.Volume != volume {
-		return nil, fmt.Errorf("%s serves another file system (volume %x) than the one mounted (%x)", addr, w.Volume, volume)
+	if err := c.v.places.learn(addr, w); err != nil {
+		return nil, err
 	}
 	nc.SetDeadline(time.Time{})
-	return &conn{addr: addr, nc: nc, began: began, r: r, welcome: w, wake: make(chan struct{}, 1), closed: make(chan struct{})}, nil
+	return &conn{addr: addr, nc: nc, began: began, r: r, welcome: w, wake: make(chan struct{}, 1),
+		closed: make(chan struct{}), token: make(chan struct{}, 1), kicked: make(chan struct{}, 1)}, nil
 }
 
 // onEnd runs f in a goroutine of its own if ctx ends before stop is called; after stop it no longer runs.
@@ -110,7 +155,7 @@ func onEnd(ctx context.Context, f func()) (stop func()) {
 // greet sends Hello and reads Welcome.
 func (c *Client) greet(nc net.Conn, session metarpc.SessionID) (*metarpc.Welcome, *bufio.Reader, error) {
 	hello, err := metarpc.AppendHello(nil, &metarpc.Hello{
-		Magic: metarpc.Magic, Lowest: metarpc.Version, Highest: metarpc.Version, Client: c.cfg.Client, Session: session,
+		Magic: metarpc.Magic, Lowest: metarpc.Version, Highest: metarpc.Version, Client: c.cfg.Client, Session: session, Shard: c.shard,
 	})
 	if err != nil {
 		return nil, nil, err
@@ -129,71 +174,103 @@ func (c *Client) greet(nc net.Conn, session metarpc.SessionID) (*metarpc.Welcome
 
 // serve reads the connection until it fails, which it does at the latest when c.ctx ends.
 func (c *Client) serve(cn *conn) error {
-	defer onEnd(c.ctx, func() { cn.nc.Close() })()
-	written := make(chan error, 1)
-	go func() { written <- c.write(cn) }() // owns the sending half of cn; ends with cn.closed, or closes cn.nc
+	defer onEnd(c.ctx, cn.hangUp)()
+	written := make(chan struct{})
+	go func() { // ends with cn.closed, or closes cn.nc
+		defer close(written)
+		c.write(cn)
+	}()
 	err := c.read(cn)
 	c.mu.Lock()
 	c.conn = nil // what is called from now on waits for the next connection
 	c.mu.Unlock()
 	cn.nc.Close()
 	close(cn.closed)
-	if werr := <-written; werr != nil && errors.Is(err, net.ErrClosed) {
-		err = werr // the writer found the fault and closed the connection
-	}
+	<-written
 	c.mu.Lock()
+	if cn.fault != nil && errors.Is(err, net.ErrClosed) {
+		err = cn.fault // who wrote found it and closed the connection
+	}
 	c.since, c.problem = time.Now(), err
 	c.mu.Unlock()
 	return err
 }
 
-// queue adds an outstanding call to what is to be written; Client.mu is held.
+// queue adds an outstanding call to what is to be written; Client.mu is held. Who calls it sees to it that it is written.
 func (cn *conn) queue(sl *slot) {
 	sl.sends++
-	cn.append(sl.frame)
+	cn.calls++
+	cn.out = append(cn.out, sl.frame...)
 }
 
-// append adds a frame to what is to be written; Client.mu is held.
+// append adds a frame to what is to be written, and has the writer write it; Client.mu is held.
 func (cn *conn) append(frame []byte) {
 	cn.out = append(cn.out, frame...)
+	cn.post()
+}
+
+// post has the writer write what is queued.
+func (cn *conn) post() {
 	select {
 	case cn.wake <- struct{}{}:
 	default:
 	}
 }
 
-// write sends what is queued, as much as there is at once, and keeps the lease alive.
-func (c *Client) write(cn *conn) error {
-	lease := time.Duration(cn.welcome.Lease)
-	tick := time.NewTicker(lease / 3)
+// write sends what nobody else does, and keeps the lease alive.
+func (c *Client) write(cn *conn) {
+	tick := time.NewTicker(time.Duration(cn.welcome.Lease) / 3)
 	defer tick.Stop()
-	var buf []byte
 	for {
 		select {
 		case <-cn.closed:
-			return nil
+			return
 		case <-tick.C:
 			if err := c.tick(cn); err != nil {
-				cn.nc.Close()
-				return err
+				c.fail(cn, err)
 			}
 		case <-cn.wake:
-		}
-		if cap(buf) > 1<<20 {
-			buf = nil
-		}
-		c.mu.Lock()
-		buf, cn.out = cn.out, buf[:0]
-		c.mu.Unlock()
-		if len(buf) == 0 {
-			continue
-		}
-		cn.nc.SetWriteDeadline(time.Now().Add(lease))
-		if _, err := cn.nc.Write(buf); err != nil {
-			cn.nc.Close()
-			return err
+			c.flush(cn)
 		}
 	}
+}
+
+// flush sends what is queued, as much as there is at once, unless somebody is sending, who then sends that too. So who calls while nobody
+// else does need not wake anybody to have it sent.
+func (c *Client) flush(cn *conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(cn.out) > 0 && !cn.writing && cn.fault == nil {
+		buf := cn.out
+		cn.out, cn.spare, cn.writing = cn.spare, nil, true
+		c.mu.Unlock()
+		cn.nc.SetWriteDeadline(time.Now().Add(time.Duration(cn.welcome.Lease)))
+		_, err := cn.nc.Write(buf)
+		if err != nil {
+			c.fail(cn, err)
+		}
+		c.mu.Lock()
+		cn.writing = false
+		if cap(buf) <= 1<<20 {
+			cn.spare = buf[:0]
+		}
+	}
+}
+
+// fail gives a connection up because of err.
+func (c *Client) fail(cn *conn, err error) {
+	c.mu.Lock()
+	if cn.fault == nil {
+		cn.fault = err
+	}
+	c.mu.Unlock()
+	cn.hangUp()
+}
+
+// hangUp ends the connection, of which its reader takes note.
+func (cn *conn) hangUp() {
+	cn.nc.Close()
+	cn.kick()
 }
 
 // tick is called every third of the lease. It sends Renew if no call was answered that was sent lately, and also if
@@ -230,33 +307,6 @@ func (c *Client) tick(cn *conn) error {
 	return nil
 }
 
-// read handles frames until the connection fails.
-func (c *Client) read(cn *conn) error {
-	var buf []byte
-	for {
-		frame, err := metarpc.ReadFrame(cn.r, buf, metarpc.MaxFrame)
-		if err != nil {
-			return err
-		}
-		kind, err := metarpc.FrameKind(frame)
-		switch {
-		case err != nil:
-		case kind == metarpc.KindReply:
-			err = c.reply(cn, frame)
-		case kind == metarpc.KindCallBack:
-			err = c.callBack(cn, frame)
-		default:
-			err = fmt.Errorf("%w: kind %d from the service", metarpc.ErrMalformed, kind)
-		}
-		if err != nil {
-			return err
-		}
-		if buf = frame[:0]; cap(buf) > 1<<20 {
-			buf = nil
-		}
-	}
-}
-
 // reply hands a reply to the call it belongs to.
 func (c *Client) reply(cn *conn, frame []byte) error {
 	h, raw, err := metarpc.ParseReplyHeader(frame)
@@ -280,6 +330,7 @@ func (c *Client) reply(cn *conn, frame []byte) error {
 		err = errSessionGone
 	default:
 		sl.outstanding = false
+		cn.calls--
 		sl.result.abandoned = sl.abandoned
 	}
 	lease := c.session.lease

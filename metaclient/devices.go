@@ -42,7 +42,7 @@ func (t *deviceTable) put(known map[layout.DeviceID]layout.Device, current int) 
 
 // Device says where a device is. The service is asked if the device is not known, or not since the last reconnect.
 func (c *Client) Device(ctx context.Context, id layout.DeviceID) (layout.Device, error) {
-	d, ok, current := c.devices.get(id)
+	d, ok, current := c.v.devices.get(id)
 	if ok {
 		return d, nil
 	}
@@ -51,16 +51,27 @@ func (c *Client) Device(ctx context.Context, id layout.DeviceID) (layout.Device,
 		return layout.Device{}, fmt.Errorf("device %v: %w", id, err)
 	}
 	known := make(map[layout.DeviceID]layout.Device, len(infos))
+	away := false
 	for i := range infos {
-		d, err := infos[i].Device.Layout()
+		dev := &infos[i].Device
+		if len(dev.Addrs) == 0 {
+			away = away || dev.ID == id
+			continue
+		}
+		d, err := dev.Layout()
 		if err != nil {
 			return layout.Device{}, fmt.Errorf("%w: %w", metarpc.ErrMalformed, err)
 		}
 		known[d.ID] = d
 	}
-	c.devices.put(known, current)
+	c.v.devices.put(known, current)
 	d, ok = known[id]
-	if !ok {
+	switch {
+	case away: // it is waited for like one that does not answer
+		return layout.Device{}, &metarpc.Error{
+			Op: metarpc.OpDevices, Status: metarpc.StatusLayoutUnavailable, Message: fmt.Sprintf("the metadata service has not found the address of device %v yet", id),
+		}
+	case !ok:
 		return layout.Device{}, fmt.Errorf("device %v: the metadata service does not know it", id)
 	}
 	return d, nil

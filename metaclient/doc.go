@@ -1,6 +1,29 @@
-// Package metaclient speaks to weft's metadata service: one session with calls, callbacks, leases, and what a client
+// Package metaclient speaks to weft's metadata services: sessions with calls, callbacks, leases, and what a client
 // keeps of layouts, devices, attributes and names. The protocol is described in package internal/wire/metarpc. Nothing here
 // knows of data servers beyond their addresses.
+//
+// # Shards
+//
+// A [Volume] is what Dial returns. It has a [Client], which is a session, for each shard of the volume that something was asked of: the first one
+// connects in Dial, each other one when a call first needs it. A call goes to the Client of the shard that the protocol says, which makes it in its
+// session as if there were no others. So what follows of one session is so of each; while one is without a service, only its own calls wait.
+//
+// A Client looks for its service where the newest ring says that the shard is, then where it was last, then at all addresses that
+// were given or told, each once; after that it pauses. Every answer to a hello teaches all Clients where the shards are (type places). The service
+// that a shard has moved to is to the Client one that was restarted.
+//
+// Where an answer in one session is about an inode of another shard, it has the number and nothing that may be kept of the inode. Lookup then asks the
+// other Client for attributes, which may have them under a lease: the name is kept by the session of the directory, the attributes by
+// that of the inode, and a name that both know costs no call. Each has a time of its own for which it may be kept. Create opens
+// what it finds at the other Client.
+//
+// What a call in one session changes of inodes of other shards, another session of ours may know. That one does not know of the call: unlike the
+// session that makes a change, it is told by a recall like everybody else's. Its service has that answered before the change is
+// committed, and from then on grants nothing until it knows what became of the change; the change is answered when it is committed. So when it is
+// answered the other session has seen a recall and keeps nothing older: an answer is kept only if it was asked for after the recall arrived (see
+// below) and came with a lease, which was granted after the change. Nothing has to be known here of changes across two sessions but this: Rename to a directory of another shard may replace an inode of the
+// shard that carries it out, and that one does not recall what our session knows. As what the new name means is for another session to know, and may
+// change before the rename does, everything that is known of attributes is forgotten (not so with RenameNoReplace, which replaces nothing).
 //
 // # Calls
 //
@@ -45,7 +68,9 @@
 // change by this session that was answered, a lease that was given back. A clock of the client counts these events; the
 // marks of leaseTable say for each inode, its names, and each name that was changed here, when the last one was. While a
 // change of this session is not answered, however long that takes after its caller has left, what it affects is neither known
-// nor kept. What comes without a lease (extended attributes, sizes after LayoutCommit, the names that a change has made) is
+// nor kept. Of the directory in which a name is made or removed the answer tells what becomes: its entries by one more or less and its
+// times, and that in whatever order several are answered. So it is known again when all are. A directory that this session has made is known
+// to have no names but those it was told of, as long as there is the lease on its names that came with the answer. What comes without a lease (extended attributes, sizes after LayoutCommit, the names that a change has made) is
 // kept under one that there was already when it was asked for. Remove and Rename change inodes that the service does not
 // name in its answer: the names are looked up before if that is needed, and if they may mean something else by the time of
 // the change everything that is known of inodes is forgotten.
@@ -60,13 +85,13 @@
 //
 // # Goroutines
 //
-// A client has a manager, which connects and then reads the connection; a writer for each connection; two janitors,
-// one of which gives leases back and the other everything else; and a reporter, which tells the service every minute what was
+// A Client has a manager, which connects and then reads the connection, as far as callers do not (see reading.go); a writer for each connection, of
+// what callers do not write themselves; and two janitors, one of which gives leases back and the other everything else. A Volume has a reporter, which tells one of the services every minute what was
 // done at devices (Config.Usage), if anything was. A recall runs in its own goroutine, of which there are at
 // most maxRecalls, and so does the work after a lost session or a restarted service. All end with Close.
 //
 // # Lock order
 //
-// Client.mu, cache.mu, leaseTable.mu, lockBook.mu, ledger.mu and deviceTable.mu are never held together, and none of
+// Volume.mu is held while a Client is made, which takes none of the following. places.mu, Client.mu, cache.mu, leaseTable.mu, lockBook.mu, ledger.mu and deviceTable.mu are never held together, and none of
 // them while blocking.
 package metaclient

@@ -18,6 +18,7 @@ var (
 
 	// errSessionGone tells that the service does not know the session any more.
 	errSessionGone = errors.New("the metadata service has ended this client's session")
+	errMoved       = errors.New("does not serve this part of the volume")
 	errShutdown    = errors.New("the metadata service is shutting down")
 )
 

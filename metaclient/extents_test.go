@@ -157,7 +157,7 @@ func TestExtentsEnd(t *testing.T) {
 			})}}
 		}
 		reset := make(chan bool, 1)
-		c := connected(t, s, Config{OnReset: func(_ context.Context, lost bool) { reset <- lost }})
+		c := connected(t, s, Config{OnReset: func(_ context.Context, _ int, lost bool) { reset <- lost }})
 		granted := func() []layout.DataFile {
 			t.Helper()
 			seg, err := c.Layout(t.Context(), 7, layout.IOModeRead, 0, 1, false)

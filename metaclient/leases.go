@@ -70,6 +70,7 @@ type leased struct {
 	values map[string][]byte        // of extended attributes; nil = there is none
 	bytes  int                      // in xnames and values
 	names  map[string]*list.Element // in leaseTable.names
+	whole  bool                     // of a directory: there are no other names than names, but for those that are being changed
 }
 
 type leasedName struct {
@@ -92,6 +93,8 @@ type change struct {
 	names   []nameKey       // which change
 	meant   bool            // what the names mean is among ids
 	unknown bool            // attributes of others may change, too
+	dir     layout.FileID   // its attributes change in a way that the answer tells (told); 0 = there is none
+	told    bool
 }
 
 func newLeaseTable(limit int) *leaseTable {
@@ -119,24 +122,28 @@ func (l *leaseTable) len() (inodes, names int) {
 func (l *leaseTable) attrs(id layout.FileID) (attr metarpc.Attr, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if e := l.use(id); e != nil && e.known {
+	return l.attrsLocked(id)
+}
+
+// attrsLocked is attrs; l.mu is held. While a change is not answered, it may have been made or not.
+func (l *leaseTable) attrsLocked(id layout.FileID) (attr metarpc.Attr, ok bool) {
+	if e := l.use(id); e != nil && e.known && l.pending[id] == 0 {
 		return e.attr, true
 	}
 	return metarpc.Attr{}, false
 }
 
-// lookup returns what a name means: attributes, or with ID 0 that there is no such name. ok says that it is known.
-func (l *leaseTable) lookup(dir layout.FileID, name string) (attr metarpc.Attr, ok bool) {
+// lookup returns what a name means, with child 0 that there is no such name, and the attributes, with ID 0 if they are not known. ok says that the
+// name is known.
+func (l *leaseTable) lookup(dir layout.FileID, name string) (child layout.FileID, attr metarpc.Attr, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	child, ok := l.child(dir, name)
+	child, ok = l.child(dir, name)
 	if !ok || child == 0 {
-		return metarpc.Attr{}, ok
+		return child, metarpc.Attr{}, ok
 	}
-	if e := l.use(child); e != nil && e.known {
-		return e.attr, true
-	}
-	return metarpc.Attr{}, false
+	attr, _ = l.attrsLocked(child)
+	return child, attr, true
 }
 
 // child returns to which inode a name belongs, 0 if there is none; l.mu is held.
@@ -147,7 +154,7 @@ func (l *leaseTable) child(dir layout.FileID, name string) (id layout.FileID, ok
 	}
 	n := d.names[name]
 	if n == nil {
-		return 0, false
+		return 0, d.whole && l.nameChanges[nameKey{dir, name}] == 0
 	}
 	l.names.MoveToFront(n)
 	return n.Value.(*leasedName).child, true
@@ -366,9 +373,40 @@ func (l *leaseTable) keepName(asked uint64, dir layout.FileID, name string, chil
 	name = strings.Clone(name) // which may be a part of something larger
 	d.names[name] = l.names.PushFront(&leasedName{dir: d, name: name, child: child})
 	for l.names.Len() > l.limit {
-		l.dropName(l.names.Back())
+		last := l.names.Back()
+		if name := last.Value.(*leasedName); name.child != 0 {
+			name.dir.whole = false
+		}
+		l.dropName(last)
 	}
 	return true
+}
+
+// made keeps that a directory which this session has just made is empty, if lease is one on its names; l.mu is held.
+func (l *leaseTable) made(asked uint64, id layout.FileID, lease metarpc.Lease) {
+	// Whoever has changed its names since has changed its attributes, too.
+	if lease&metarpc.LeaseNames == 0 || !l.fresh(asked, id) || l.marks[id].names > asked {
+		return
+	}
+	d := l.hold(id)
+	if d.held&metarpc.LeaseNames == 0 {
+		l.clock++
+		d.held, d.namesSince = d.held|metarpc.LeaseNames, l.clock
+	}
+	d.whole = true
+}
+
+// grown keeps what has become of a directory's attributes by a change that was made, of so many entries and directories among
+// them; l.mu is held. What other changes of this session do to them comes on top, in any order.
+func (l *leaseTable) grown(ch *change, entries int64, dirs int32, at int64) {
+	ch.told = true
+	e := l.find(ch.dir)
+	if e == nil || !e.known {
+		return
+	}
+	e.attr.Size = max(0, e.attr.Size+entries)
+	e.attr.Nlink = uint32(int32(e.attr.Nlink) + dirs)
+	e.attr.Mtime, e.attr.Ctime = max(e.attr.Mtime, at), max(e.attr.Ctime, at)
 }
 
 // hold returns an inode, taking it in if there is no lease on it; l.mu is held. The one used longest ago may have to go.
@@ -470,6 +508,20 @@ func (l *leaseTable) begin(ids []layout.FileID, unknown bool, names ...nameKey) 
 	return l.beginLocked(ids, unknown, names...)
 }
 
+// beginIn is begin for a change of one name, of which the answer tells what the directory's attributes are then.
+func (l *leaseTable) beginIn(dir layout.FileID, name string) *change {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.inLocked(dir, l.beginLocked(nil, false, nameKey{dir, name}))
+}
+
+// inLocked makes the directory of a change one whose attributes the answer tells; l.mu is held.
+func (l *leaseTable) inLocked(dir layout.FileID, ch *change) *change {
+	ch.dir = dir
+	l.pending[dir]++
+	return ch
+}
+
 func (l *leaseTable) beginLocked(ids []layout.FileID, unknown bool, names ...nameKey) *change {
 	for _, id := range ids {
 		l.pending[id]++
@@ -498,11 +550,18 @@ func (l *leaseTable) beginLocked(ids []layout.FileID, unknown bool, names ...nam
 // may mean something else when they are made; l.mu is held.
 func (l *leaseTable) forgetMeanings(of func(nameKey) bool) {
 	for ch := range l.changes {
-		if ch.meant && !ch.unknown && slices.ContainsFunc(ch.names, of) {
-			ch.unknown = true
-			l.unknown++
-			l.generation++
+		if ch.meant && slices.ContainsFunc(ch.names, of) {
+			l.blind(ch)
 		}
+	}
+}
+
+// blind says that a change may change inodes of which we do not know which; l.mu is held.
+func (l *leaseTable) blind(ch *change) {
+	if !ch.unknown {
+		ch.unknown = true
+		l.unknown++
+		l.generation++
 	}
 }
 
@@ -512,6 +571,20 @@ func (l *leaseTable) forgetMeanings(of func(nameKey) bool) {
 func (l *leaseTable) meant(force bool, ids []layout.FileID, names ...nameKey) (ch *change, children []layout.FileID, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.meantLocked(force, ids, names...)
+}
+
+// meantIn is meant for the removal of one name, of which the answer tells what the directory's attributes are then.
+func (l *leaseTable) meantIn(force bool, name nameKey) (ch *change, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if ch, _, ok = l.meantLocked(force, nil, name); ok {
+		l.inLocked(name.dir, ch)
+	}
+	return ch, ok
+}
+
+func (l *leaseTable) meantLocked(force bool, ids []layout.FileID, names ...nameKey) (ch *change, children []layout.FileID, ok bool) {
 	// There is nothing to be forgotten, but answers that are on their way must not be kept either.
 	unknown := false
 	for _, k := range names {
@@ -544,10 +617,24 @@ func (l *leaseTable) end(ch *change, keep func()) {
 	if ch.unknown {
 		l.unknown--
 	}
+	if ch.dir != 0 {
+		less(l.pending, ch.dir)
+	}
 	if keep != nil {
 		keep()
 	}
 	l.clock++
+	if ch.dir != 0 {
+		l.mark(ch.dir, metarpc.LeaseAttrs)
+		if e := l.inodes[ch.dir]; e != nil && !ch.told {
+			l.blank(e)
+		}
+	}
+	for _, k := range ch.names {
+		if d := l.inodes[k.dir]; d != nil && d.names[k.name] == nil {
+			d.whole = false // nobody knows what became of it
+		}
+	}
 	for _, id := range ch.ids {
 		l.mark(id, metarpc.LeaseAttrs)
 	}
@@ -590,7 +677,7 @@ func (l *leaseTable) forget(e *leased, lease metarpc.Lease) {
 		for _, n := range e.names {
 			l.names.Remove(n)
 		}
-		e.names = nil
+		e.names, e.whole = nil, false
 	}
 	if e.held == 0 {
 		l.order.Remove(e.used)

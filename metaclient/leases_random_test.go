@@ -29,6 +29,7 @@ type tree struct {
 	inodes   map[layout.FileID]*treeInode
 	names    map[nameKey]*truth // inode numbers, 0 for nothing
 	last     layout.FileID
+	dirs     []layout.FileID
 	held     map[layout.FileID]metarpc.Lease // by the client
 	changing map[layout.FileID]int
 	grace    bool
@@ -42,8 +43,9 @@ type treeInode struct {
 	dir   bool
 	attr  metarpc.Attr
 	xattr string
-	attrs truth // Ctime, which is the number of the last change; 0 when the inode is gone
-	value truth // of the number in xattr
+	attrs truth           // Ctime, which is the number of the last change; 0 when the inode is gone
+	value truth           // of the number in xattr
+	sizes map[int64]int64 // of a directory, by change time
 }
 
 // truth is the history of a value.
@@ -90,7 +92,17 @@ func (m *tree) random(n int) int {
 func (m *tree) pause(limit time.Duration) { time.Sleep(time.Duration(m.random(int(limit)))) }
 
 func (m *tree) key() nameKey {
-	return nameKey{layout.FileID(1 + m.random(treeDirs)), string(rune('a' + m.random(treeNames)))}
+	return nameKey{m.dir(), string(rune('a' + m.random(treeNames)))}
+}
+
+// dir is one of the first directories, or one that was made lately.
+func (m *tree) dir() layout.FileID {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if i := m.r.IntN(treeDirs + 2); i < treeDirs {
+		return m.dirs[i]
+	}
+	return m.dirs[max(0, len(m.dirs)-1-m.r.IntN(2))]
 }
 
 // touch is a change of an inode's attributes; m.mu is held and m.now counted on.
@@ -98,6 +110,9 @@ func (m *tree) touch(ids ...layout.FileID) {
 	for _, id := range ids {
 		if n := m.inodes[id]; n != nil {
 			n.attr.Ctime = int64(m.now)
+			if n.dir {
+				n.sizes[n.attr.Ctime] = n.attr.Size
+			}
 			if n.attr.Nlink == 0 && !n.dir {
 				n.attrs.set(m.now, 0)
 			} else {
@@ -136,6 +151,8 @@ func (m *tree) affected(args any) []metarpc.LeaseItem {
 	}
 	switch a := args.(type) {
 	case *metarpc.CreateArgs:
+		name(a.Parent, a.Name)
+	case *metarpc.MakeNodeArgs:
 		name(a.Parent, a.Name)
 	case *metarpc.RemoveArgs:
 		name(a.Parent, a.Name)
@@ -212,11 +229,26 @@ func (m *tree) apply(op metarpc.Op, args any, other bool) (metarpc.Status, any) 
 		}
 		m.now++
 		m.last++
-		m.inodes[m.last] = &treeInode{attr: metarpc.Attr{ID: m.last, Nlink: 1}}
+		m.inodes[m.last] = &treeInode{attr: metarpc.Attr{ID: m.last, Nlink: 1, Btime: int64(m.now)}}
+		m.inodes[a.Parent].attr.Size++
 		bind(k, m.last)
 		m.touch(m.last, a.Parent)
 		l := lease(m.last, metarpc.LeaseAttrs)
 		return metarpc.StatusOK, &metarpc.CreateResult{Attr: m.inodes[m.last].attr, Created: true, Lease: l}
+	case *metarpc.MakeNodeArgs:
+		k := nameKey{a.Parent, a.Name}
+		if find(k) != 0 {
+			return refused(syscall.EEXIST)
+		}
+		m.now++
+		m.last++
+		m.inodes[m.last] = &treeInode{dir: true, sizes: map[int64]int64{}, attr: metarpc.Attr{ID: m.last, Mode: a.Mode, Btime: int64(m.now)}}
+		m.inodes[a.Parent].attr.Size++
+		m.inodes[a.Parent].attr.Nlink++
+		m.dirs = append(m.dirs, m.last)
+		bind(k, m.last)
+		m.touch(m.last, a.Parent)
+		return metarpc.StatusOK, &metarpc.AttrResult{Attr: m.inodes[m.last].attr, Lease: lease(m.last, metarpc.LeaseAttrs|metarpc.LeaseNames)}
 	case *metarpc.OpenArgs:
 		if m.there(a.ID) == nil {
 			return refused(syscall.ESTALE)
@@ -228,11 +260,15 @@ func (m *tree) apply(op metarpc.Op, args any, other bool) (metarpc.Status, any) 
 		if id == 0 {
 			return refused(syscall.ENOENT)
 		}
+		if m.inodes[id].dir {
+			return refused(syscall.EISDIR)
+		}
 		m.now++
+		m.inodes[a.Parent].attr.Size--
 		m.inodes[id].attr.Nlink--
 		bind(k, 0)
 		m.touch(id, a.Parent)
-		return metarpc.StatusOK, nil
+		return metarpc.StatusOK, &metarpc.RemoveResult{At: int64(m.now)}
 	case *metarpc.LinkArgs:
 		k := nameKey{a.Parent, a.Name}
 		if n := m.there(a.ID); n == nil || n.dir {
@@ -243,6 +279,7 @@ func (m *tree) apply(op metarpc.Op, args any, other bool) (metarpc.Status, any) 
 		}
 		m.now++
 		m.inodes[a.ID].attr.Nlink++
+		m.inodes[a.Parent].attr.Size++
 		bind(k, a.ID)
 		m.touch(a.ID, a.Parent)
 		return answer(a.ID)
@@ -254,6 +291,8 @@ func (m *tree) apply(op metarpc.Op, args any, other bool) (metarpc.Status, any) 
 			return refused(syscall.ENOENT)
 		case a.Flags == metarpc.RenameNoReplace && there != 0:
 			return refused(syscall.EEXIST)
+		case m.inodes[moved].dir || there != 0 && m.inodes[there].dir:
+			return refused(syscall.EISDIR)
 		case moved == there:
 			return metarpc.StatusOK, nil
 		}
@@ -262,8 +301,11 @@ func (m *tree) apply(op metarpc.Op, args any, other bool) (metarpc.Status, any) 
 			bind(from, there)
 		} else {
 			bind(from, 0)
+			m.inodes[from.dir].attr.Size--
 			if there != 0 {
 				m.inodes[there].attr.Nlink--
+			} else {
+				m.inodes[to.dir].attr.Size++
 			}
 		}
 		bind(to, moved)
@@ -436,7 +478,9 @@ func (m *tree) backs() {
 // any makes a random change up.
 func (m *tree) any() (metarpc.Op, any) {
 	k, k2, id := m.key(), m.key(), m.id()
-	switch m.random(8) {
+	switch m.random(9) {
+	case 8:
+		return metarpc.OpMakeNode, &metarpc.MakeNodeArgs{Parent: k.dir, Name: k.name, Mode: syscall.S_IFDIR}
 	case 0, 1:
 		return metarpc.OpCreate, &metarpc.CreateArgs{Parent: k.dir, Name: k.name, Exclusive: m.random(2) == 0}
 	case 2:
@@ -531,6 +575,11 @@ func (m *tree) question(ctx context.Context, c *Client) {
 		switch {
 		case err == nil:
 			m.checkAttr(id, a.Attr.Ctime, from)
+			m.mu.Lock()
+			if n := m.inodes[id]; n.dir && n.sizes[a.Attr.Ctime] != a.Attr.Size {
+				m.t.Errorf("directory %d has %d entries at change %d, not %d", id, n.sizes[a.Attr.Ctime], a.Attr.Ctime, a.Attr.Size)
+			}
+			m.mu.Unlock()
 		case gone(err):
 			m.checkAttr(id, 0, from)
 		}
@@ -548,6 +597,10 @@ func (m *tree) own(ctx context.Context, c *Client) {
 	switch op, args := m.any(); a := args.(type) {
 	case *metarpc.CreateArgs:
 		if a, created, err := c.Create(ctx, metarpc.Cred{}, a); err == nil && created {
+			m.checkAttr(a.Attr.ID, a.Attr.Ctime, from)
+		}
+	case *metarpc.MakeNodeArgs:
+		if a, err := c.MakeNode(ctx, metarpc.Cred{}, a); err == nil {
 			m.checkAttr(a.Attr.ID, a.Attr.Ctime, from)
 		}
 	case *metarpc.RemoveArgs:
@@ -596,7 +649,8 @@ func leasesAtRandom(t *testing.T, seed uint64) {
 		last: treeDirs, now: 1,
 	}
 	for id := layout.FileID(1); id <= treeDirs; id++ {
-		m.inodes[id] = &treeInode{dir: true, attr: metarpc.Attr{ID: id}}
+		m.inodes[id] = &treeInode{dir: true, sizes: map[int64]int64{}, attr: metarpc.Attr{ID: id}}
+		m.dirs = append(m.dirs, id)
 		m.touch(id)
 	}
 	s.handle = m.handle

@@ -106,7 +106,7 @@ func TestAnswersNotKept(t *testing.T) {
 		if _, ok := l.attrs(7); ok != c.attrs {
 			t.Errorf("%s: attributes known %t", c.name, ok)
 		}
-		if _, ok := l.lookup(1, "f"); ok != (c.attrs && c.names) {
+		if _, attr, ok := l.lookup(1, "f"); (ok && attr.ID != 0) != (c.attrs && c.names) {
 			t.Errorf("%s: name known %t", c.name, ok)
 		}
 		if len(l.marks) > maxMarks || len(l.nameMarks) > maxMarks {
@@ -248,10 +248,10 @@ func TestLeaseLimit(t *testing.T) {
 	if inodes, names := l.len(); inodes != 4 || names != 4 {
 		t.Errorf("%d inodes, %d names", inodes, names)
 	}
-	if _, ok := l.lookup(1, "9"); !ok {
+	if _, _, ok := l.lookup(1, "9"); !ok {
 		t.Error("the last name is not known")
 	}
-	if _, ok := l.lookup(1, "5"); ok {
+	if _, _, ok := l.lookup(1, "5"); ok {
 		t.Error("there is no room for that name")
 	}
 	l.shrink(0)
@@ -302,10 +302,16 @@ func (s *leaser) handle(op metarpc.Op, args any) (metarpc.Status, any) {
 		return metarpc.StatusOK, r
 	case *metarpc.CreateArgs:
 		delete(s.gone, a.Name)
-		return metarpc.StatusOK, &metarpc.CreateResult{Attr: attr(idOf(a.Name)), Created: true, Lease: metarpc.LeaseAttrs}
+		made := attr(idOf(a.Name))
+		made.Btime = 1
+		return metarpc.StatusOK, &metarpc.CreateResult{Attr: made, Created: true, Lease: metarpc.LeaseAttrs}
 	case *metarpc.MakeNodeArgs:
 		delete(s.gone, a.Name)
-		return of(idOf(a.Name))
+		made := attr(idOf(a.Name))
+		made.Mode, made.Btime = a.Mode, 2
+		return metarpc.StatusOK, &metarpc.AttrResult{Attr: made, Lease: metarpc.LeaseAttrs | metarpc.LeaseNames}
+	case *metarpc.RemoveArgs:
+		return metarpc.StatusOK, &metarpc.RemoveResult{At: 3}
 	case *metarpc.LinkArgs:
 		return of(a.ID)
 	case *metarpc.ReadDirArgs:
@@ -357,6 +363,14 @@ func TestCallsUnderLeases(t *testing.T) {
 			t.Helper()
 			if err != nil || a.Keep <= 20*time.Second || a.Keep > 27*time.Second {
 				t.Errorf("keep for %v, %v", a.Keep, err)
+			}
+		}
+		entries := func(n int64) func() {
+			return func() {
+				t.Helper()
+				if a, err := c.GetAttr(ctx, 1); err != nil || a.Attr.Size != n || a.Attr.Mtime != n || a.Attr.Nlink != uint32(n) {
+					t.Errorf("a directory of %d: %+v, %v", n, a.Attr, err)
+				}
 			}
 		}
 		lookup := func(name string, there bool) func() {
@@ -415,9 +429,24 @@ func TestCallsUnderLeases(t *testing.T) {
 			{func() { c.Create(ctx, root, &metarpc.CreateArgs{Parent: 1, Name: "new"}) }, 1},
 			{lookup("new", true), 0},
 			{lookup("a", true), 0},
-			{func() { ok(c.GetAttr(ctx, 1)) }, 1}, // which has changed
+			{entries(1), 0}, // the answer told
 			{func() { c.MakeNode(ctx, root, &metarpc.MakeNodeArgs{Parent: 1, Name: "dir", Mode: syscall.S_IFDIR}) }, 1},
 			{lookup("dir", true), 0},
+			{entries(2), 0},
+			{func() {
+				if _, err := c.Lookup(ctx, root, idOf("dir"), "x"); !errors.Is(err, errNoName) { // it is empty
+					t.Error(err)
+				}
+			}, 0},
+			{func() { c.Create(ctx, root, &metarpc.CreateArgs{Parent: idOf("dir"), Name: "x"}) }, 1},
+			{func() {
+				if a, err := c.Lookup(ctx, root, idOf("dir"), "x"); err != nil || a.Attr.ID != idOf("x") {
+					t.Errorf("x: %+v, %v", a, err)
+				}
+				if _, err := c.Lookup(ctx, root, idOf("dir"), "y"); !errors.Is(err, errNoName) {
+					t.Error(err)
+				}
+			}, 0},
 			{func() { c.Link(ctx, root, 7, 1, "link") }, 1},
 			{func() {
 				if a, err := c.Lookup(ctx, root, 1, "link"); err != nil || a.Attr.ID != 7 {
@@ -427,6 +456,7 @@ func TestCallsUnderLeases(t *testing.T) {
 			{func() { c.Remove(ctx, root, 1, "a", false) }, 1},
 			{lookup("a", false), 0},
 			{func() { ok(c.GetAttr(ctx, idOf("a"))) }, 1},
+			{func() { ok(c.GetAttr(ctx, 1)) }, 1},                  // which the link has changed
 			{func() { c.Remove(ctx, root, 1, "other", false) }, 2}, // which inode changes is asked for
 			{func() {
 				c.Rename(ctx, root, &metarpc.RenameArgs{OldParent: 1, OldName: "new", NewParent: 1, NewName: "a"})
@@ -645,7 +675,7 @@ func TestLeaseExpiry(t *testing.T) {
 		// The last call before is sent now.
 		time.Sleep(time.Second)
 		sent := time.Now()
-		c.StatFS(t.Context())
+		c.StatFS(t.Context(), layout.RootID)
 		holding.Store(true)
 		for time.Since(sent) < s.lease*9/10 {
 			if a, ok := c.CachedAttr(7); !ok || a.Keep != s.lease*9/10-time.Since(sent) {
@@ -690,7 +720,7 @@ func TestLeasesReset(t *testing.T) {
 					OnLeaseRecall: func(_ context.Context, items []metarpc.LeaseItem) {
 						order = append(order, fmt.Sprint("recall of ", len(items)))
 					},
-					OnReset: func(_ context.Context, wasLost bool) {
+					OnReset: func(_ context.Context, _ int, wasLost bool) {
 						order = append(order, fmt.Sprint("reset ", wasLost, " ", complete()))
 						time.Sleep(time.Second)
 					},
@@ -746,7 +776,7 @@ func TestResetDuringReset(t *testing.T) {
 			return slices.Clone(instances)
 		}
 		var lost []bool
-		c := connected(t, s, Config{OnReset: func(ctx context.Context, l bool) {
+		c := connected(t, s, Config{OnReset: func(ctx context.Context, _ int, l bool) {
 			lost = append(lost, l)
 			select {
 			case <-time.After(time.Minute):
@@ -989,7 +1019,9 @@ func TestHitsDoNotAllocate(t *testing.T) {
 
 func BenchmarkHits(b *testing.B) {
 	l := leaseTableOf(leaseInodes)
-	c := &Client{leases: l, valid: validity{start: time.Now()}}
+	v := &Volume{clients: make([]atomic.Pointer[Client], 1)}
+	c := &Client{v: v, leases: l, valid: validity{start: time.Now()}}
+	v.clients[0].Store(c)
 	c.valid.extend(time.Now(), time.Hour)
 	const files = 10_000
 	names := make([]string, files)
@@ -1002,7 +1034,7 @@ func BenchmarkHits(b *testing.B) {
 		b.ReportAllocs()
 		b.RunParallel(func(pb *testing.PB) {
 			for i := 0; pb.Next(); i++ {
-				if _, err := c.GetAttr(ctx, layout.FileID(100+i%files)); err != nil {
+				if _, err := v.GetAttr(ctx, layout.FileID(100+i%files)); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -1012,7 +1044,7 @@ func BenchmarkHits(b *testing.B) {
 		b.ReportAllocs()
 		b.RunParallel(func(pb *testing.PB) {
 			for i := 0; pb.Next(); i++ {
-				if _, err := c.Lookup(ctx, metarpc.Cred{}, 1, names[i%files]); err != nil {
+				if _, err := v.Lookup(ctx, metarpc.Cred{}, 1, names[i%files]); err != nil {
 					b.Fatal(err)
 				}
 			}

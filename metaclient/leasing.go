@@ -2,6 +2,7 @@ package metaclient
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"syscall"
 	"time"
@@ -50,16 +51,49 @@ func (c *Client) cachedLookup(dir layout.FileID, name string) (a Answer, ok bool
 	if rest <= 0 {
 		return Answer{}, false
 	}
-	attr, ok := c.leases.lookup(dir, name)
-	if !ok {
+	child, attr, ok := c.leases.lookup(dir, name)
+	switch {
+	case !ok:
 		return Answer{}, false
+	case child == 0:
+		return Answer{KeepName: rest}, true
+	case attr.ID != 0:
+		return Answer{Attr: attr, Keep: rest, KeepName: rest}, true
+	case c.foreign(child):
+		return Answer{Attr: metarpc.Attr{ID: child}, KeepName: rest}, true
 	}
-	a = Answer{Attr: attr, KeepName: rest}
-	if attr.ID != 0 {
-		a.Keep = rest
-	}
-	return a, true
+	return Answer{}, false
 }
+
+// whole makes an answer of this session, of which nothing but the name counts if its inode is of another shard, one with what that shard's session
+// says of the inode.
+func (c *Client) whole(ctx context.Context, a Answer) (Answer, error) {
+	asked := time.Now()
+	b, err := c.v.of(a.Attr.ID).GetAttr(ctx, a.Attr.ID)
+	if err != nil {
+		return Answer{}, err
+	}
+	b.KeepName = c.stillKept(a.KeepName, asked)
+	return b, nil
+}
+
+// stillKept is what is left of a time for which something may be kept, that was so long at a time before.
+func (c *Client) stillKept(keep time.Duration, at time.Time) time.Duration {
+	if keep == 0 {
+		return 0
+	}
+	return max(0, min(keep-time.Since(at), c.valid.rest()))
+}
+
+// vanished reports whether a call has found that there is no such inode.
+func vanished(err error) bool {
+	var e *metarpc.Error
+	return errors.As(err, &e) && (e.Status == metarpc.Status(syscall.ESTALE) || e.Status == metarpc.Status(syscall.ENOENT))
+}
+
+// maxVanished is how often a name is looked up that leads to an inode of another shard which is gone by the time it is asked for: somebody
+// has removed it meanwhile, and may have made another one.
+const maxVanished = 10
 
 // ask makes a call that asks for an inode's attributes.
 func (c *Client) ask(ctx context.Context, op metarpc.Op, cred metarpc.Cred, id layout.FileID, args any, hook func(*outcome)) (Answer, error) {
@@ -107,6 +141,15 @@ func (c *Client) attrChange(ctx context.Context, op metarpc.Op, cred metarpc.Cre
 		for _, k := range ch.names {
 			name = c.leases.keepName(ch.asked, k.dir, k.name, r.Attr.ID, 0)
 		}
+		if op != metarpc.OpMakeNode {
+			return
+		}
+		dirs := int32(0)
+		if r.Attr.Mode&syscall.S_IFMT == syscall.S_IFDIR {
+			dirs = 1
+			c.leases.made(ch.asked, r.Attr.ID, r.Lease)
+		}
+		c.leases.grown(ch, 1, dirs, r.Attr.Btime)
 	}, nil)
 	if err != nil {
 		return Answer{}, err
@@ -124,11 +167,18 @@ func (c *Client) meaning(ctx context.Context, cred metarpc.Cred, names ...nameKe
 	ch, children, ok := c.leases.meant(false, dirs, names...)
 	if !ok {
 		for _, k := range names {
-			c.Lookup(ctx, cred, k.dir, k.name) // an error is the change's, too
+			c.lookup(ctx, cred, k.dir, k.name) // an error is the change's, too
 		}
 		ch, children, _ = c.leases.meant(true, dirs, names...)
 	}
 	return ch, children
+}
+
+// blind says that a change may change inodes of which we do not know which.
+func (c *Client) blind(ch *change) {
+	c.leases.mu.Lock()
+	defer c.leases.mu.Unlock()
+	c.leases.blind(ch)
 }
 
 // keepRenamed keeps what names mean after a rename; leaseTable.mu is held. children is what they meant before.

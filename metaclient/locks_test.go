@@ -154,6 +154,7 @@ func TestLockWait(t *testing.T) {
 					t.Errorf("waiting takes %d slots", busy)
 				}
 				l.set(nil, nil)
+				time.Sleep(3 * turnMost) // until somebody reads
 				at := time.Now()
 				if called {
 					s.ready(metarpc.LockReadyArgs{ID: lockedID, Owner: 2}) // somebody else

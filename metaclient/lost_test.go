@@ -16,8 +16,8 @@ func TestOnLost(t *testing.T) {
 		var lost []metarpc.SessionID
 		reset := make(chan bool, 1)
 		c = connected(t, s, Config{
-			OnLost:  func() { lost = append(lost, c.State().Session) },
-			OnReset: func(_ context.Context, lost bool) { reset <- lost },
+			OnLost:  func(int) { lost = append(lost, c.State().Session) },
+			OnReset: func(_ context.Context, _ int, lost bool) { reset <- lost },
 		})
 		old := c.State().Session
 		s.hangUp()

@@ -57,6 +57,7 @@ func (o *opener) lose() {
 	}
 	o.s.forget()
 	o.s.hangUp()
+	time.Sleep(3 * turnMost) // until somebody reads
 }
 
 // Calls that need a file open wait in a new session until it has been opened there again, and no others do.
@@ -66,7 +67,7 @@ func TestReopenFirst(t *testing.T) {
 		o := &opener{s: s, gate: make(chan struct{})}
 		s.handle = o.handle
 		resets := make(chan struct{}, 10)
-		c := connected(t, s, Config{OnReset: func(context.Context, bool) { resets <- struct{}{} }})
+		c := connected(t, s, Config{OnReset: func(context.Context, int, bool) { resets <- struct{}{} }})
 		ctx := t.Context()
 		for id := layout.FileID(5); id <= 6; id++ {
 			if _, err := c.Open(ctx, metarpc.Cred{}, &metarpc.OpenArgs{ID: id}); err != nil {
@@ -177,6 +178,7 @@ func TestReopenFails(t *testing.T) {
 		}
 		s.forget()
 		s.hangUp()
+		time.Sleep(3 * turnMost) // until somebody reads
 		synctest.Wait()
 		if _, _, err := c.Reserve(t.Context(), 5, 1); lockStatus(err) != metarpc.Status(syscall.ESTALE) {
 			t.Error(err)

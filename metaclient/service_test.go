@@ -135,6 +135,22 @@ func (s *service) dial(ctx context.Context, addr string) (net.Conn, error) {
 }
 
 func (s *service) accept(nc net.Conn) {
+	s.run(nc, func() error {
+		r := bufio.NewReader(nc)
+		frame, err := metarpc.ReadFrame(r, nil, metarpc.MaxHello)
+		if err != nil {
+			return err
+		}
+		hello, err := metarpc.ParseHello(frame)
+		if err != nil {
+			return err
+		}
+		return s.serve(nc, r, hello)
+	})
+}
+
+// run runs what serves a connection, until the service ends.
+func (s *service) run(nc net.Conn, serve func() error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ctx.Err() != nil {
@@ -143,7 +159,7 @@ func (s *service) accept(nc net.Conn) {
 	}
 	s.conns[nc] = true
 	s.tasks.Go(func() {
-		err := s.serve(nc)
+		err := serve()
 		nc.Close()
 		s.mu.Lock()
 		delete(s.conns, nc)
@@ -155,16 +171,7 @@ func (s *service) accept(nc net.Conn) {
 	})
 }
 
-func (s *service) serve(nc net.Conn) error {
-	r := bufio.NewReader(nc)
-	frame, err := metarpc.ReadFrame(r, nil, metarpc.MaxHello)
-	if err != nil {
-		return err
-	}
-	hello, err := metarpc.ParseHello(frame)
-	if err != nil {
-		return err
-	}
+func (s *service) serve(nc net.Conn, r *bufio.Reader, hello *metarpc.Hello) error {
 	s.mu.Lock()
 	s.hellos++
 	w := &metarpc.Welcome{
@@ -314,15 +321,18 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 func connected(t *testing.T, s *service, cfg Config) *Client {
 	t.Helper()
 	cfg.Addrs, cfg.Log = []string{"service:7049"}, quiet()
-	c, err := start(context.Background(), cfg, s.dial)
+	v, err := start(context.Background(), cfg, s.dial)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		c.Close(ctx)
+		v.Close(ctx)
 		s.stop()
 	})
-	return c
+	return only(v)
 }
+
+// only is the one session of a volume with one shard.
+func only(v *Volume) *Client { return v.clients[0].Load() }

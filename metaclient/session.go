@@ -170,21 +170,34 @@ func (c *Client) acquire(ctx context.Context) (*session, *slot, error) {
 	}
 }
 
-// submit makes a slot with a frame outstanding and queues it; abandoned says that nobody will wait. It reports false if
-// the session is over, or ctx with which the service is told that all is reclaimed: it could be another instance by now.
-func (c *Client) submit(ctx context.Context, s *session, sl *slot, op metarpc.Op, hook func(*outcome), abandoned bool) bool {
+// submit makes a slot with a frame outstanding and sends it; abandoned says that nobody will wait. It reports false if
+// the session is over, or ctx with which the service is told that all is reclaimed: it could be another instance by now. With a connection, the caller may read
+// the answer from there (readFor).
+func (c *Client) submit(ctx context.Context, s *session, sl *slot, op metarpc.Op, hook func(*outcome), abandoned bool) (reads *conn, ok bool) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.session != s || op == metarpc.OpReclaimComplete && ctx.Err() != nil {
-		return false
+		c.mu.Unlock()
+		return nil, false
 	}
 	sl.op, sl.hook, sl.sent = op, hook, time.Now()
 	c.sent[op].Add(1)
 	sl.outstanding, sl.abandoned, sl.sends = true, abandoned, 0
-	if c.conn != nil {
-		c.conn.queue(sl)
+	cn := c.conn
+	if cn == nil {
+		c.mu.Unlock()
+		return nil, true
 	}
-	return true
+	cn.queue(sl)
+	alone := cn.calls == 1 && sl.sent.Sub(cn.calledBack) >= backQuiet
+	c.mu.Unlock()
+	c.flush(cn)
+	if alone {
+		return cn, true
+	}
+	if len(cn.token) > 0 {
+		cn.kick()
+	}
+	return nil, true
 }
 
 // renewInstead makes a Renew of an outstanding call. Nobody remembers the call: the service was restarted, and has no
@@ -248,10 +261,14 @@ func (c *Client) do(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args,
 			return never(c.wrap(op, err))
 		}
 		sl.sequence++
-		if !c.submit(ctx, s, sl, op, hook, false) {
+		cn, ok := c.submit(ctx, s, sl, op, hook, false)
+		if !ok {
 			sl.sequence-- // it was not sent
 			sl.release()
 			continue
+		}
+		if cn != nil {
+			c.readFor(cn, sl)
 		}
 		select {
 		case <-sl.done:

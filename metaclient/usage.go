@@ -13,13 +13,13 @@ const DefaultUsagePeriod = time.Minute
 
 // reportUsage reports again and again what was done at devices since the last time. What nobody has used is not reported, and a
 // report that the service does not take is not made up for.
-func (c *Client) reportUsage() {
+func (v *Volume) reportUsage() {
 	before := map[layout.DeviceID]metarpc.DeviceStats{}
 	began := time.Now()
-	for sleep(c.ctx, c.cfg.UsagePeriod) {
+	for sleep(v.ctx, v.cfg.UsagePeriod) {
 		now := time.Now()
 		var report []metarpc.DeviceStats
-		for _, st := range c.cfg.Usage() {
+		for _, st := range v.cfg.Usage() {
 			last := before[st.Device]
 			before[st.Device] = st
 			st.Reads, st.Writes = grown(st.Reads, last.Reads), grown(st.Writes, last.Writes)
@@ -31,8 +31,8 @@ func (c *Client) reportUsage() {
 		began = now
 		for devices := range slices.Chunk(report, metarpc.MaxBatch) {
 			args := &metarpc.LayoutStatsArgs{Span: span, Devices: devices}
-			if err := c.do(c.ctx, metarpc.OpLayoutStats, metarpc.Cred{}, args, nil, nil); err != nil && c.ctx.Err() == nil {
-				c.log.Warn("metadata service: report of what was done at data servers", "err", err)
+			if err := v.any().do(v.ctx, metarpc.OpLayoutStats, metarpc.Cred{}, args, nil, nil); err != nil && v.ctx.Err() == nil {
+				v.log.Warn("metadata service: report of what was done at data servers", "err", err)
 			}
 		}
 	}

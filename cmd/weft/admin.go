@@ -74,7 +74,7 @@ func runDeviceAdd(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return fmt.Errorf("--nvme-secretfile: %w", err)
 	}
-	return withService(ctx, *server, "admin device add", func(ctx context.Context, mc *metaclient.Client) error {
+	return withService(ctx, *server, "admin device add", func(ctx context.Context, mc *metaclient.Volume) error {
 		if discovery != "" {
 			return addDiscovered(ctx, discovery, secrets, func(url string) (metarpc.DeviceInfo, error) { return mc.AddDevice(ctx, url, *force) }, os.Stdout)
 		}
@@ -95,7 +95,7 @@ func runDeviceDrain(ctx context.Context, c *command, args []string) error {
 	if err := c.parse(fl, args, 1, 1); err != nil {
 		return err
 	}
-	return withService(ctx, *server, "admin device drain", func(ctx context.Context, mc *metaclient.Client) error {
+	return withService(ctx, *server, "admin device drain", func(ctx context.Context, mc *metaclient.Volume) error {
 		info, err := findDevice(ctx, mc, fl.Arg(0))
 		if err != nil {
 			return err
@@ -116,7 +116,7 @@ func runDeviceRemove(ctx context.Context, c *command, args []string) error {
 	if err := c.parse(fl, args, 1, 1); err != nil {
 		return err
 	}
-	return withService(ctx, *server, "admin device remove", func(ctx context.Context, mc *metaclient.Client) error {
+	return withService(ctx, *server, "admin device remove", func(ctx context.Context, mc *metaclient.Volume) error {
 		info, err := findDevice(ctx, mc, fl.Arg(0))
 		if err != nil {
 			return err
@@ -130,7 +130,7 @@ func runDeviceRemove(ctx context.Context, c *command, args []string) error {
 }
 
 // findDevice looks a device up by its address or the beginning of its id.
-func findDevice(ctx context.Context, mc *metaclient.Client, name string) (metarpc.DeviceInfo, error) {
+func findDevice(ctx context.Context, mc *metaclient.Volume, name string) (metarpc.DeviceInfo, error) {
 	infos, err := mc.Devices(ctx)
 	if err != nil {
 		return metarpc.DeviceInfo{}, err
@@ -154,7 +154,7 @@ func runDeviceList(ctx context.Context, c *command, args []string) error {
 	if err := c.parse(fl, args, 0, 0); err != nil {
 		return err
 	}
-	return withService(ctx, *server, "admin device ls", func(ctx context.Context, mc *metaclient.Client) error {
+	return withService(ctx, *server, "admin device ls", func(ctx context.Context, mc *metaclient.Volume) error {
 		infos, err := mc.Devices(ctx)
 		if err != nil {
 			return err
@@ -201,7 +201,7 @@ func quietLog() *slog.Logger {
 }
 
 // withService runs do with a session of its own.
-func withService(ctx context.Context, server, doing string, do func(context.Context, *metaclient.Client) error) error {
+func withService(ctx context.Context, server, doing string, do func(context.Context, *metaclient.Volume) error) error {
 	addrs, err := serviceAddrs(server)
 	if err != nil {
 		return err

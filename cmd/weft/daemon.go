@@ -51,7 +51,7 @@ type daemon struct {
 	cfg    mountConfig
 	since  time.Time
 	secret *tls.Config // of connections to data servers, nil = none
-	meta   *metaclient.Client
+	meta   *metaclient.Volume
 	data   *dataplane.Plane
 	fsys   *fs.FS
 	server *fs.Server
@@ -146,17 +146,17 @@ func (d *daemon) start(ctx context.Context) error {
 				f.OnSizeQuery(ctx, ids)
 			}
 		},
-		OnLost: func() {
+		OnLost: func(shard int) {
 			if f := front.Load(); f != nil {
-				f.OnLost()
+				f.OnLost(shard)
 			}
 		},
-		OnReset: func(ctx context.Context, lost bool) {
+		OnReset: func(ctx context.Context, shard int, lost bool) {
 			if f := front.Load(); f != nil {
 				if lost {
 					d.rekey(ctx)
 				}
-				f.OnReset(ctx, lost)
+				f.OnReset(ctx, shard, lost)
 			}
 		},
 		OnLockLost: func(id layout.FileID, flock bool, owner uint64) {
@@ -433,17 +433,49 @@ func (d *daemon) status(ctx context.Context) mountStatus {
 	for op, n := range state.Calls {
 		st.Service.Calls[op.String()] = n
 	}
-	if state.Problem != nil {
-		st.Service.Problem = fmt.Sprintf("not connected since %s: %v", state.Since.Format(time.RFC3339), state.Problem)
-	}
+	st.Service.Problem = problemOf(&state.State)
+	st.Service.addShards(&state)
 	ctx, cancel := context.WithTimeout(ctx, statusTime)
 	defer cancel()
-	if state.Connected {
+	if slices.ContainsFunc(state.Sessions, func(s metaclient.State) bool { return s.Connected }) {
 		d.askService(ctx, &st)
 	}
 	d.addUse(ctx, &st)
 	d.addPassthrough(&st)
 	return st
+}
+
+// problemOf says since when and why there is no connection, if there is none.
+func problemOf(s *metaclient.State) string {
+	if s.Problem == nil {
+		return ""
+	}
+	if s.Since.IsZero() {
+		return fmt.Sprintf("not connected yet: %v", s.Problem)
+	}
+	return fmt.Sprintf("not connected since %s: %v", s.Since.Format(time.RFC3339), s.Problem)
+}
+
+// addShards adds where the shards are, and the sessions, if the volume has several.
+func (st *serviceStatus) addShards(state *metaclient.VolumeState) {
+	if len(state.Ring.Owners) <= 1 {
+		return
+	}
+	st.Shards, st.Epoch = len(state.Ring.Owners), state.Ring.Epoch
+	for _, addr := range state.Ring.Services {
+		st.Services = append(st.Services, ringService{Address: addr, Shards: []int{}})
+	}
+	for shard, owner := range state.Ring.Owners {
+		if owner >= 0 {
+			st.Services[owner].Shards = append(st.Services[owner].Shards, shard)
+		} else if len(st.Services) > 0 {
+			st.Unserved = append(st.Unserved, shard)
+		}
+	}
+	for i := range state.Sessions {
+		s := &state.Sessions[i]
+		st.Parts = append(st.Parts, sessionStatus{s.Shard, s.Addr, s.Connected, problemOf(s), s.Since, s.Reconnects, s.Leases})
+	}
 }
 
 // addUse adds how the mount reaches devices and what it does there, also at those of which the service says nothing.

@@ -34,12 +34,18 @@ func init() {
 		{"layout move", "FILE|DIR --to DEVICE|local", "move the data of a file, or of all files below a directory, to a data server", runLayoutMove},
 		{"prefetch", "PATH... [--mirror-to local|DEVICE] [--cache-size SIZE]", "copy files, and those below directories, to a data server of this host, to be read there", runPrefetch},
 		{"evict", "PATH... [--from local|all|DEVICE]", "drop the copies that prefetch has made", runEvict},
+		{"du", "DIR... [--bytes] [--json]", "show what is below directories, without looking for it", runDu},
 		{"status", "[MOUNTPOINT] [--json]", "show how mounts, their metadata service and their data servers are", runStatus},
 		{"nvme-policy", "MOUNTPOINT adaptive|numa|round-robin|queue-depth", "say how a mount chooses among several paths to NVMe namespaces", runPolicy},
 		{"admin device add", "nfs://HOST:PORT/EXPORT|nvme://HOST:PORT[/NQN#NSID] [--force] [--server HOST[:PORT]]", "make a data server, or NVMe namespaces, part of the volume", runDeviceAdd},
 		{"admin device drain", "DEVICE [--cancel] [--server HOST[:PORT]]", "move everything off a data server, which gets nothing new; DEVICE as ls shows it", runDeviceDrain},
 		{"admin device remove", "DEVICE [--lost] [--server HOST[:PORT]]", "take a data server that is drained and empty out of the volume; DEVICE as ls shows it", runDeviceRemove},
 		{"admin device ls", "[--server HOST[:PORT]] [--json]", "list the volume's data servers", runDeviceList},
+		{"admin quota set", "DIR|--user USER|--group GROUP [--bytes SIZE] [--files N] [--server HOST[:PORT]]", "limit what there may be below a directory, or belong to a user or a group", runQuotaSet},
+		{"admin quota get", "DIR|--user USER|--group GROUP [--server HOST[:PORT]] [--json]", "show what is used, and the limits", runQuotaGet},
+		{"admin quota ls", "[--server HOST[:PORT]] [--json]", "list all quotas", runQuotaList},
+		{"admin meta ls", "[--server HOST[:PORT]] [--json]", "list the volume's metadata services, and which of its shards each of them has", runMetaList},
+		{"admin meta drain", "HOST:PORT [--cancel] [--server HOST[:PORT]]", "have a metadata service give its shards to the others; HOST:PORT as ls shows it", runMetaDrain},
 		{"version", "", "print the version", runVersion},
 	}
 }

@@ -91,7 +91,7 @@ func (d *daemon) newInitiator(id wire.HostID) error {
 	}
 	d.nvme, err = nvmetcp.NewInitiator(nvmetcp.InitiatorConfig{
 		HostNQN: name, HostID: id, Policy: d.cfg.options.policy, Patience: d.cfg.options.patience(), KATO: d.cfg.options.kato,
-		Key: d.reservationKey, Alive: func() bool { return d.meta.Alive() },
+		Key: d.reservationKey, Alive: func() bool { return d.meta.Alive(layout.RootID) }, // there are namespaces on volumes of one shard only
 		Secrets: secrets,
 	})
 	if err != nil || len(d.cfg.options.discovery) == 0 {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -65,8 +66,33 @@ type serviceStatus struct {
 	// HeldUp is what waits for files that are open in passthrough.
 	HeldUp []heldUp `json:"held_up,omitempty"`
 
+	// Shards is how many the volume has, and what follows is told if there are several: which service has which, as far as the mount has heard (Unserved:
+	// nobody), with the number by which that is told from older news; and the mount's sessions. All that is said above of one service is a sum then.
+	Shards   int             `json:"shards,omitempty"`
+	Epoch    uint64          `json:"ring_epoch,omitempty"`
+	Services []ringService   `json:"services,omitempty"`
+	Unserved []int           `json:"unserved,omitempty"`
+	Parts    []sessionStatus `json:"shard_sessions,omitempty"`
+
 	Calls  map[string]uint64 `json:"calls"`  // that the mount has sent, for each kind
 	Leases int               `json:"leases"` // inodes of which attributes or names need not be asked for
+}
+
+// ringService is a metadata service of several.
+type ringService struct {
+	Address string `json:"address"`
+	Shards  []int  `json:"shards"`
+}
+
+// sessionStatus is the session that a mount has for one of several shards.
+type sessionStatus struct {
+	Shard      int       `json:"shard"`
+	Address    string    `json:"address"`
+	Connected  bool      `json:"connected"`
+	Problem    string    `json:"problem,omitempty"`
+	Since      time.Time `json:"since"` // it has been connected or not
+	Reconnects int       `json:"reconnects"`
+	Leases     int       `json:"leases"`
 }
 
 type deviceStatus struct {
@@ -147,7 +173,7 @@ func (st *mountStatus) print() {
 	fmt.Printf("  served by   process %d, weft %s, since %s\n", st.PID, st.Version, humanize.Time(st.Since))
 	fmt.Printf("  requests    up to %s, transport=%s; %s written and not stable yet\n",
 		humanize.IBytes(uint64(st.MaxWrite)), st.Transport, humanize.IBytes(uint64(st.Retained)))
-	if s := st.Service; s.Connected && s.Problem == "" {
+	if s := st.Service; s.Connected && s.Problem == "" || s.Shards > 1 && s.Version != "" {
 		fmt.Printf("  metadata    %s, %s, %d sessions, %d data files to remove%s\n", s.Address, s.Version, s.Sessions, s.Garbage,
 			map[bool]string{true: ", in grace after a restart"}[s.Grace])
 		if s.Stale > 0 || s.Copied > 0 {
@@ -156,9 +182,51 @@ func (st *mountStatus) print() {
 	} else {
 		fmt.Printf("  metadata    %s: %s\n", s.Address, s.Problem)
 	}
+	st.Service.printShards(os.Stdout)
 	st.printDiscovery(os.Stdout)
 	printDevices(os.Stdout, st.Devices, "  ")
 	st.printPassthrough(os.Stdout)
+}
+
+// printShards writes where the shards are, if there are several, and which of them the mount cannot reach.
+func (s *serviceStatus) printShards(out io.Writer) {
+	if s.Shards <= 1 {
+		return
+	}
+	parts := []string{}
+	for _, service := range s.Services {
+		parts = append(parts, service.Address+" has "+shardList(service.Shards))
+	}
+	if len(s.Unserved) > 0 {
+		parts = append(parts, "nobody has "+shardList(s.Unserved))
+	}
+	fmt.Fprintf(out, "  shards      %d, sessions for %d; %s\n", s.Shards, len(s.Parts), strings.Join(parts, "; "))
+	for _, p := range s.Parts {
+		if !p.Connected {
+			fmt.Fprintf(out, "  shard %-5d %s\n", p.Shard, p.Problem)
+		}
+	}
+}
+
+// shardList is shards in their order as people write them: 0-3,7.
+func shardList(shards []int) string {
+	if len(shards) == 0 {
+		return "none"
+	}
+	var parts []string
+	for at := 0; at < len(shards); {
+		end := at + 1
+		for end < len(shards) && shards[end] == shards[end-1]+1 {
+			end++
+		}
+		if end-at == 1 {
+			parts = append(parts, strconv.Itoa(shards[at]))
+		} else {
+			parts = append(parts, fmt.Sprintf("%d-%d", shards[at], shards[end-1]))
+		}
+		at = end
+	}
+	return strings.Join(parts, ",")
 }
 
 // printDiscovery writes a line, if discovery controllers are followed.

@@ -7,11 +7,9 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 
-	"github.com/weftfs/weft/internal/nvmeauth"
 	"github.com/weftfs/weft/server/data"
-	"github.com/weftfs/weft/server/meta/datafile/store"
+	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/fsck"
 )
 
@@ -34,15 +32,34 @@ func couldNotRun(err error) error {
 
 func runFsck(ctx context.Context, c *command, args []string) error {
 	fl := c.flags("\nExit codes: 0 clean, 1 problems found (repaired or not), 2 could not run. The data servers must be running,\n" +
-		"except those of weftd single, which fsck starts and stops. Without --repair nothing is changed.\n")
-	dir := fl.String("dir", "", "directory of a stopped weftd meta or weftd single")
+		"except those of weftd single, which fsck starts and stops if it is not --online. Without --repair nothing is changed. With --online what seems wrong on\n" +
+		"data servers is looked at several times, as it may be on its way; repairs need the services stopped.\n" + catalogHelp + ".\n")
+	dir := fl.String("dir", "", "directory of a stopped weftd meta or weftd single; the same as --catalog")
+	name := fl.String("catalog", "", "CATALOG of the volume")
+	online := fl.Bool("online", false, "check the volume while its services run; the embedded engine's on the service's host")
+	rate := fl.Int64("rate", 0, "with --online: rows of the catalog and data files to look at in a second, at most (default: no bound)")
 	repair := fl.Bool("repair", false, "mend what is found; no bytes of a file are dropped")
 	dialer := dialFlags(fl)
 	secretFile := secretFlag(fl)
 	asJSON := fl.Bool("json", false, "print one JSON object")
 	verbose := fl.BoolP("verbose", "v", false, "log more")
-	if err := c.parse(fl, args, "dir"); err != nil {
+	if err := c.parse(fl, args); err != nil {
 		return err
+	}
+	switch {
+	case fl.Changed("dir") == fl.Changed("catalog"):
+		return usagef("fsck: give --dir or --catalog; usage: weftd %s %s", c.name, c.args)
+	case *online && *repair:
+		return usagef("fsck: --online --repair: stop the services to repair what they use")
+	case fl.Changed("rate") && (!*online || *rate < 1):
+		return usagef("fsck: --rate goes with --online, and is at least 1")
+	}
+	if *name == "" {
+		*name = *dir
+	}
+	where, err := parseCatalog(*name)
+	if err != nil {
+		return usagef("fsck: %v", err)
 	}
 	dial, err := dialer()
 	if err != nil {
@@ -59,7 +76,13 @@ func runFsck(ctx context.Context, c *command, args []string) error {
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	slog.SetDefault(log)
-	report, err := check(ctx, *dir, *repair, dial, secrets, log)
+	cfg := fsck.Config{Dial: dial, Secrets: secrets, Repair: *repair, Rate: *rate, Log: log}
+	var report *fsck.Report
+	if *online {
+		report, err = checkLive(ctx, where, cfg)
+	} else {
+		report, err = check(ctx, where, cfg)
+	}
 	if err != nil {
 		return couldNotRun(err)
 	}
@@ -77,27 +100,43 @@ func runFsck(ctx context.Context, c *command, args []string) error {
 	return nil
 }
 
-// check runs fsck on a directory that nobody else uses meanwhile.
-func check(ctx context.Context, dir string, repair bool, dial store.Dialer, secrets *nvmeauth.Secrets, log *slog.Logger) (report *fsck.Report, err error) {
-	if _, err := os.Stat(filepath.Join(dir, "catalog")); err != nil {
-		return nil, fmt.Errorf("%s is not a directory of weftd meta or weftd single: %w", dir, err)
+// check runs fsck on a catalog that nobody else uses meanwhile.
+func check(ctx context.Context, name catalogName, cfg fsck.Config) (report *fsck.Report, err error) {
+	engine, err := alone(ctx, name, true, cfg.Log)
+	if errors.Is(err, errRunning) {
+		return nil, fmt.Errorf("%w: stop it, or check with --online", err)
 	}
-	lock, err := lockDir(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer lock.Close()
-	engine, err := openEngine(dir, true, log)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, engine.Close()) }()
 	servers := dataServers{local: data.LocalOff}
 	defer func() { err = errors.Join(err, servers.stop()) }()
-	if err := servers.startAgain(dir, log); err != nil {
+	if name.dir != "" {
+		if err := servers.startAgain(name.dir, cfg.Log); err != nil {
+			return nil, err
+		}
+	}
+	cfg.Engine = engine
+	return fsck.Check(ctx, cfg)
+}
+
+// checkLive runs fsck on a catalog that services use.
+func checkLive(ctx context.Context, name catalogName, cfg fsck.Config) (report *fsck.Report, err error) {
+	l, err := openLive(ctx, name, cfg.Log)
+	if err != nil {
 		return nil, err
 	}
-	return fsck.Check(ctx, fsck.Config{Engine: engine, Dial: dial, Secrets: secrets, Repair: repair, Log: log})
+	defer func() { err = errors.Join(err, l.close()) }()
+	cfg.Snapshot = l.snapshot
+	report, err = fsck.Check(ctx, cfg)
+	switch {
+	case errors.Is(err, errNoService):
+		err = fmt.Errorf("%w: leave out --online", err)
+	case errors.Is(err, catalog.ErrSnapshotExpired):
+		err = fmt.Errorf("%w: the engine does not keep a view of the catalog for as long as this takes: have it keep it longer, or raise --rate", err)
+	}
+	return report, err
 }
 
 func printReport(r *fsck.Report) error {
@@ -111,6 +150,9 @@ func printReport(r *fsck.Report) error {
 	if n := r.Garbage + r.Orphans + r.Truncations + r.Writers + r.Copies; n > 0 {
 		fmt.Printf("left for the service to finish: %d data files to remove, %d files without names, %d truncations, %d sizes to find out, %d copies to fill\n",
 			r.Garbage, r.Orphans, r.Truncations, r.Writers, r.Copies)
+	}
+	if r.Busy > 0 {
+		fmt.Printf("%d data files changed whenever they were looked at: look again when there is less to do\n", r.Busy)
 	}
 	if r.Clean() {
 		fmt.Println("clean")

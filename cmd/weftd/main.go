@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -36,10 +37,13 @@ var commands []*command
 
 func init() {
 	commands = []*command{
-		{"meta", "--dir DIR [--listen ADDR] [--data-server HOST:PORT:/EXPORT]... [--export RULE]...", "run the metadata service of a volume", runMeta},
+		{"meta", "--dir DIR|--catalog URL [--listen ADDR] [--data-server HOST:PORT:/EXPORT]... [--export RULE]...", "run the metadata service of a volume", runMeta},
 		{"data", "--dir DIR[,DIR...] --listen ADDR[,ADDR...]", "run NFSv3 data servers, one for each directory and address", runData},
 		{"single", "--dir DIR [--data-servers N] [--listen ADDR]", "run a metadata service and data servers on one machine", runSingle},
-		{"fsck", "--dir DIR [--repair] [--json]", "check the volume that a stopped metadata service left", runFsck},
+		{"fsck", "--dir DIR | --catalog CATALOG [--repair | --online [--rate N]] [--json]", "check a volume, which its services do not use meanwhile, or with --online do", runFsck},
+		{"catalog export", "--from CATALOG --to FILE", "write the catalog of a volume that no service uses to a file, to be imported elsewhere", runExport},
+		{"catalog backup", "--from CATALOG --to FILE", "write the catalog of a volume to a file while its services run", runBackup},
+		{"catalog import", "--from FILE --to CATALOG [--shards N]", "make a catalog of what was exported or backed up", runImport},
 		{"version", "", "print the version", runVersion},
 	}
 }
@@ -83,8 +87,9 @@ func dispatch(ctx context.Context, args []string) error {
 	}
 	var names []string
 	for _, c := range commands {
-		if c.name == args[0] {
-			err := c.run(ctx, c, args[1:])
+		verb := strings.Fields(c.name)
+		if len(args) >= len(verb) && slices.Equal(args[:len(verb)], verb) {
+			err := c.run(ctx, c, args[len(verb):])
 			if errors.Is(err, pflag.ErrHelp) {
 				return nil
 			}
@@ -92,7 +97,7 @@ func dispatch(ctx context.Context, args []string) error {
 		}
 		names = append(names, c.name)
 	}
-	return usagef("no command %q; there are %s; see weftd --help", args[0], strings.Join(names, ", "))
+	return usagef("no command %q; there are %s; see weftd --help", strings.Join(args, " "), strings.Join(names, ", "))
 }
 
 func usage(w *os.File) {

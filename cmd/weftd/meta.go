@@ -19,6 +19,7 @@ import (
 	"github.com/weftfs/weft/server/meta"
 	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/catalog/pebble"
+	"github.com/weftfs/weft/server/meta/cluster"
 	"github.com/weftfs/weft/server/meta/datafile"
 	"github.com/weftfs/weft/server/meta/datafile/store"
 )
@@ -26,8 +27,12 @@ import (
 var defaultPort = strconv.Itoa(metarpc.DefaultPort)
 
 func runMeta(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nRuns until SIGTERM or SIGINT, which let requests that have begun end.\n")
-	dir := fl.String("dir", "", "directory for the catalog, made if missing")
+	fl := c.flags("\nRuns until SIGTERM or SIGINT, which let requests that have begun end, and give what the service has to others if it shares a catalog.\n")
+	dir := fl.String("dir", "", "directory for the catalog and for what the service keeps by itself, made if missing")
+	name := fl.String("catalog", "", "catalog that several services can share, as URL : etcd://HOST:PORT[,HOST:PORT].../NAME or postgres://...; made if missing")
+	advertise := fl.String("advertise", "", "address HOST:PORT at which clients and other services reach this one, on a shared catalog (default: that of --listen)")
+	shards := fl.Int("shards", defaultShards, "shards of a volume that is made now on a shared catalog, among which its services divide the inodes")
+	memberLease := fl.Duration("member-lease", cluster.DefaultLease, "on a shared catalog others take over from a service that is silent for so long")
 	addr := fl.String("listen", ":"+defaultPort, "address HOST:PORT")
 	servers := fl.StringArray("data-server", nil, "data server to add to the volume, HOST:PORT:/EXPORT (may be repeated)")
 	secretFile := secretFlag(fl)
@@ -37,8 +42,20 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 	nvme := discoveryFlag(fl)
 	dialer := dialFlags(fl)
 	verbose := fl.BoolP("verbose", "v", false, "log more")
-	if err := c.parse(fl, args, "dir"); err != nil {
+	if err := c.parse(fl, args); err != nil {
 		return err
+	}
+	where, err := metaCatalog(c, *dir, *name)
+	if err != nil {
+		return err
+	}
+	for _, flag := range []string{"advertise", "shards", "member-lease"} {
+		if where.url == "" && fl.Changed(flag) {
+			return usagef("meta: --%s is for a catalog that several services can share, which --catalog names", flag)
+		}
+	}
+	if *shards < 1 || *shards > layout.MaxShards {
+		return usagef("meta: --shards %d: want 1 to %d", *shards, layout.MaxShards)
 	}
 	urls := make([]string, len(*servers))
 	for i, s := range *servers {
@@ -61,15 +78,46 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return err
 	}
-	m, err := openMeta(ctx, *dir, *lease, int64(*rate), exports.rules, *nvme, dial, secrets, log)
+	if where.url != "" {
+		return runCluster(ctx, clusterConfig{
+			catalog: where, advertise: *advertise, shards: *shards, lease: *memberLease, urls: urls, log: log,
+			files: datafile.Config{Dial: dial, Secrets: secrets, Log: log, Discovery: *nvme, DiscoveryFile: discoveryFile(*dir)},
+			meta:  meta.Config{Lease: *lease, Resilver: int64(*rate), Exports: exports.rules, Program: "weftd " + version.String()},
+		}, l)
+	}
+	m, err := openMeta(ctx, where.dir, *lease, int64(*rate), exports.rules, *nvme, dial, secrets, log)
 	if err != nil {
 		l.Close()
 		return err
 	}
-	for _, url := range urls {
-		m.add(url)
-	}
+	addDevices(m.ctx, m.files, urls, log)
 	return m.run(ctx, l)
+}
+
+// metaCatalog is the catalog that --dir and --catalog name.
+func metaCatalog(c *command, dir, name string) (catalogName, error) {
+	if name == "" {
+		if dir == "" {
+			return catalogName{}, usagef("meta: --dir or --catalog is missing; usage: weftd meta %s", c.args)
+		}
+		return catalogName{dir: dir}, nil
+	}
+	where, err := parseCatalog(name)
+	if err != nil {
+		return catalogName{}, usagef("meta: --catalog %v", err)
+	}
+	if where.dir != "" && dir != "" && where.dir != dir {
+		return catalogName{}, usagef("meta: the catalog of --catalog %s is in its directory, not in --dir %s", name, dir)
+	}
+	return where, nil
+}
+
+// discoveryFile is where a service on a shared catalog remembers what NVMe discovery controllers have told, if it has a directory.
+func discoveryFile(dir string) string {
+	if dir == "" {
+		return ""
+	}
+	return filepath.Join(dir, "nvme-discovery")
 }
 
 // deviceURL turns HOST:PORT:/EXPORT into a URL.
@@ -85,6 +133,7 @@ func deviceURL(s string) (string, error) {
 type metaService struct {
 	log     *slog.Logger
 	engine  catalog.Engine
+	copies  *checkpoints
 	files   *datafile.Manager
 	service *meta.Service
 	ctx     context.Context // of the adding of data servers
@@ -92,7 +141,7 @@ type metaService struct {
 }
 
 // openEngine opens the catalog in dir, which must exist already if mustExist.
-func openEngine(dir string, mustExist bool, log *slog.Logger) (catalog.Engine, error) {
+func openEngine(dir string, mustExist bool, log *slog.Logger) (*pebble.Engine, error) {
 	if !mustExist {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, err
@@ -100,7 +149,7 @@ func openEngine(dir string, mustExist bool, log *slog.Logger) (catalog.Engine, e
 	}
 	engine, err := pebble.Open(pebble.Config{Dir: filepath.Join(dir, "catalog"), MustExist: mustExist, Logger: log})
 	if errors.Is(err, catalog.ErrLocked) {
-		return nil, fmt.Errorf("%s: another weftd runs on this directory: %w", dir, err)
+		return nil, fmt.Errorf("%s: %w: %w", dir, errRunning, err)
 	}
 	return engine, err
 }
@@ -112,7 +161,10 @@ func openMeta(ctx context.Context, dir string, lease time.Duration, resilver int
 	}
 	m := &metaService{log: log, engine: engine}
 	m.ctx, m.stop = context.WithCancel(ctx)
-	volume, err := meta.OpenVolume(ctx, engine, layout.Policy{})
+	if m.copies, err = serveCheckpoints(dir, engine, log); err != nil {
+		return nil, errors.Join(err, m.close())
+	}
+	volume, err := meta.OpenVolume(ctx, engine, layout.Policy{}, 1)
 	if err == nil {
 		m.files, err = datafile.New(datafile.Config{
 			Engine: engine, Volume: volume.ID, Dial: dial, Secrets: secrets, Log: log, Discovery: nvme, DiscoveryFile: filepath.Join(dir, "nvme-discovery"),
@@ -129,21 +181,23 @@ func openMeta(ctx context.Context, dir string, lease time.Duration, resilver int
 	return m, nil
 }
 
-// add makes a data server part of the volume, in the background until it answers.
-func (m *metaService) add(url string) {
-	go func() { // ends with success, or with the service
-		for wait := time.Second; ; wait = min(2*wait, time.Minute) {
-			_, err := m.files.AddDevice(m.ctx, url, false)
-			if err == nil || m.ctx.Err() != nil {
-				return
+// addDevices makes data servers part of the volume, in the background until they answer or ctx ends.
+func addDevices(ctx context.Context, files *datafile.Manager, urls []string, log *slog.Logger) {
+	for _, url := range urls {
+		go func() { // ends with success, or with ctx
+			for wait := time.Second; ; wait = min(2*wait, time.Minute) {
+				_, err := files.AddDevice(ctx, url, false)
+				if err == nil || ctx.Err() != nil {
+					return
+				}
+				log.Warn("cannot add data server, trying again", "url", url, "in", wait, "err", err)
+				select {
+				case <-time.After(wait):
+				case <-ctx.Done():
+				}
 			}
-			m.log.Warn("cannot add data server, trying again", "url", url, "in", wait, "err", err)
-			select {
-			case <-time.After(wait):
-			case <-m.ctx.Done():
-			}
-		}
-	}()
+		}()
+	}
 }
 
 // run serves on l until ctx ends.
@@ -169,6 +223,9 @@ func (m *metaService) close() error {
 	}
 	if m.files != nil {
 		err = errors.Join(err, m.files.Close())
+	}
+	if m.copies != nil {
+		err = errors.Join(err, m.copies.close())
 	}
 	return errors.Join(err, m.engine.Close())
 }

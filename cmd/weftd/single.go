@@ -138,6 +138,9 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	return errors.Join(err, <-ended, servers.stop())
 }
 
+// errRunning: there can be one on a directory.
+var errRunning = errors.New("another weftd runs on this directory")
+
 // lockDir makes sure that no other weftd runs on dir. The lock ends with the process.
 func lockDir(dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -152,7 +155,7 @@ func lockDir(dir string) (*os.File, error) {
 		n, _ := f.Read(owner)
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("%s: another weftd runs on this directory: process %s", dir, owner[:n])
+			return nil, fmt.Errorf("%s: %w: process %s", dir, errRunning, owner[:n])
 		}
 		return nil, err
 	}

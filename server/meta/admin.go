@@ -33,8 +33,17 @@ func (s *Service) describeLayout(ctx context.Context, c *call, a *metarpc.IDArgs
 	return &d, nil
 }
 
+// learnTime is how long the engine may take to say what devices there are, before the answer is what the service knows.
+const learnTime = 2 * time.Second
+
 func (s *Service) devices(ctx context.Context, _ *call, _ *metarpc.Empty) (*metarpc.DevicesResult, error) {
-	r := &metarpc.DevicesResult{Devices: s.cfg.Files.Devices(ctx)}
+	// The client may have a layout of another service, which names a device that was added a moment ago. While the engine does not answer, nothing is added.
+	learning, cancel := context.WithTimeout(ctx, learnTime)
+	defer cancel()
+	if err := s.cfg.Files.LearnDevices(learning); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return nil, err
+	}
+	r := &metarpc.DevicesResult{Devices: s.cfg.Files.Devices(learning)}
 	for i := range r.Devices {
 		r.Devices[i].Caches, r.Devices[i].CacheBytes, _ = s.caches.usage(r.Devices[i].Device.ID)
 	}
@@ -95,12 +104,41 @@ func (s *Service) removeDevice(ctx context.Context, c *call, a *metarpc.RemoveDe
 	return &metarpc.Empty{}, nil
 }
 
+// errNoMembers answers questions about the other services of a volume that has none.
+var errNoMembers = refusef(metarpc.Status(syscall.EOPNOTSUPP), "the volume has one metadata service, whose catalog others cannot share")
+
+func (s *Service) metaList(ctx context.Context, _ *call, _ *metarpc.Empty) (*metarpc.MetaListResult, error) {
+	if s.cfg.Members == nil {
+		return nil, errNoMembers
+	}
+	return s.cfg.Members.List(ctx)
+}
+
+func (s *Service) metaDrain(ctx context.Context, c *call, a *metarpc.MetaDrainArgs) (*metarpc.MetaListResult, error) {
+	switch who := s.caller(c); {
+	case !who.privileged:
+		return nil, errPerm
+	case who.readOnly:
+		return nil, errReadOnly
+	case s.cfg.Members == nil:
+		return nil, errNoMembers
+	}
+	err := s.cfg.Members.Drain(ctx, a.Address, a.Cancel)
+	if errno := syscall.Errno(0); errors.As(err, &errno) && (errno == syscall.ENOENT || errno == syscall.EBUSY) {
+		return nil, refusef(metarpc.Status(errno), "%v", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s.cfg.Members.List(ctx)
+}
+
 func (s *Service) layoutStats(_ context.Context, c *call, a *metarpc.LayoutStatsArgs) (*metarpc.Empty, error) {
 	s.cfg.Files.Report(c.sess.id, time.Duration(a.Span), a.Devices)
 	return &metarpc.Empty{}, nil
 }
 
-func (s *Service) statFS(ctx context.Context, _ *call, _ *metarpc.Empty) (*metarpc.StatFSResult, error) {
+func (s *Service) statFS(ctx context.Context, _ *call, a *metarpc.IDArgs) (*metarpc.StatFSResult, error) {
 	raw, err := s.engine.Get(ctx, schema.KeyUsage)
 	if err != nil {
 		return nil, err
@@ -111,7 +149,7 @@ func (s *Service) statFS(ctx context.Context, _ *call, _ *metarpc.Empty) (*metar
 	}
 	r := &metarpc.StatFSResult{Files: max(usage.Field(0), 0)}
 	r.Total, r.Free, r.Avail = s.cfg.Files.StatFS()
-	return r, nil
+	return r, s.limitSpace(ctx, a.ID, r)
 }
 
 func (s *Service) statusOf(ctx context.Context, _ *call, _ *metarpc.Empty) (*metarpc.StatusResult, error) {

@@ -287,7 +287,7 @@ func TestBlockLostClosed(t *testing.T) {
 		if err := live.finish(hdr, ch, new(metarpc.Empty)); statusOf(err) != metarpc.StatusGrace {
 			t.Errorf("removed: %v", err)
 		}
-		_, err := ask[metarpc.Empty](live.client, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: layout.RootID, Name: "f"})
+		_, err := ask[metarpc.RemoveResult](live.client, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: layout.RootID, Name: "f"})
 		wantStatus(t, err, metarpc.StatusGrace)
 		release()
 		synctest.Wait()

@@ -653,10 +653,12 @@ func (s *Service) loadCaches(ctx context.Context) error {
 			return err
 		}
 		var c cached
+		if c.device, c.id = schema.CacheOf(kv.Key); !s.mine(c.id) {
+			continue
+		}
 		if err := decode(kv.Key, kv.Value, &c.use); err != nil {
 			return err
 		}
-		c.device, c.id = schema.CacheOf(kv.Key)
 		all = append(all, c)
 	}
 	slices.SortFunc(all, func(a, b cached) int { return cmp.Compare(a.use.Made, b.use.Made) })

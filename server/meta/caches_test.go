@@ -269,7 +269,7 @@ func TestCacheEnds(t *testing.T) {
 		wantStatus(t, err, metarpc.Status(syscall.EBUSY))
 		startCache(a, cacheArgs(f))
 		must[metarpc.Empty](a, metarpc.OpClose, &metarpc.CloseArgs{IDs: []layout.FileID{f}})
-		must[metarpc.Empty](b, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: layout.RootID, Name: "f"})
+		must[metarpc.RemoveResult](b, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: layout.RootID, Name: "f"})
 		h.settled(t, g)
 
 		openRead(a, g)

@@ -54,6 +54,10 @@ var handlers = [...]handler{
 	metarpc.OpCacheStart:      handle((*Service).cacheStart),
 	metarpc.OpCacheDone:       handle((*Service).cacheDone),
 	metarpc.OpCacheDrop:       handle((*Service).cacheDrop),
+	metarpc.OpMetaList:        handle((*Service).metaList),
+	metarpc.OpMetaDrain:       handle((*Service).metaDrain),
+	metarpc.OpQuotaSet:        handle((*Service).quotaSet),
+	metarpc.OpQuotas:          handle((*Service).quotaList),
 }
 
 // execute has a call's handler execute it.
@@ -61,7 +65,10 @@ func (s *Service) execute(c *call, args any) (any, error) {
 	if int(c.h.Op) >= len(handlers) || handlers[c.h.Op] == nil {
 		return nil, refusef(metarpc.StatusBadArgs, "%v is not an op that this service executes", c.h.Op)
 	}
-	return handlers[c.h.Op](s, c.sess.ctx, c, args)
+	if err := s.refuseForeign(c.h.Op, args); err != nil {
+		return nil, err
+	}
+	return handlers[c.h.Op](s, c.ctx, c, args)
 }
 
 func handle[A, R any](f func(*Service, context.Context, *call, *A) (*R, error)) handler {

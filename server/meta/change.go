@@ -28,8 +28,14 @@ var errContended = fmt.Errorf("given up after %d tries: others kept changing the
 // tx is one attempt at a change: its batch, and who wants to know whether it was committed.
 type tx struct {
 	catalog.Batch
+	first    bool // no try of the change came before this one
+	guessed  bool // it relies on what was read before, and so do errors
 	outcome  []func(committed bool)
 	affected []metarpc.LeaseItem
+	usage    bool            // it changes usage
+	dirtied  []layout.FileID // whose usage, but for the root
+	lost     []layout.FileID // that lose their last names, of other shards
+	holding  *holding        // what the services of those hold for the change
 }
 
 // affects says what of an inode will no longer be as others know it.
@@ -53,34 +59,49 @@ func (t *tx) settle(committed bool) {
 // Leases of others on what the batch affects are recalled before it is committed, and none are granted from then on until
 // the change is visible or given up.
 //
+// What is affected of inodes of other shards is held by their services meanwhile.
+//
 // With a nil c the change is nobody's answer.
 func change[R any](ctx context.Context, s *Service, c *call, build func(*tx) (*R, error)) (*R, error) {
 	p := pending{s: s}
 	if c != nil {
 		p.by = c.sess
 	}
-	defer p.end()
+	h := holding{s: s}
+	defer func() {
+		p.end()
+		h.end()
+	}()
 	for try := range maxTries {
 		if err := backOff(ctx, try); err != nil {
 			return nil, err
 		}
-		t := new(tx)
+		t := &tx{holding: &h, first: try == 0}
 		result, err := build(t)
+		if err != nil && t.guessed {
+			err = errRetry
+		}
 		if err == nil && t.Len() == 0 {
 			t.settle(false)
 			return result, nil
 		}
 		if err == nil {
-			err = p.recall(ctx, t.affected)
+			err = s.prepare(ctx, &p, &h, t)
 		}
 		if err == nil {
 			err = s.commit(ctx, c, t, result)
+			h.lostHold(err)
 		}
 		if errors.Is(err, catalog.ErrUnknown) && c != nil {
+			h.doubt = true
 			err = s.findOut(ctx, c)
 		}
 		t.settle(err == nil)
+		if t.usage {
+			s.usageSoon()
+		}
 		if err == nil {
+			h.committed = true
 			return result, nil
 		}
 		guard := (*catalog.GuardError)(nil)

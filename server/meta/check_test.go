@@ -15,14 +15,20 @@ import (
 func checkCatalog(t testing.TB, engine catalog.Engine) {
 	t.Helper()
 	ctx := context.Background()
+	snap, err := engine.Snapshot(ctx) // the service tells directories' usage to their parents meanwhile
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer snap.Close()
 	inodes := map[layout.FileID]schema.Inode{}
 	counters := map[layout.FileID]catalog.Counters{}
 	links := map[layout.FileID]uint32{}
 	entries, subdirs := map[layout.FileID]int64{}, map[layout.FileID]int64{}
 	orphans, layouts, xattrs := map[layout.FileID]bool{}, map[layout.FileID]bool{}, map[layout.FileID]int{}
 	parents := map[layout.FileID]layout.FileID{}
-	var usage int64
-	for kv, err := range engine.Scan(ctx, nil, nil, catalog.ScanOptions{}) {
+	var inUse int64
+	owners, told, dirty := map[string]catalog.Counters{}, map[layout.FileID]usage{}, map[layout.FileID]bool{}
+	for kv, err := range snap.Scan(ctx, nil, nil, catalog.ScanOptions{}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -56,14 +62,35 @@ func checkCatalog(t testing.TB, engine catalog.Engine) {
 		case schema.KeyUsage[0]:
 			var c catalog.Counters
 			c, bad = catalog.DecodeCounters(kv.Value)
-			usage = c.Field(0)
+			inUse = c.Field(0)
+		case schema.PrefixOwner:
+			owners[string(kv.Key)], bad = catalog.DecodeCounters(kv.Value)
+		case schema.PrefixTold:
+			var c catalog.Counters
+			c, bad = catalog.DecodeCounters(kv.Value)
+			told[schema.IDOf(kv.Key)] = toldOf(c)
+		case schema.PrefixDirty:
+			dirty[schema.IDOf(kv.Key)] = true
 		}
 		if bad != nil {
 			t.Errorf("row %q: %v", kv.Key, bad)
 		}
 	}
-	if usage != int64(len(inodes)) {
-		t.Errorf("usage says %d inodes, there are %d", usage, len(inodes))
+	if inUse != int64(len(inodes)) {
+		t.Errorf("usage says %d inodes, there are %d", inUse, len(inodes))
+	}
+	checkUsage(t, inodes, counters, owners, told, dirty)
+	homes := map[layout.FileID]layout.FileID{}
+	for kv := range snap.Scan(ctx, []byte{schema.PrefixEntry}, []byte{schema.PrefixEntry + 1}, catalog.ScanOptions{}) {
+		var row schema.Entry
+		if dir, _, _ := schema.EntryOf(kv.Key); schema.Decode(kv.Value, &row) == nil && inodes[row.ID].Parent == dir {
+			homes[row.ID] = dir
+		}
+	}
+	for id, row := range inodes {
+		if id != layout.RootID && row.Parent != homes[id] {
+			t.Errorf("inode %d has the home %d, where it has no name", id, row.Parent)
+		}
 	}
 	for id, row := range inodes {
 		if row.Xattrs != xattrs[id] {
@@ -108,5 +135,48 @@ func checkCatalog(t testing.TB, engine catalog.Engine) {
 		if n != 0 {
 			t.Errorf("%d %s rows without an inode they belong to", n, what)
 		}
+	}
+}
+
+// checkUsage tests what directories and owners are charged with.
+func checkUsage(t testing.TB, inodes map[layout.FileID]schema.Inode, counters map[layout.FileID]catalog.Counters,
+	owners map[string]catalog.Counters, told map[layout.FileID]usage, dirty map[layout.FileID]bool) {
+	t.Helper()
+	direct, sub, owned := map[layout.FileID]usage{}, map[layout.FileID]usage{}, map[string]usage{}
+	for id, row := range inodes {
+		key := string(schema.OwnerKey(row.UID, row.GID))
+		owned[key] = owned[key].plus(usage{sizeOf(&row), 1, 0})
+		switch {
+		case !isDir(row.Mode):
+			direct[row.Parent] = direct[row.Parent].plus(usage{row.Size, 1, 0})
+		case id != layout.RootID:
+			sub[row.Parent] = sub[row.Parent].plus(told[id])
+		}
+	}
+	for id, row := range inodes {
+		if !isDir(row.Mode) {
+			continue
+		}
+		c := counters[id]
+		if got := (usage{c.Field(schema.CounterBytes), c.Field(schema.CounterFiles), 0}); got != direct[id] {
+			t.Errorf("directory %d is charged with %+v, of which there is %+v", id, got, direct[id])
+		}
+		if got := (usage{c.Field(schema.CounterSubBytes), c.Field(schema.CounterSubFiles), c.Field(schema.CounterSubDirs)}); got != sub[id] {
+			t.Errorf("directory %d was told %+v, its directories have told %+v", id, got, sub[id])
+		}
+		if id != layout.RootID && !dirty[id] && told[id] != totalOf(c) {
+			t.Errorf("directory %d has told %+v, is clean, and has %+v", id, told[id], totalOf(c))
+		}
+		delete(told, id)
+		delete(dirty, id)
+	}
+	for key, c := range owners {
+		if got := (usage{c.Field(schema.OwnerBytes), c.Field(schema.OwnerFiles), 0}); got != owned[key] {
+			t.Errorf("owner %x has %+v, there is %+v", key[1:], got, owned[key])
+		}
+		delete(owned, key)
+	}
+	if len(told)+len(dirty)+len(owned) > 0 {
+		t.Errorf("rows of directories that are gone: told %v, dirty %v; owners without a row: %v", told, dirty, owned)
 	}
 }

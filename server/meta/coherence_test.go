@@ -21,6 +21,7 @@ type view struct {
 
 	mu      sync.Mutex
 	clock   int
+	since   int                   // when the last restarted service was found
 	changed map[layout.FileID]int // when last recalled, or changed by a call of its own that was answered
 	busy    map[layout.FileID]int // own changes that are outstanding
 	attrs   map[layout.FileID]metarpc.Attr
@@ -33,8 +34,7 @@ func newView(c *client) *view {
 		c: c, changed: map[layout.FileID]int{}, busy: map[layout.FileID]int{},
 		attrs: map[layout.FileID]metarpc.Attr{}, names: map[layout.FileID]map[string]layout.FileID{},
 	}
-	c.mu.Lock()
-	c.back = func(op metarpc.BackOp, args any) metarpc.Status {
+	back := func(op metarpc.BackOp, args any) metarpc.Status {
 		if a, ok := args.(*metarpc.LeaseRecallArgs); ok {
 			v.mu.Lock()
 			defer v.mu.Unlock()
@@ -44,7 +44,15 @@ func newView(c *client) *view {
 		}
 		return metarpc.StatusOK
 	}
-	c.mu.Unlock()
+	parts := c.parts
+	if len(parts) == 0 {
+		parts = []*client{c}
+	}
+	for _, c := range parts {
+		c.mu.Lock()
+		c.back = back
+		c.mu.Unlock()
+	}
 	return v
 }
 
@@ -69,7 +77,17 @@ func (v *view) ask() int {
 
 // mayKeep says whether an answer may be kept; v.mu is held.
 func (v *view) mayKeep(id layout.FileID, asked int) bool {
-	return v.changed[id] <= asked && v.busy[id] == 0
+	return v.changed[id] <= asked && v.since <= asked && v.busy[id] == 0
+}
+
+// restarted forgets everything, as a service was restarted.
+func (v *view) restarted() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.clock++
+	v.since = v.clock
+	clear(v.attrs)
+	clear(v.names)
 }
 
 func (v *view) keepAttr(a metarpc.Attr, lease metarpc.Lease, asked int) {
@@ -207,11 +225,57 @@ func (h *history[T]) see(read func() T) (got T, ok bool) {
 // TestCoherence has several sessions keep what they may and change names and attributes in one directory, at random. Nobody
 // ever sees what was before a change that has been answered, whoever made it.
 func TestCoherence(t *testing.T) {
+	t.Run("one shard", func(t *testing.T) {
+		h := startMemory(t)
+		first := h.client()
+		testCoherence(t, h.client, first, first.mkdir(layout.RootID, "d"), nil, nil)
+		checkCatalog(t, h.engine)
+		h.svc.mu.Lock()
+		defer h.svc.mu.Unlock()
+		for id, l := range h.svc.leases {
+			if l.changing != 0 || len(l.holders) == 0 {
+				t.Errorf("inode %d left as %+v", id, l)
+			}
+			for _, sess := range l.holders {
+				if sess.leases[id] == 0 {
+					t.Errorf("inode %d: session %v holds nothing", id, sess)
+				}
+			}
+		}
+	})
+	// The names are in a directory of one shard, the files with the times in those of others, where they get and lose other names, too.
+	for _, how := range []string{"well", "messages are lost", "and services, too"} {
+		t.Run("three shards, "+how, func(t *testing.T) {
+			var luck *rand.Rand
+			if how != "well" {
+				luck = rand.New(rand.NewPCG(rand.Uint64(), 1))
+			}
+			c := startCluster(t, 3, luck)
+			first := c.client()
+			var disturb func([]*view)
+			if how == "and services, too" {
+				disturb = func(views []*view) {
+					k := rand.IntN(3)
+					c.kill(k)
+					c.start(k)
+					c.comeBack(k, []*client{first})
+					for _, v := range views {
+						v.restarted() // before it says that it has reclaimed all that it relies on
+						c.comeBack(k, []*client{v.c})
+					}
+				}
+			}
+			testCoherence(t, c.client, first, c.dirAt(first, 1, "d"), []layout.FileID{layout.RootID, c.dirAt(first, 2, "e")}, disturb)
+			c.check()
+		})
+	}
+}
+
+// testCoherence is TestCoherence with clients and a directory. The files with the times are in the root, or in homes.
+// Now and then disturb is called, if there is one.
+func testCoherence(t *testing.T, newClient func() *client, first *client, dir layout.FileID, homes []layout.FileID, disturb func([]*view)) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	h := startMemory(t)
-	first := h.client()
-	dir := first.mkdir(layout.RootID, "d")
 	all := []string{"a", "b", "c", "d"}
 	type nameOf = *history[layout.FileID]
 	truth := map[string]nameOf{}
@@ -220,8 +284,14 @@ func TestCoherence(t *testing.T) {
 	}
 	var files []layout.FileID
 	times := map[layout.FileID]*history[int64]{}
+	links := map[layout.FileID]*history[uint32]{} // how many names they have
 	for i := range 3 {
-		id := first.touch(layout.RootID, fmt.Sprint("f", i))
+		home := layout.RootID
+		if len(homes) > 0 {
+			home = homes[i%len(homes)]
+		}
+		id := first.touch(home, fmt.Sprint("f", i))
+		links[id] = newHistory(uint32(1))
 		must[metarpc.AttrResult](first, metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: id, Mask: metarpc.SetMtime, Mtime: 1})
 		files, times[id] = append(files, id), newHistory(int64(1))
 	}
@@ -232,7 +302,7 @@ func TestCoherence(t *testing.T) {
 	var views []*view
 	var reads, changes atomic.Int64
 	for s := range 3 {
-		v := newView(h.client())
+		v := newView(newClient())
 		views = append(views, v)
 		for w := range 2 {
 			rng := rand.New(rand.NewPCG(seed, uint64(10*s+w)))
@@ -246,6 +316,27 @@ func TestCoherence(t *testing.T) {
 					}
 					time.Sleep(time.Duration(rng.IntN(2000)) * time.Microsecond) // so that something is read from what is kept
 					changes.Add(1)
+					if len(homes) > 0 && rng.IntN(4) == 0 {
+						id := files[rng.IntN(len(files))]
+						tr := links[id]
+						name := fmt.Sprint("link-", id)
+						tr.turn.Lock()
+						n := tr.now()
+						tr.begin()
+						var err error
+						if n == 1 {
+							_, err = alter[metarpc.AttrResult](v, metarpc.OpLink, &metarpc.LinkArgs{ID: id, Parent: dir, Name: name}, id, dir)
+						} else {
+							_, err = alter[metarpc.RemoveResult](v, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: dir, Name: name}, id, dir)
+						}
+						tr.end(3 - n)
+						tr.turn.Unlock()
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						continue
+					}
 					if rng.IntN(3) == 0 {
 						id := files[rng.IntN(len(files))]
 						tr := times[id]
@@ -298,7 +389,7 @@ func TestCoherence(t *testing.T) {
 					default:
 						was := tr.now()
 						tr.begin()
-						_, err = alter[metarpc.Empty](v, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: dir, Name: all[i]}, dir, was)
+						_, err = alter[metarpc.RemoveResult](v, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: dir, Name: all[i]}, dir, was)
 						tr.end(0)
 					}
 					for last := dirTime.Load(); last < began && !dirTime.CompareAndSwap(last, began); last = dirTime.Load() {
@@ -333,7 +424,13 @@ func TestCoherence(t *testing.T) {
 							t.Errorf("the directory's time is %d, a change that began at %d has been answered", a.Mtime, at)
 							return
 						}
-					case 2, 3, 4:
+					case 2:
+						id := files[rng.IntN(len(files))]
+						if got, ok := links[id].see(func() uint32 { return v.attr(id).Nlink }); !ok {
+							t.Errorf("inode %d has %d names, which is over", id, got)
+							return
+						}
+					case 3, 4:
 						id := files[rng.IntN(len(files))]
 						if got, ok := times[id].see(func() int64 { return v.attr(id).Mtime }); !ok {
 							t.Errorf("inode %d has time %d, which is over", id, got)
@@ -354,7 +451,12 @@ func TestCoherence(t *testing.T) {
 	if testing.Short() {
 		wait = 500 * time.Millisecond
 	}
-	time.Sleep(wait)
+	for end := time.Now().Add(wait); time.Now().Before(end); {
+		time.Sleep(wait / 8)
+		if disturb != nil {
+			disturb(views)
+		}
+	}
 	close(stop)
 	wg.Wait()
 	var hits int64
@@ -364,19 +466,6 @@ func TestCoherence(t *testing.T) {
 	t.Logf("%d changes, %d looks, %d of them at what was kept", changes.Load(), reads.Load(), hits)
 	if hits == 0 || changes.Load() < 20 {
 		t.Error("too little happened")
-	}
-	checkCatalog(t, h.engine)
-	h.svc.mu.Lock()
-	defer h.svc.mu.Unlock()
-	for id, l := range h.svc.leases {
-		if l.changing != 0 || len(l.holders) == 0 {
-			t.Errorf("inode %d left as %+v", id, l)
-		}
-		for _, sess := range l.holders {
-			if sess.leases[id] == 0 {
-				t.Errorf("inode %d: session %v holds nothing", id, sess)
-			}
-		}
 	}
 }
 

@@ -116,6 +116,8 @@ type Files interface {
 	Forget(session metarpc.SessionID)
 
 	Devices(ctx context.Context) []metarpc.DeviceInfo
+	// LearnDevices makes Devices tell of all that other services have done to devices before it is called.
+	LearnDevices(ctx context.Context) error
 	// AddDevice makes an export or a namespace a device. With force a namespace is taken whatever is on it.
 	AddDevice(ctx context.Context, url string, force bool) (metarpc.DeviceInfo, error)
 	StatFS() (total, free, avail int64) // bytes
@@ -145,6 +147,29 @@ type Config struct {
 	// Resilver bounds how fast copies of mirrored data are made anew, bytes per second; 0 = as fast as they can be.
 	Resilver int64
 	Exports  []Export // what clients may do, the first that fits; nil = all of them everything that their users may
+
+	Shards int // of a volume that is made now; 0 = 1
+	Shard  int // which of the volume's shards is served
+	// Row is the shard's row in the catalog (schema.ShardKey) as it was written for this Service before it was made, for no earlier one and with the
+	// fence in force that keeps all earlier ones from changing the catalog: who finds another row there knows that the Service is none any more.
+	// nil = the volume has one shard.
+	Row []byte
+	// Alive reports whether no other process can be serving the shard yet. What was executed is answered only if it does afterwards.
+	// nil = there are no others.
+	Alive func() bool
+	Ring  func() metarpc.Ring // that clients are told; nil = there is one service
+	Peers Peers               // nil = the volume has one shard
+	// Members are the processes that serve the volume. nil = there is no other than this one.
+	Members Members
+}
+
+// Members are the processes that serve the volume's shards.
+type Members interface {
+	List(ctx context.Context) (*metarpc.MetaListResult, error)
+	// Drain has the one that clients reach at an address, which List says, give its shards to others and take none, or with cancel ends that.
+	// It returns when that is recorded. The errors ENOENT, no service has the address, and EBUSY, nobody else could take the shards
+	// (errors.Is), are the caller's.
+	Drain(ctx context.Context, address string, cancel bool) error
 }
 
 // Validate checks the configuration.
@@ -157,6 +182,12 @@ func (c *Config) Validate() error {
 	}
 	if c.Slots < 0 || c.Slots > metarpc.MaxSlots {
 		return fmt.Errorf("metadata service: %d slots, want 1 to %d", c.Slots, metarpc.MaxSlots)
+	}
+	if c.Shard < 0 || c.Shard >= layout.MaxShards {
+		return fmt.Errorf("metadata service: shard %d, want 0 to %d", c.Shard, layout.MaxShards-1)
+	}
+	if c.Shards < 0 || c.Shards > layout.MaxShards {
+		return fmt.Errorf("metadata service: %d shards, want 1 to %d", c.Shards, layout.MaxShards)
 	}
 	if c.Resilver < 0 {
 		return fmt.Errorf("metadata service: %d bytes per second for new copies", c.Resilver)

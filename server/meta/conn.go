@@ -2,20 +2,23 @@ package meta
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/server/meta/catalog"
 )
 
 const (
 	helloTimeout = 10 * time.Second // for the client's first frame
 	partTimeout  = time.Second      // for what is still to be sent on a connection that is given up
-	readBuffer   = 64 << 10         // bytes
+	readBuffer   = 16 << 10         // bytes; many calls fit, and a service has many clients
 
 	// maxQueued is how many bytes may wait to be sent to a client before its next frame is looked at, so that one that
 	// calls and does not read costs no more than that and one frame for each of its slots.
@@ -131,8 +134,49 @@ func (c *conn) waitRoom() {
 	c.mu.Unlock()
 }
 
-// serveConn does the hello and then reads frames until the connection ends.
-func (s *Service) serveConn(nc net.Conn) {
+// ReadFirst reads the first frame from a connection that was just made; the peer has some seconds for it. An error that is io.EOF says that there was
+// nothing. What follows is read through r.
+func ReadFirst(nc net.Conn) (frame []byte, r *bufio.Reader, err error) {
+	nc.SetReadDeadline(time.Now().Add(helloTimeout))
+	r = bufio.NewReaderSize(nc, readBuffer)
+	frame, err = metarpc.ReadFrame(r, nil, metarpc.MaxHello)
+	if err == io.EOF {
+		return nil, nil, err
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("connection without a hello: %w", err)
+	}
+	nc.SetReadDeadline(time.Time{})
+	return frame, r, nil
+}
+
+// ReadHello is ReadFirst where it can only be a client's.
+func ReadHello(nc net.Conn) (hello *metarpc.Hello, r *bufio.Reader, err error) {
+	frame, r, err := ReadFirst(nc)
+	if err != nil {
+		return nil, nil, err
+	}
+	if hello, err = metarpc.ParseHello(frame); err != nil {
+		return nil, nil, fmt.Errorf("connection of something else than a weft client: %w", err)
+	}
+	return hello, r, nil
+}
+
+// serve does the hello and then the rest.
+func (s *Service) serve(nc net.Conn) {
+	hello, r, err := ReadHello(nc)
+	if err != nil {
+		if err != io.EOF { // who only looks whether there is somebody is not worth a line
+			s.log.Warn("client refused", "address", nc.RemoteAddr().String(), "error", err)
+		}
+		nc.Close()
+		return
+	}
+	s.ServeConn(nc, r, hello)
+}
+
+// ServeConn serves a connection whose first frame has been read, until it ends. It closes the connection.
+func (s *Service) ServeConn(nc net.Conn, r *bufio.Reader, hello *metarpc.Hello) {
 	c := newConn(nc, s.cfg.Lease)
 	s.mu.Lock()
 	if s.conns == nil { // stopped
@@ -149,35 +193,17 @@ func (s *Service) serveConn(nc net.Conn) {
 		s.mu.Unlock()
 	}()
 	log := s.log.With("address", nc.RemoteAddr().String())
-	nc.SetReadDeadline(time.Now().Add(helloTimeout))
-	r := bufio.NewReaderSize(nc, readBuffer)
-	buf, err := metarpc.ReadFrame(r, nil, metarpc.MaxHello)
-	if err != nil {
-		if err != io.EOF { // who only looks whether there is somebody is not worth a line
-			log.Warn("connection without a hello", "error", err)
-		}
+	if !s.awaitAlive() {
 		return
 	}
-	hello, err := metarpc.ParseHello(buf)
-	if err != nil {
-		log.Warn("connection of something else than a weft client", "error", err)
-		return
-	}
-	nc.SetReadDeadline(time.Time{})
 	sess, err := s.welcome(c, hello, nc.RemoteAddr().String())
 	if err != nil {
 		log.Warn("client refused", "host", hello.Client.Host, "error", err)
 		return
 	}
-	for {
-		c.waitRoom()
-		if buf, err = metarpc.ReadFrame(r, buf, metarpc.MaxFrame); err == nil {
-			err = s.receive(sess, c, buf)
-		}
-		if err != nil {
-			break
-		}
-	}
+	rd := &reader{s: s, sess: sess, conn: c, r: r, ended: make(chan error, 1)}
+	rd.run()
+	err = <-rd.ended
 	if sess.detach(c) && s.ctx.Err() == nil {
 		log = log.With("session", sess)
 		if errors.Is(err, metarpc.ErrMalformed) {
@@ -191,28 +217,88 @@ func (s *Service) serveConn(nc net.Conn) {
 // errReplaced tells that the session has moved on to another connection, or is over.
 var errReplaced = errors.New("the session no longer uses this connection")
 
-// receive handles one frame of an established connection. It keeps nothing of it.
-func (s *Service) receive(sess *session, c *conn, frame []byte) error {
-	sess.renew()
+// reader reads the connection of an established session. One goroutine at a time has it: it executes the calls that it reads, and so
+// answers what need not wait without waking anybody. Before it waits it gives the reader to another (turn).
+type reader struct {
+	s     *Service
+	sess  *session
+	conn  *conn
+	r     *bufio.Reader
+	buf   []byte
+	ended chan error // why nobody reads any more
+}
+
+// run reads until the connection ends, or another goroutine has the reader.
+func (rd *reader) run() {
+	for {
+		rd.conn.waitRoom()
+		var err error
+		kept := true
+		if rd.buf, err = metarpc.ReadFrame(rd.r, rd.buf, metarpc.MaxFrame); err == nil {
+			kept, err = rd.s.receive(rd, rd.buf)
+		}
+		if err != nil {
+			rd.ended <- err
+			return
+		}
+		if !kept {
+			return
+		}
+	}
+}
+
+// turn is the context of a call that is executed by whoever has the reader of its connection. It is asked for its Done by all who are about to wait, and then has
+// another goroutine go on reading: what is waited for may come through this connection.
+type turn struct {
+	context.Context
+	rd    *reader
+	given atomic.Bool // the reader, to another goroutine
+}
+
+func (t *turn) Done() <-chan struct{} {
+	if t.given.CompareAndSwap(false, true) {
+		t.rd.s.tasks.Go(t.rd.run) // ends with the connection, or gives the reader to the next one
+	}
+	return t.Context.Done()
+}
+
+// keep takes the reader back after the call. It reports false if another goroutine has it.
+func (t *turn) keep() bool { return t.given.CompareAndSwap(false, true) }
+
+// patient is an engine whose commits are waited for.
+type patient struct{ catalog.Engine }
+
+// Commit implements [catalog.Engine].
+func (e patient) Commit(ctx context.Context, b *catalog.Batch) error {
+	ctx.Done() // see turn
+	return e.Engine.Commit(ctx, b)
+}
+
+// receive handles one frame of an established connection. It keeps nothing of it. It reports whether the caller still has the reader.
+func (s *Service) receive(rd *reader, frame []byte) (kept bool, err error) {
+	rd.sess.renew()
 	kind, err := metarpc.FrameKind(frame)
 	if err != nil {
-		return err
+		return true, err
 	}
 	switch kind {
 	case metarpc.KindCall:
+		if !s.awaitAlive() {
+			return true, errReplaced
+		}
 		h, args, err := metarpc.ParseCall(frame)
 		refusal := (*metarpc.Error)(nil)
 		if err != nil && !errors.As(err, &refusal) {
-			return err
+			return true, err
 		}
-		return s.accept(sess, c, h, args, refusal)
+		return s.accept(rd, h, args, refusal)
 	case metarpc.KindBackReply:
 		r, err := metarpc.ParseBackReply(frame)
 		if err != nil {
-			return err
+			return true, err
 		}
-		sess.answered(c, r)
-		return nil
+		rd.sess.answered(rd.conn, r)
+		return true, nil
 	}
-	return fmt.Errorf("%w: frame of kind %d from a client", metarpc.ErrMalformed, kind)
+	return true, fmt.Errorf("%w: frame of kind %d from a client", metarpc.ErrMalformed, kind)
 }

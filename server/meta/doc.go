@@ -43,6 +43,65 @@
 // leases only on files that the session has no layout for, which no recall makes a client report. They wait for one thing,
 // the commit of a truncation, which has made all its recalls before.
 //
+// # Shards
+//
+// A Service serves one shard of the volume (layout.ShardOf), from which clients have sessions of their own. All that is in memory, and all that is
+// done in the background, is of inodes of that shard: sessions and their leases, open files, layouts and locks; orphans, truncations, fences, new
+// copies, moves, caches; so the limit of the caches on a device is one for each shard, and what Status counts is the shard's, but for the garbage.
+// What one service knows in memory of an inode no other can know. The rows of all inodes, however, every service may read, and change in a guarded batch.
+//
+// Who serves a shard is in its row (schema.ShardKey), which has another epoch with each service that takes it over, after the earlier one can commit
+// nothing more (Config.Row; package cluster sees to it). A service that does not know whether it has been followed (Config.Alive) goes on executing
+// calls, which is harmless as it cannot commit, but sends nothing that a client could take for an answer. By answers alone clients get leases,
+// layouts and locks, and prolong their leases: those that were given before are over when the grace period of the follower is, as after a restart.
+//
+// A new inode is of the shard of its directory, a new directory of any. Of a name that leads to an inode of another shard, what is told is its
+// number and type, and of a directory its attributes as they are in the catalog, but no lease: what else there is to know, reports of writers for example, only
+// its own service knows. No record of such an inode is made (Service.mine).
+//
+// An operation is executed by the service of its first directory, a link by that of the inode. It may affect inodes of other shards: the directory
+// that something is moved to or linked in, what is moved or replaced or removed. Before the batch is committed the services of these hold them (Hold):
+//
+//	mark      as above
+//	recall    from all sessions there, also that of the client which asks: what it keeps it keeps by that session
+//	removing  of a regular file that loses its last name, see Mutexes; of anything else that goes, what it was is remembered there (removedInodes)
+//
+// at all shards at the same time, and at the same time as the recalls here. They hold it until they hear that the change is settled (Settle), over tries
+// of the batch as long as these need the same. The batch guards each such shard's row as it was when the hold was answered: a hold that was
+// lost with its service has been followed by one that knows nothing of it, and the batch fails, and all is asked for again. A service answers no Hold
+// in its grace period, as it does not know yet what to recall.
+//
+// A regular file of another shard that loses its last name is not removed with it, as only its own service knows whether somebody has it open:
+// the batch leaves it without a name, with an orphan row. Whether that happened its service sees in the catalog when the hold is settled, and removes the file unless
+// it is open. Should it hear of nothing, as it has died, the next one finds the row. Whatever else has lost its last name goes with the batch.
+//
+// The answer to the client does not wait for the holders to hear that the change is settled. They hear it in the background,
+// for as long as it takes (sendSettled). Of a change whose outcome is unknown it is found out first.
+//
+// Messages may be lost, late, doubled and in any order. The changes of a service count up, and each message says which one is the oldest that
+// is not settled everywhere yet at the one it goes to: what is older and comes late is nothing to it, and what is younger and settled it remembers (asker). A Hold
+// says for which service it is, by the epoch, so that a follower does not take a late one for new; who has followed says so, and is asked again.
+// A hold whose asker never settles it ends when the asker's shard has another row, for which that is looked at once a second: then nothing of that asker can be committed
+// any more, and what was, is in the catalog.
+//
+// Who waits for whom. Marks are shared, and nobody waits for one. A recall waits for clients, who answer it whatever they wait for, or for
+// their leases to be over. That leaves removing, and the order of moves (Service.moving). A change has one removing at most, here or at another shard: a change
+// that comes to wait for another one, because the name leads elsewhere by then, first lets go what it holds (letLastGo, grip.fits), and so does
+// one that comes to wait for its turn to move. While a change has removing it waits for recalls and commits only, so nobody waits in a circle. Whoever
+// moves a directory to another parent has the turn of his process; between processes the guard of the row that counts the moves puts them in order, and
+// the turn only spares them most of the tries. A service that does not answer is waited for askPatience, and one in its grace period not at all:
+// then everything is let go, and the client asks again.
+//
+// # Calls
+//
+// The goroutine that reads a connection executes the call that it has read, and goes on reading when that is answered: what needs not wait is answered without
+// waking another thread, which takes longer than most calls do. The context of the call is a turn. All who wait ask it for Done first, commits included (patient), and
+// then another goroutine reads on, so that calls of one session are executed side by side, share a sync, and can wait for one another. So
+// whatever waits for something that may come through a connection has to do it with the context of its call, or with one made of it.
+//
+// CREATE and MAKENODE guess, the first time they are tried, that the directory is as it was when it was read last and that the name is not there, since clients have
+// looked it up before (newPlace). Guards of the batch say whether that is so. An error that a guess led to is none: the next try reads.
+//
 // # Permission
 //
 // The service decides who may do what, as the Linux VFS does and in its order (perm.go, xattr.go, package acl), by the
@@ -263,6 +322,40 @@
 // far is then durable, and nothing older than the set time comes after it. Who has lost his session is not waited for, as
 // the times that he reported are forgotten.
 //
+// # Usage
+//
+// What directories and owners are charged with is changed by the batch of the change itself (usage.go; what it means, in package schema): at the home
+// of the inode and at its owner, never further up. Such a change makes the home dirty, durably. One worker has dirty directories
+// tell their parents, in passes usagePeriod or more apart, the deepest first, so that one pass takes what is new from the leaves to the root:
+//
+//	read     the dirty row, then the counters and what was told before
+//	commit   the difference is added to the parent, which becomes dirty, and what was told is put. Guards: the inode row, so that the parent is
+//	         still this one, and what was told. The dirty row goes as well if it is what was read
+//
+// A directory in which somebody works all the time changes its dirty row between the two; then it tells what it has and stays dirty. So the worker never
+// waits for those, and they wait for it no longer than for any other commit. Its commits are not synced: what a crash takes back is told
+// again. Renaming a directory takes what it has told from one parent to the other, and guards it. Usage is no part of attributes, so nobody's
+// lease is recalled because of it.
+//
+// A service with several shards (mine) does this for the directories of its own, and also looks every usageLook for what others have told these: what is
+// new takes so long for each time that the path goes from one shard to another.
+//
+// # Quotas
+//
+// What is known of quotas (quotaTable) is read by whoever needs it and finds it older than quotaAge. Somebody who would be refused by that
+// has all directories tell what they know first, and reads it anew (settledQuotas), so what would fit is never refused. Near
+// the limit every call does that. What has been admitted here is remembered until it is certain to be in what is read.
+//
+//	inodes   are admitted when they are made, get their first name, are moved into a tree, or are given to somebody else: as many may go over as
+//	         there are calls under way at the same time
+//	bytes    when a file is made longer by SetAttr or Reserve, and where a layout for writing is granted (allowance): it ends where the quota ends, and a
+//	         quotaShare-th of what is left behind the end of the file, but not less than quotaLeast and not more than quotaMost. What writers have asked to write counts
+//	         as if they had reported it (file.reach). So each file that is being written may go over by what it was granted and has not come to yet
+//
+// Layouts from before a quota are recalled when it is noticed (recallUnlimited), also after a file or directory was moved into a
+// tree. No file with a quota of bytes is pinned for writing; one that is already goes on until it is closed. Rows of quotas go with
+// their directories.
+//
 // # Locks of files
 //
 // They are in memory, see locks.go; clients set them again after a restart. A session has locks only on files that it
@@ -273,18 +366,20 @@
 //
 // No mutex is held over a catalog call, a call to a data server, or a write to a connection.
 //
-//	Service.mu   sessions, and all file, claim and lease records. Held for moments.
+//	Service.mu   sessions, all file, claim and lease records, and what is held for other services and by them. Held for moments.
 //	cacheTable.mu which caches there are. Taken alone.
 //	lockTable.mu locks of files. Taken with Service.mu held or without.
 //	removedInodes.mu removed inodes. Taken alone.
+//	usageTable.mu which parents directories have. Taken alone.
 //	session.mu   a session's slots, connection and callbacks. Taken with Service.mu held or without.
 //	conn.mu      a connection's queue of frames. Taken with session.mu held or without.
 //
 // What has to exclude others for longer is a flag in the file record that is waited for (Service.wait): removing, from
-// the decision whether somebody has the file open until the batch that removes it is done; and sizing, over a truncation
+// the decision whether somebody has the file open until the batch that removes it is done, also one of another service; and sizing, over a truncation
 // over finding the size that a dead client left, or over the copying of a range. Nobody waits for one while having the other. Both may be held over a
 // recall: neither LayoutCommit nor LayoutReturn waits for them. A range that is being taken (taking) is the third; who takes it has neither of the
 // others, and who waits for it is the caller of a LayoutGet, which nothing else waits for. Directories that change
 // their parent are put in order by a guarded catalog row, and inside this process by a token (Service.moving) as well, so
-// that they need not fail each other's guards; another token reserves inode numbers.
+// that they need not fail each other's guards; another token reserves inode numbers. The token of
+// quotas is held over the reading of them, and over taking that of usage, which is held over a pass.
 package meta

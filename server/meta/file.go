@@ -25,6 +25,7 @@ type file struct {
 	freezing int           // somebody relies on what is pinned, or that nothing is
 	heldUp   *heldUp       // what cannot be done because of what is pinned; nil: nothing
 	granting int           // layouts that can be taken back whose answer is not yet in its connection's queue
+	reach    int64         // its writers, while there are any, have asked to write up to here; where there are quotas of bytes
 	moves    uint64        // how often what is reported went into the inode row, or was cut off
 	waiters  int           // who needs the record to stay
 	changed  chan struct{} // closed at the next change of anything above; nil when nobody waits
@@ -88,6 +89,9 @@ func (s *Service) changedFile(f *file) {
 	if f.heldUp != nil && len(f.pinned()) == 0 {
 		f.heldUp = nil
 		s.resilverSoon()
+	}
+	if f.reach > 0 && !f.writtenByOthers(nil) {
+		f.reach = 0
 	}
 	f.claims = slices.DeleteFunc(f.claims, func(cl *claim) bool {
 		idle := !cl.open && !cl.writer && !cl.unbarred && cl.assigning == 0 && !cl.returning && cl.report == report{}

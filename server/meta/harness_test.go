@@ -11,6 +11,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -58,6 +59,9 @@ type fakeFiles struct {
 	barred   func(metarpc.SessionID)                         // called by FenceSession before it returns
 	cut      func(size int64)                                // called by Truncate before it cuts
 	reports  map[metarpc.SessionID][]metarpc.DeviceStats     // that count now
+	others   []metarpc.DeviceInfo                            // what LearnDevices finds
+	known    []metarpc.DeviceInfo                            // what it has found, which Devices tells
+	learnt   error                                           // what LearnDevices fails with
 	changed  *sync.Cond
 }
 
@@ -601,8 +605,20 @@ func (f *fakeFiles) Forget(session metarpc.SessionID) {
 	delete(f.reports, session)
 }
 
+func (f *fakeFiles) LearnDevices(context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.learnt == nil {
+		f.known = f.others
+	}
+	return f.learnt
+}
+
 func (f *fakeFiles) Devices(context.Context) []metarpc.DeviceInfo {
-	return []metarpc.DeviceInfo{{Device: metarpc.Device{ID: layout.DeviceID{1}, Addrs: []string{"127.0.0.1:2049"}}, URL: "nfs://127.0.0.1:2049/a", Reachable: true}}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	first := metarpc.DeviceInfo{Device: metarpc.Device{ID: layout.DeviceID{1}, Addrs: []string{"127.0.0.1:2049"}}, URL: "nfs://127.0.0.1:2049/a", Reachable: true}
+	return append([]metarpc.DeviceInfo{first}, f.known...)
 }
 
 func (f *fakeFiles) AddDevice(ctx context.Context, url string, force bool) (metarpc.DeviceInfo, error) {
@@ -643,6 +659,7 @@ func (w testWriter) Write(p []byte) (int, error) {
 
 // host runs a service that can be killed and started again on the same catalog.
 type host struct {
+	others *cluster // nil if there is one service
 	t      testing.TB
 	engine catalog.Engine
 	files  *fakeFiles
@@ -650,6 +667,9 @@ type host struct {
 	leases int // Config.Leases
 	listen func() net.Listener
 	dial   func() (net.Conn, error)
+	// Of a service that is one of several; else nil.
+	config  func(*Config)  // changes what it is started with
+	started func(*Service) // is called when it is
 
 	svc *Service
 	l   net.Listener
@@ -671,15 +691,22 @@ func newHost(t testing.TB, engine catalog.Engine) *host {
 
 func (h *host) start() *host {
 	h.t.Helper()
-	svc, err := New(context.Background(), Config{
+	cfg := Config{
 		Engine: h.engine, Files: h.files, Log: logTo(h.t), Lease: h.lease, Slots: 16, Leases: h.leases,
 		Policy: layout.Policy{StripeUnit: testUnit, StripeCount: 2}, Program: "weftd test",
-	})
+	}
+	if h.config != nil {
+		h.config(&cfg)
+	}
+	svc, err := New(context.Background(), cfg)
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	h.ownRoot()
 	h.svc, h.l = svc, h.listen()
+	if h.started != nil {
+		h.started(svc)
+	}
 	served := make(chan error, 1)
 	go func(l net.Listener) { served <- svc.Serve(l) }(h.l)
 	h.t.Cleanup(func() {
@@ -703,8 +730,14 @@ func (h *host) ownRoot() {
 		h.t.Fatal(err)
 	}
 	if root.UID == 0 {
+		var tx tx
+		before := root
 		root.UID, root.GID = testCred.UID, testCred.GID
-		put(h.t, h, schema.InodeKey(layout.RootID), schema.Encode(&root))
+		recharge(&tx, &before, &root)
+		tx.Put(schema.InodeKey(layout.RootID), schema.Encode(&root))
+		if err := h.engine.Commit(context.Background(), &tx.Batch); err != nil {
+			h.t.Fatal(err)
+		}
 	}
 }
 
@@ -763,9 +796,12 @@ type client struct {
 	free     chan int
 	waiting  map[[2]uint64]chan []byte // by slot and sequence
 	layouts  map[[2]uint64]bool        // which of these wait for layouts
+
+	parts  []*client            // of a volume with several shards: the clients of all of them, of which c is one
+	resend map[[2]uint64][]byte // unanswered calls, which are sent again on the next connection; nil: none are
 }
 
-var clients byte
+var clients atomic.Uint32
 
 func (h *host) client() *client {
 	h.t.Helper()
@@ -783,10 +819,10 @@ func (h *host) root() *client {
 
 func (h *host) newClient() *client {
 	c := &client{t: h.t, h: h, cred: testCred, waiting: map[[2]uint64]chan []byte{}, layouts: map[[2]uint64]bool{}, ready: make(chan metarpc.LockReadyArgs, 100)}
-	clients++
+	number := clients.Add(1)
 	c.hello = metarpc.Hello{
 		Magic: metarpc.Magic, Lowest: metarpc.Version, Highest: metarpc.Version,
-		Client: metarpc.ClientInfo{ID: [16]byte{clients}, Host: "test", PID: int(clients), Program: "test", Mount: "/mnt"},
+		Client: metarpc.ClientInfo{ID: [16]byte{byte(number), byte(number >> 8)}, Host: "test", PID: int(number), Program: "test", Mount: "/mnt"},
 	}
 	h.t.Cleanup(c.drop)
 	return c
@@ -834,6 +870,9 @@ func (c *client) connect() {
 		for i := range w.Slots {
 			c.free <- i
 		}
+	}
+	for _, frame := range c.resend {
+		conn.Write(frame)
 	}
 	c.mu.Unlock()
 	go c.read(conn)
@@ -884,6 +923,7 @@ func (c *client) read(conn net.Conn) {
 				ch <- body
 				delete(c.waiting, key)
 			}
+			delete(c.resend, key)
 			c.mu.Unlock()
 		case err == nil && kind == metarpc.KindCallBack:
 			h, args, err := metarpc.ParseCallBack(body)
@@ -930,6 +970,9 @@ func (c *client) send(h metarpc.CallHeader, args any) chan []byte {
 	defer c.mu.Unlock()
 	c.waiting[[2]uint64{uint64(h.Slot), h.Sequence}] = ch
 	c.layouts[[2]uint64{uint64(h.Slot), h.Sequence}] = h.Op == metarpc.OpLayoutGet
+	if c.resend != nil {
+		c.resend[[2]uint64{uint64(h.Slot), h.Sequence}] = frame
+	}
 	if c.conn != nil {
 		c.conn.Write(frame) // if that fails no answer comes
 	}
@@ -964,8 +1007,14 @@ func (c *client) finish(h metarpc.CallHeader, ch chan []byte, result any) error 
 // ask makes a call.
 func ask[R any](c *client, op metarpc.Op, args any) (R, error) {
 	var r R
+	c = c.part(args)
 	h, ch := c.begin(op, args)
 	err := c.finish(h, ch, &r)
+	for c.resend != nil && statusOf(err) == metarpc.StatusGrace {
+		time.Sleep(time.Millisecond)
+		h, ch = c.begin(op, args)
+		err = c.finish(h, ch, &r)
+	}
 	return r, err
 }
 
@@ -1013,7 +1062,7 @@ func (c *client) wantGone(id layout.FileID) {
 
 func (c *client) remove(parent layout.FileID, name string) {
 	c.t.Helper()
-	must[metarpc.Empty](c, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: parent, Name: name})
+	must[metarpc.RemoveResult](c, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: parent, Name: name})
 }
 
 func (c *client) closeFile(id layout.FileID) {
@@ -1091,7 +1140,9 @@ func dump(t testing.TB, engine catalog.Engine) map[string]string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all[string(kv.Key)] = string(kv.Value)
+		if kv.Key[0] != schema.PrefixShard {
+			all[string(kv.Key)] = string(kv.Value)
+		}
 	}
 	return all
 }

@@ -38,7 +38,12 @@ func (s *Service) layoutGet(ctx context.Context, c *call, a *metarpc.LayoutGetAr
 		return r, err
 	}
 	if a.IOMode == layout.IOModeRW {
-		if s.cfg.Files.MayBeWhole(l, row, a.Near) {
+		// A kernel that writes by itself does not stop where a quota ends.
+		limited, err := s.limited(ctx, a.ID, &row)
+		if err != nil {
+			return r, err
+		}
+		if !limited && s.cfg.Files.MayBeWhole(l, row, a.Near) {
 			return s.grant(ctx, c, a, row)
 		}
 		return r, nil // who wants it pinned does not want it otherwise
@@ -170,6 +175,10 @@ func (s *Service) awaitFence(ctx context.Context, f *file) error {
 
 // grant answers a LayoutGet for writing.
 func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, row schema.Inode) (*metarpc.LayoutResult, error) {
+	allowed, err := s.allowance(ctx, a.ID, &row, a.Off)
+	if err != nil {
+		return nil, err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.file(a.ID)
@@ -202,12 +211,13 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 	}
 	s.mu.Unlock()
 	p := pending{s: s, by: c.sess}
-	err := p.recall(ctx, []metarpc.LeaseItem{{ID: a.ID, Lease: metarpc.LeaseAttrs | metarpc.LeaseData}})
+	err = p.recall(ctx, []metarpc.LeaseItem{{ID: a.ID, Lease: metarpc.LeaseAttrs | metarpc.LeaseData}})
 	p.end()
 	s.mu.Lock()
 	var got layout.Range
 	if err == nil {
 		got, err = s.awaitGrant(ctx, f, a.Off)
+		got.Len = min(got.End(), allowed) - got.Off
 	}
 	if err != nil {
 		assigned()
@@ -238,10 +248,14 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 			assigned()
 			return nil, err
 		}
+		got.Len = min(got.End(), allowed) - got.Off
 		// A gate that came meanwhile had nothing to recall here, and a layout of before it lacks the copies that it began.
 		again = f.gates != gates
 	}
 	f.granting++
+	if allowed < layout.ToEOF {
+		f.reach = max(f.reach, min(layout.Range{Off: a.Off, Len: a.Len}.End(), allowed))
+	}
 	r := new(metarpc.LayoutResult)
 	if on {
 		s.mu.Unlock()
@@ -419,7 +433,7 @@ func (s *Service) layoutCommit(ctx context.Context, c *call, a *metarpc.LayoutCo
 	case a.Provisional:
 		err = s.note(ctx, c.sess, reports)
 	default:
-		size := max(1, s.engine.Caps().MaxKeys/2) // a guard and a put for each
+		size := max(1, s.engine.Caps().MaxKeys/5) // a guard, a put and three deltas for each
 		for part := range slices.Chunk(reports, size) {
 			if err = s.record(ctx, c.sess, part); err != nil {
 				break
@@ -637,7 +651,7 @@ func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileRe
 		}
 	}
 	s.mu.Unlock()
-	var b catalog.Batch
+	var t tx
 	at := now()
 	for i, row := range rows {
 		if row == nil {
@@ -649,13 +663,18 @@ func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileRe
 			applyReport(row, clips[i], at)
 		}
 		row.Atime = max(row.Atime, reports[i].atime)
-		b.GuardEqual(key, raw[i])
+		recharge(&t, &before, row)
+		t.GuardEqual(key, raw[i])
 		if *row != before {
-			b.Put(key, schema.Encode(row))
+			t.Put(key, schema.Encode(row))
 		}
 	}
 	// Also if nothing changes: then it is the guards that say so durably.
-	if err := s.engine.Commit(ctx, &b); err != nil {
+	err = s.engine.Commit(ctx, &t.Batch)
+	if t.usage {
+		s.usageSoon()
+	}
+	if err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -66,7 +66,7 @@ func (s *Service) lease(sess *session, id layout.FileID, want metarpc.Lease) met
 // leaseUpTo is lease if the session has leases on fewer than limit inodes; s.mu is held.
 func (s *Service) leaseUpTo(limit int, sess *session, id layout.FileID, want metarpc.Lease) metarpc.Lease {
 	l := s.leases[id]
-	if l != nil && l.changing > 0 || sess.leases == nil || want&metarpc.LeaseAttrs != 0 && s.files[id].writtenByOthers(sess) {
+	if !s.mine(id) || l != nil && l.changing > 0 || sess.leases == nil || want&metarpc.LeaseAttrs != 0 && s.files[id].writtenByOthers(sess) {
 		return 0
 	}
 	have := sess.leases[id]

@@ -123,7 +123,7 @@ func TestGrants(t *testing.T) {
 		"open":    must[metarpc.AttrResult](b, metarpc.OpOpen, &metarpc.OpenArgs{ID: f}).Lease,
 		"create":  must[metarpc.CreateResult](b, metarpc.OpCreate, &metarpc.CreateArgs{Parent: dir, Name: "new"}).Lease,
 		"again":   must[metarpc.CreateResult](b, metarpc.OpCreate, &metarpc.CreateArgs{Parent: dir, Name: "new"}).Lease,
-		"mkdir":   must[metarpc.AttrResult](b, metarpc.OpMakeNode, &metarpc.MakeNodeArgs{Parent: dir, Name: "sub", Mode: syscall.S_IFDIR}).Lease,
+		"symlink": must[metarpc.AttrResult](b, metarpc.OpMakeNode, &metarpc.MakeNodeArgs{Parent: dir, Name: "to", Mode: syscall.S_IFLNK, Target: "x"}).Lease,
 		"link":    must[metarpc.AttrResult](b, metarpc.OpLink, &metarpc.LinkArgs{ID: f, Parent: dir, Name: "l"}).Lease,
 		"setattr": must[metarpc.AttrResult](b, metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: f, Mask: metarpc.SetMode}).Lease,
 		"size":    must[metarpc.AttrResult](b, metarpc.OpSetAttr, setSize(f, 10)).Lease,
@@ -131,6 +131,10 @@ func TestGrants(t *testing.T) {
 		if lease != attrs {
 			t.Errorf("%s: %v", what, lease)
 		}
+	}
+
+	if r := must[metarpc.AttrResult](b, metarpc.OpMakeNode, &metarpc.MakeNodeArgs{Parent: dir, Name: "sub", Mode: syscall.S_IFDIR}); r.Lease != attrs|names {
+		t.Errorf("mkdir: %v", r.Lease)
 	}
 
 	// A writer has a lease as long as it is the only one; nobody else has any.
@@ -164,7 +168,7 @@ func TestGrants(t *testing.T) {
 	for _, name := range []string{"f", "l", "new"} {
 		a.remove(dir, name)
 	}
-	must[metarpc.Empty](a, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: dir, Name: "sub", Dir: true})
+	must[metarpc.RemoveResult](a, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: dir, Name: "sub", Dir: true})
 	_, err := ask[metarpc.AttrResult](b, metarpc.OpGetAttr, &metarpc.IDArgs{ID: 12345})
 	wantStatus(t, err, metarpc.Status(syscall.ESTALE))
 	_, err = ask[metarpc.LookupResult](b, metarpc.OpLookup, &metarpc.NameArgs{Parent: 12345, Name: "x"})
@@ -209,7 +213,7 @@ func TestRecallBeforeChange(t *testing.T) {
 		{"setattr of a directory", metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: d, Mask: metarpc.SetMode, Mode: 0o777}, map[layout.FileID]metarpc.Lease{d: attrs}},
 		{"truncate", metarpc.OpSetAttr, setSize(f, 5), map[layout.FileID]metarpc.Lease{f: attrs | data}},
 		{"create", metarpc.OpCreate, &metarpc.CreateArgs{Parent: d, Name: "new"}, map[layout.FileID]metarpc.Lease{d: attrs | names}},
-		{"create what exists", metarpc.OpCreate, &metarpc.CreateArgs{Parent: d, Name: "new"}, nil},
+		{"create what exists, but was taken for new", metarpc.OpCreate, &metarpc.CreateArgs{Parent: d, Name: "new"}, map[layout.FileID]metarpc.Lease{d: attrs | names}},
 		{"mknod", metarpc.OpMakeNode, &metarpc.MakeNodeArgs{Parent: d, Name: "fifo", Mode: syscall.S_IFIFO}, map[layout.FileID]metarpc.Lease{d: attrs | names}},
 		{"link", metarpc.OpLink, &metarpc.LinkArgs{ID: f, Parent: e, Name: "l"}, map[layout.FileID]metarpc.Lease{e: attrs | names, f: attrs}},
 		{"setxattr", metarpc.OpSetXattr, &metarpc.XattrArgs{ID: f, Name: "user.new"}, map[layout.FileID]metarpc.Lease{f: attrs}},
@@ -258,6 +262,7 @@ func TestRecallBeforeChange(t *testing.T) {
 		keep(b)
 		before := b.held()
 		got, let := b.listen(true)
+		h.settle()
 		state := dump(t, h.engine)
 		hdr, ch := a.begin(row.op, row.args)
 		if len(row.want) == 0 {

@@ -54,6 +54,7 @@ type lockTable struct {
 	waiting map[lockOwner][]*lockWait            // for record locks, the edges of the graph in which deadlocks are found
 	count   map[*session]int                     // locks and waits
 	ready   map[*session][]metarpc.LockReadyArgs // to be sent; an entry has a goroutine that sends it
+	last    uint64                               // number of a wait
 }
 
 // lockedFile is what there is of locks on one file. It exists as long as there is something.
@@ -72,6 +73,9 @@ type lockWait struct {
 	since time.Time
 	asked time.Time // last
 	ready time.Time // when its client was called back since; zero = not
+
+	number   uint64 // names it
+	deadlock bool   // it would never end
 }
 
 func (t *lockTable) init() {
@@ -160,7 +164,7 @@ func (s *Service) setLock(f *lockedFile, want fileLock, a *metarpc.LockArgs) err
 		case !a.Wait:
 			freed = t.endWait(old) || freed
 			return errAgain
-		case held && !a.Flock && t.deadlock(f, want, now):
+		case held && !a.Flock && (t.deadlock(f, want, now) || old != nil && old.deadlock):
 			freed = t.endWait(old) || freed
 			return errDeadlock
 		case old != nil:
@@ -263,6 +267,8 @@ func (t *lockTable) add(sess *session, n int) {
 }
 
 func (t *lockTable) beginWait(w *lockWait) {
+	t.last++
+	w.number = t.last
 	w.file.waits = append(w.file.waits, w)
 	if !w.flock {
 		t.waiting[w.want.Owner] = append(t.waiting[w.want.Owner], w)

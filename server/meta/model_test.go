@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/schema"
 )
 
 // node is an inode of the model tree.
@@ -50,8 +53,22 @@ func (n *node) below(top *node) bool {
 
 // model is what the volume should be.
 type model struct {
-	root *node
-	all  []*node // also those that are gone
+	root   *node
+	all    []*node // also those that are gone
+	shards int     // of the volume; 0 is 1
+}
+
+// apart reports whether two inodes are of different shards.
+func (m *model) apart(a, b *node) bool { return m.shards > 1 && m.shard(a) != m.shard(b) }
+
+func (m *model) shard(n *node) int { return layout.ShardOf(n.id, max(m.shards, 1)) }
+
+// told is what who finds an inode in a directory is told of it.
+func (m *model) told(dir, n *node, a metarpc.Attr) metarpc.Attr {
+	if m.apart(dir, n) && !n.dir() {
+		return metarpc.Attr{ID: a.ID, Mode: a.Mode & syscall.S_IFMT}
+	}
+	return a
 }
 
 func newModel() *model {
@@ -83,9 +100,11 @@ func (m *model) drop(dir *node, name string) {
 // remembered reports whether n is a removed inode that the service still knows.
 func (n *node) remembered() bool { return !n.exists() && !n.forgotten }
 
-// in checks a directory that something is to be done in.
-func in(dir *node) syscall.Errno {
+// in checks a directory that something is to be done in, by the service of its shard or by another one.
+func in(dir *node, elsewhere bool) syscall.Errno {
 	switch {
+	case elsewhere && !dir.exists():
+		return syscall.ENOENT
 	case dir.remembered() && dir.dir():
 		return syscall.ENOENT
 	case !dir.exists():
@@ -112,10 +131,10 @@ func removal(n *node, dir bool) syscall.Errno {
 }
 
 func (m *model) rename(od *node, on string, nd *node, nn string, flags uint32) syscall.Errno {
-	if e := in(od); e != 0 {
+	if e := in(od, false); e != 0 {
 		return e
 	}
-	if e := in(nd); e != 0 {
+	if e := in(nd, m.apart(nd, od)); e != 0 {
 		return e
 	}
 	from, to := od.children[on], nd.children[nn]
@@ -230,7 +249,7 @@ func (m *modelRun) step() {
 	m.t.Helper()
 	dir, name := m.anyDir(), m.name()
 	where := fmt.Sprintf("%q in %d", name, dir.id)
-	errno := in(dir)
+	errno := in(dir, false)
 	var here *node
 	if errno == 0 {
 		here = dir.children[name]
@@ -269,12 +288,18 @@ func (m *modelRun) step() {
 				m.add(dir, name, here)
 			}
 			here.open = true
+			if !r.Created && m.apart(dir, here) {
+				m.c.open(here.id)
+			}
 			if r.Attr.ID != here.id {
 				m.t.Errorf("create %s: inode %d, want %d", where, r.Attr.ID, here.id)
 			}
 		}
 	case 3:
 		n := m.anyNode()
+		if errno = in(dir, m.apart(dir, n)); errno != 0 {
+			here = nil
+		}
 		switch {
 		case errno != 0:
 		case here != nil:
@@ -298,9 +323,10 @@ func (m *modelRun) step() {
 		if errno == 0 {
 			errno = removal(here, rmdir)
 		}
-		_, err := ask[metarpc.Empty](m.c, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: dir.id, Name: name, Dir: rmdir})
+		_, err := ask[metarpc.RemoveResult](m.c, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: dir.id, Name: name, Dir: rmdir})
 		if m.check("remove "+where, err, errno) {
 			m.drop(dir, name)
+			m.awaitGone(dir, here)
 		}
 	case 6, 7, 8:
 		to, toName := m.anyDir(), m.name()
@@ -308,11 +334,14 @@ func (m *modelRun) step() {
 		if m.rng.IntN(3) == 0 {
 			flags = 1 + m.rng.Uint32N(2)
 		}
+		replaced := to.children[toName]
 		want := m.rename(dir, name, to, toName, flags)
 		_, err := ask[metarpc.Empty](m.c, metarpc.OpRename, &metarpc.RenameArgs{
 			OldParent: dir.id, OldName: name, NewParent: to.id, NewName: toName, Flags: flags,
 		})
-		m.check(fmt.Sprintf("rename %s to %q in %d, flags %d", where, toName, to.id, flags), err, want)
+		if m.check(fmt.Sprintf("rename %s to %q in %d, flags %d", where, toName, to.id, flags), err, want) && replaced != nil {
+			m.awaitGone(dir, replaced)
+		}
 	case 9:
 		n := m.anyNode()
 		args := &metarpc.SetAttrArgs{ID: n.id, Mask: metarpc.SetMode, Mode: m.rng.Uint32N(0o1000)}
@@ -433,6 +462,16 @@ func (m *modelRun) stat(n *node) {
 	}
 }
 
+// awaitGone waits until a file is gone that lost its last name by the service of by's shard, if that leaves the removal to another one.
+func (m *modelRun) awaitGone(by, n *node) {
+	if m.apart(by, n) && n.regular() && !n.exists() {
+		eventually(m.t, fmt.Sprintf("inode %d is removed", n.id), func() bool {
+			_, err := m.h.engine.Get(m.t.Context(), schema.InodeKey(n.id))
+			return errors.Is(err, catalog.ErrNotFound)
+		})
+	}
+}
+
 // compare walks the tree below a directory.
 func (m *modelRun) compare(dir *node) {
 	m.t.Helper()
@@ -440,7 +479,7 @@ func (m *modelRun) compare(dir *node) {
 	got := map[string]layout.FileID{}
 	for _, e := range entries {
 		got[e.Name] = e.Attr.ID
-		if a := m.c.attr(e.Attr.ID); a != e.Attr {
+		if a := m.c.attr(e.Attr.ID); dir.children[e.Name] != nil && m.told(dir, dir.children[e.Name], a) != e.Attr {
 			m.t.Errorf("entry %q has %+v, its inode %+v", e.Name, e.Attr, a)
 		}
 		if r := must[metarpc.LookupResult](m.c, metarpc.OpLookup, &metarpc.NameArgs{Parent: dir.id, Name: e.Name}); r.Attr != e.Attr {

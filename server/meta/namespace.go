@@ -3,6 +3,7 @@ package meta
 import (
 	"context"
 	"errors"
+	"sync"
 	"syscall"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
@@ -19,6 +20,31 @@ type place struct {
 	key    []byte // of the entry
 	raw    []byte // the entry as stored; nil if there is none
 	entry  schema.Entry
+	guess  []byte // the directory's inode as it was stored when somebody read it last; nil if that was now
+}
+
+// dirTable remembers what inodes of directories were when they were read last.
+type dirTable struct {
+	mu   sync.Mutex
+	rows map[layout.FileID][]byte
+}
+
+// dirsKept is how many a dirTable remembers, each some 200 bytes.
+const dirsKept = 1 << 14
+
+func (d *dirTable) get(id layout.FileID) []byte {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.rows[id]
+}
+
+func (d *dirTable) put(id layout.FileID, raw []byte) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, known := d.rows[id]; !known && len(d.rows) >= dirsKept {
+		clear(d.rows)
+	}
+	d.rows[id] = raw
 }
 
 // place reads a name in dir, which the caller may look into. That there is no entry is no error, that there is no directory
@@ -33,15 +59,10 @@ func (s *Service) place(ctx context.Context, who *caller, dir layout.FileID, nam
 	if raw[1] == nil {
 		return nil, s.inRemoved(dir)
 	}
-	if err := decode(keys[1], raw[1], &p.parent); err != nil {
+	if err := s.enter(ctx, who, p, raw[1]); err != nil {
 		return nil, err
 	}
-	if !isDir(p.parent.Mode) {
-		return nil, errNotDir
-	}
-	if err := s.permission(ctx, who, dir, &p.parent, metarpc.AccessExec); err != nil {
-		return nil, err
-	}
+	s.dirs.put(dir, raw[1])
 	if p.raw = raw[0]; p.raw != nil {
 		if err := decode(keys[0], p.raw, &p.entry); err != nil {
 			return nil, err
@@ -50,15 +71,41 @@ func (s *Service) place(ctx context.Context, who *caller, dir layout.FileID, nam
 	return p, nil
 }
 
+// newPlace is place for a name that its client takes for new. The first try reads nothing if the directory has been read before: the guards
+// of the batch tell whether the directory is still the same, and there is no such entry.
+func (s *Service) newPlace(ctx context.Context, who *caller, t *tx, dir layout.FileID, name string) (*place, error) {
+	if raw := s.dirs.get(dir); raw != nil && t.first {
+		t.guessed = true
+		p := &place{dir: dir, name: name, key: schema.EntryKey(dir, name), guess: raw}
+		return p, s.enter(ctx, who, p, raw)
+	}
+	return s.place(ctx, who, dir, name)
+}
+
+// enter takes raw for the inode of p's directory, which the caller may look into.
+func (s *Service) enter(ctx context.Context, who *caller, p *place, raw []byte) error {
+	if err := decode(schema.InodeKey(p.dir), raw, &p.parent); err != nil {
+		return err
+	}
+	if !isDir(p.parent.Mode) {
+		return errNotDir
+	}
+	return s.permission(ctx, who, p.dir, &p.parent, metarpc.AccessExec)
+}
+
 func (p *place) exists() bool { return p.raw != nil }
 
 // guard makes t depend on the entry being as it was read.
 func (p *place) guard(t *tx) {
-	if p.exists() {
+	switch {
+	case p.exists():
 		t.GuardEqual(p.key, p.raw) // and so its directory exists
 		return
+	case p.guess != nil:
+		t.GuardEqual(schema.InodeKey(p.dir), p.guess)
+	default:
+		t.GuardPresent(schema.InodeKey(p.dir))
 	}
-	t.GuardPresent(schema.InodeKey(p.dir))
 	t.GuardAbsent(p.key)
 }
 
@@ -95,7 +142,13 @@ func (s *Service) lookup(ctx context.Context, c *call, a *metarpc.NameArgs) (*me
 			}
 			return &metarpc.LookupResult{Names: names}, nil
 		}
-		attr, lease, err := s.show(ctx, c.sess, entry.ID)
+		var attr metarpc.Attr
+		var lease metarpc.Lease
+		if s.mine(entry.ID) {
+			attr, lease, err = s.show(ctx, c.sess, entry.ID)
+		} else {
+			attr, err = s.foreignAttr(ctx, entry)
+		}
 		if !errors.Is(err, errStale) { // else the name went, or went to another inode, in between
 			return &metarpc.LookupResult{Attr: attr, Lease: lease, Names: names}, err
 		}
@@ -127,6 +180,7 @@ func (s *Service) directory(ctx context.Context, id layout.FileID) (schema.Inode
 // insert adds a new inode and its name to t.
 func (p *place) insert(t *tx, id layout.FileID, n *newborn) {
 	row := &n.row
+	row.Parent = p.dir
 	n.put(t, id)
 	p.guard(t)
 	p.put(t, id, row.Mode)
@@ -136,6 +190,7 @@ func (p *place) insert(t *tx, id layout.FileID, n *newborn) {
 		subdirs = 1
 	}
 	touch(t, p.dir, 1, subdirs, row.Btime)
+	charge(t, row, 1)
 	t.Add(schema.KeyUsage, 0, 1)
 	t.affects(p.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
 }
@@ -143,7 +198,7 @@ func (p *place) insert(t *tx, id layout.FileID, n *newborn) {
 func (s *Service) create(ctx context.Context, c *call, a *metarpc.CreateArgs) (*metarpc.CreateResult, error) {
 	return change(ctx, s, c, func(t *tx) (*metarpc.CreateResult, error) {
 		who := s.caller(c)
-		p, err := s.place(ctx, who, a.Parent, a.Name)
+		p, err := s.newPlace(ctx, who, t, a.Parent, a.Name)
 		if err != nil {
 			return nil, err
 		}
@@ -153,7 +208,7 @@ func (s *Service) create(ctx context.Context, c *call, a *metarpc.CreateArgs) (*
 		if err := s.mayInsert(ctx, who, p); err != nil {
 			return nil, err
 		}
-		id, err := s.numbers.take(ctx)
+		id, err := s.numbers.take(ctx, s.cfg.Shard)
 		if err != nil {
 			return nil, err
 		}
@@ -162,15 +217,18 @@ func (s *Service) create(ctx context.Context, c *call, a *metarpc.CreateArgs) (*
 			return nil, err
 		}
 		n.row.Policy = s.policy(&p.parent)
+		if err := s.admitNew(ctx, p.dir, &n.row); err != nil {
+			return nil, err
+		}
 		s.openNew(t, c.sess, id)
 		p.insert(t, id, n)
-		return &metarpc.CreateResult{Attr: attrOf(id, &n.row, nil, report{}), Created: true, Lease: s.leaseNew(t, c, id)}, nil
+		return &metarpc.CreateResult{Attr: attrOf(id, &n.row, nil, report{}), Created: true, Lease: s.leaseNew(t, c, id, metarpc.LeaseAttrs)}, nil
 	})
 }
 
 // leaseNew gives the caller a lease on the inode that t makes, of which nobody else can know yet.
-func (s *Service) leaseNew(t *tx, c *call, id layout.FileID) metarpc.Lease {
-	lease := s.lease(c.sess, id, metarpc.LeaseAttrs)
+func (s *Service) leaseNew(t *tx, c *call, id layout.FileID, want metarpc.Lease) metarpc.Lease {
+	lease := s.lease(c.sess, id, want)
 	t.onOutcome(func(committed bool) {
 		if !committed {
 			s.noLease(c.sess, id)
@@ -203,6 +261,9 @@ func (s *Service) openExisting(ctx context.Context, c *call, p *place, a *metarp
 		return nil, errIsDir
 	case p.entry.Type != syscall.S_IFREG:
 		return nil, errExist
+	case !s.mine(p.entry.ID): // it is opened in the session for its shard
+		attr, err := s.foreignAttr(ctx, p.entry)
+		return &metarpc.CreateResult{Attr: attr}, err
 	}
 	attr, lease, err := s.openFile(ctx, c, &metarpc.OpenArgs{ID: p.entry.ID, Access: a.Access})
 	if errors.Is(err, errStale) {
@@ -219,7 +280,7 @@ func (s *Service) policy(parent *schema.Inode) schema.Policy {
 func (s *Service) makeNode(ctx context.Context, c *call, a *metarpc.MakeNodeArgs) (*metarpc.AttrResult, error) {
 	return change(ctx, s, c, func(t *tx) (*metarpc.AttrResult, error) {
 		who := s.caller(c)
-		p, err := s.place(ctx, who, a.Parent, a.Name)
+		p, err := s.newPlace(ctx, who, t, a.Parent, a.Name)
 		if err != nil {
 			return nil, err
 		}
@@ -232,7 +293,7 @@ func (s *Service) makeNode(ctx context.Context, c *call, a *metarpc.MakeNodeArgs
 		if !who.privileged && isDevice(a) {
 			return nil, errPerm
 		}
-		id, err := s.numbers.take(ctx)
+		id, err := s.numbers.take(ctx, s.birthShard(a.Mode))
 		if err != nil {
 			return nil, err
 		}
@@ -241,10 +302,11 @@ func (s *Service) makeNode(ctx context.Context, c *call, a *metarpc.MakeNodeArgs
 			return nil, err
 		}
 		row := &n.row
+		lease := metarpc.LeaseAttrs
 		switch a.Mode & syscall.S_IFMT {
 		case syscall.S_IFDIR:
+			lease |= metarpc.LeaseNames
 			row.Nlink = 0
-			row.Parent = p.dir
 			row.Policy = p.parent.Policy
 		case syscall.S_IFREG:
 			row.Policy = s.policy(&p.parent)
@@ -254,8 +316,11 @@ func (s *Service) makeNode(ctx context.Context, c *call, a *metarpc.MakeNodeArgs
 		case syscall.S_IFCHR, syscall.S_IFBLK:
 			row.Rdev = a.Rdev
 		}
+		if err := s.admitNew(ctx, p.dir, row); err != nil {
+			return nil, err
+		}
 		p.insert(t, id, n)
-		return &metarpc.AttrResult{Attr: attrOf(id, row, nil, report{}), Lease: s.leaseNew(t, c, id)}, nil
+		return &metarpc.AttrResult{Attr: attrOf(id, row, nil, report{}), Lease: s.leaseNew(t, c, id, lease)}, nil
 	})
 }
 
@@ -309,6 +374,9 @@ func (s *Service) link(ctx context.Context, c *call, a *metarpc.LinkArgs) (*meta
 		}
 		row.Nlink++
 		row.Ctime = at
+		if err := s.moveUsage(ctx, t, a.ID, &row, 0, p.dir); err != nil {
+			return nil, err
+		}
 		t.Put(schema.InodeKey(a.ID), schema.Encode(&row))
 		p.put(t, a.ID, row.Mode)
 		touch(t, p.dir, 1, 0, at)
@@ -318,12 +386,12 @@ func (s *Service) link(ctx context.Context, c *call, a *metarpc.LinkArgs) (*meta
 	})
 }
 
-func (s *Service) remove(ctx context.Context, c *call, a *metarpc.RemoveArgs) (*metarpc.Empty, error) {
+func (s *Service) remove(ctx context.Context, c *call, a *metarpc.RemoveArgs) (*metarpc.RemoveResult, error) {
 	who := s.caller(c)
 	if who.readOnly {
 		return nil, errReadOnly
 	}
-	return change(ctx, s, c, func(t *tx) (*metarpc.Empty, error) {
+	return change(ctx, s, c, func(t *tx) (*metarpc.RemoveResult, error) {
 		p, err := s.place(ctx, who, a.Parent, a.Name)
 		if err != nil {
 			return nil, err
@@ -350,12 +418,13 @@ func (s *Service) remove(ctx context.Context, c *call, a *metarpc.RemoveArgs) (*
 		}
 		touch(t, p.dir, -1, subdirs, at)
 		t.affects(p.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
-		return &metarpc.Empty{}, s.unlink(ctx, t, p.entry, at)
+		return &metarpc.RemoveResult{At: at}, s.unlink(ctx, t, p, at)
 	})
 }
 
-// unlink adds to t what it does to an inode that the entry for it goes. The entry itself and its directory are the caller's.
-func (s *Service) unlink(ctx context.Context, t *tx, entry schema.Entry, at int64) error {
+// unlink adds to t what it does to an inode that the entry of p goes. The entry itself and its directory are the caller's.
+func (s *Service) unlink(ctx context.Context, t *tx, p *place, at int64) error {
+	entry := p.entry
 	row, raw, err := s.inode(ctx, entry.ID)
 	if errors.Is(err, errStale) {
 		return errRetry
@@ -366,6 +435,11 @@ func (s *Service) unlink(ctx context.Context, t *tx, entry schema.Entry, at int6
 	key := schema.InodeKey(entry.ID)
 	t.GuardEqual(key, raw)
 	t.affects(entry.ID, metarpc.LeaseAttrs|metarpc.LeaseNames)
+	mine := s.mine(entry.ID)
+	t.holding.letLastGo(entry.ID)
+	if !mine && (isDir(row.Mode) || row.Nlink == 1) {
+		t.loses(entry.ID)
+	}
 	switch {
 	case isDir(row.Mode):
 		from, to := schema.EntriesAfter(entry.ID, 0)
@@ -381,21 +455,34 @@ func (s *Service) unlink(ctx context.Context, t *tx, entry schema.Entry, at int6
 			return err
 		}
 		t.Delete(schema.CountersKey(entry.ID))
-		s.rememberRemoved(entry.ID, row, counters, at)
+		t.Delete(schema.TreeQuotaKey(entry.ID))
+		if err := s.takeBack(ctx, t, entry.ID, p.dir, 0); err != nil {
+			return err
+		}
+		if mine {
+			s.rememberRemoved(entry.ID, row, counters, at)
+		}
 		return s.destroy(ctx, t, entry.ID, &row)
 	case row.Nlink > 1:
 		row.Nlink--
 		row.Ctime = at
+		if row.Parent == p.dir {
+			rehome(t, &row, 0)
+		}
 		t.Put(key, schema.Encode(&row))
 		return nil
 	case isRegular(row.Mode):
-		keep, err := s.beginRemoval(ctx, t, entry.ID)
-		if err != nil {
-			return err
+		keep := !mine // its service decides about it, as soon as it has no name
+		if mine {
+			var err error
+			if keep, err = s.beginRemoval(ctx, t, entry.ID); err != nil {
+				return err
+			}
 		}
 		if keep {
 			row.Nlink = 0
 			row.Ctime = at
+			rehome(t, &row, 0)
 			t.Put(key, schema.Encode(&row))
 			t.Put(schema.OrphanKey(entry.ID), nil)
 			return nil
@@ -404,7 +491,9 @@ func (s *Service) unlink(ctx context.Context, t *tx, entry schema.Entry, at int6
 			return err
 		}
 	}
-	s.rememberRemoved(entry.ID, row, nil, at)
+	if mine {
+		s.rememberRemoved(entry.ID, row, nil, at)
+	}
 	return s.destroy(ctx, t, entry.ID, &row)
 }
 
@@ -412,6 +501,7 @@ func (s *Service) unlink(ctx context.Context, t *tx, entry schema.Entry, at int6
 // change only together with it.
 func (s *Service) destroy(ctx context.Context, t *tx, id layout.FileID, row *schema.Inode) error {
 	t.Delete(schema.InodeKey(id))
+	charge(t, row, -1)
 	t.Add(schema.KeyUsage, 0, -1)
 	t.onOutcome(func(committed bool) {
 		if committed {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
@@ -26,7 +27,7 @@ func TestErrnos(t *testing.T) {
 	gone := c.touch(root, "gone")
 	c.remove(root, "gone")
 	goneDir := c.mkdir(root, "gonedir")
-	must[metarpc.Empty](c, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: root, Name: "gonedir", Dir: true})
+	must[metarpc.RemoveResult](c, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: root, Name: "gonedir", Dir: true})
 
 	rename := func(op layout.FileID, on string, np layout.FileID, nn string, flags uint32) *metarpc.RenameArgs {
 		return &metarpc.RenameArgs{OldParent: op, OldName: on, NewParent: np, NewName: nn, Flags: flags}
@@ -341,7 +342,7 @@ func TestCountsAndStatus(t *testing.T) {
 	if _, err := c.layout(f, 0, 1); err != nil {
 		t.Fatal(err)
 	}
-	sf := must[metarpc.StatFSResult](c, metarpc.OpStatFS, &metarpc.Empty{})
+	sf := must[metarpc.StatFSResult](c, metarpc.OpStatFS, &metarpc.IDArgs{ID: f})
 	if sf != (metarpc.StatFSResult{Total: 1000, Free: 500, Avail: 400, Files: 4}) {
 		t.Errorf("statfs: %+v", sf)
 	}
@@ -354,6 +355,26 @@ func TestCountsAndStatus(t *testing.T) {
 		t.Errorf("devices: %+v", dev)
 	}
 	must[metarpc.Empty](c, metarpc.OpRenew, &metarpc.Empty{})
+}
+
+// TestOthersDevices: a client may have a layout which names a device that another service has added since this one looked.
+func TestOthersDevices(t *testing.T) {
+	h := startMemory(t)
+	c := h.client()
+	h.files.mu.Lock()
+	h.files.others = []metarpc.DeviceInfo{{Device: metarpc.Device{ID: layout.DeviceID{2}, Addrs: []string{"127.0.0.1:2050"}}}}
+	h.files.mu.Unlock()
+	if dev := must[metarpc.DevicesResult](c, metarpc.OpDevices, &metarpc.Empty{}); len(dev.Devices) != 2 || dev.Devices[1].Device.ID != (layout.DeviceID{2}) {
+		t.Errorf("devices: %+v", dev)
+	}
+	h.files.mu.Lock()
+	h.files.learnt = catalog.ErrCorrupt
+	h.files.mu.Unlock()
+	var r metarpc.DevicesResult
+	hdr, ch := c.begin(metarpc.OpDevices, &metarpc.Empty{})
+	if err := c.finish(hdr, ch, &r); statusOf(err) != metarpc.StatusInternal {
+		t.Errorf("devices of which it is not known whether they are all: %+v, %v", r, err)
+	}
 }
 
 // TestLayoutStats hands reports on, and has them forgotten with the session.

@@ -229,7 +229,7 @@ func removing(path string, dir bool) operation {
 	}, func(w *world, _ string) error {
 		a := &metarpc.RemoveArgs{Dir: dir}
 		a.Parent, a.Name = w.split(path)
-		_, err := ask[metarpc.Empty](w.c, metarpc.OpRemove, a)
+		_, err := ask[metarpc.RemoveResult](w.c, metarpc.OpRemove, a)
 		return err
 	}, []string{""}}
 }

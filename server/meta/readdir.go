@@ -59,12 +59,20 @@ func (s *Service) names(ctx context.Context, dir layout.FileID, cookie uint64, l
 	return entries, true, nil
 }
 
+// typeOnly reports whether nothing but number and type is told of an entry, as another service knows the rest.
+func (s *Service) typeOnly(e *metarpc.DirEntry) bool {
+	return !s.mine(e.Attr.ID) && e.Attr.Mode != syscall.S_IFDIR
+}
+
 // fill gives entries their attributes, and drops those whose inode is gone.
 func (s *Service) fill(ctx context.Context, sess *session, entries []metarpc.DirEntry) ([]metarpc.DirEntry, error) {
 	ids := make([]layout.FileID, len(entries))
 	keys := make([][]byte, 0, len(entries))
 	for i := range entries {
 		ids[i] = entries[i].Attr.ID
+		if s.typeOnly(&entries[i]) {
+			continue
+		}
 		keys = append(keys, schema.InodeKey(ids[i]))
 		if entries[i].Attr.Mode == syscall.S_IFDIR {
 			keys = append(keys, schema.CountersKey(ids[i]))
@@ -90,6 +98,10 @@ func (s *Service) fill(ctx context.Context, sess *session, entries []metarpc.Dir
 	filled := entries[:0]
 	at := 0
 	for i, e := range entries {
+		if s.typeOnly(&e) {
+			filled = append(filled, e)
+			continue
+		}
 		inode := at
 		at++
 		var counters catalog.Counters

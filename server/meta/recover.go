@@ -43,7 +43,7 @@ func each(ids []layout.FileID, f func(id layout.FileID)) {
 func (s *Service) cleanUp(sess *session) {
 	sess.running.Wait() // their context has ended
 	what := fmt.Sprintf("clean-up of session %v", sess)
-	row := schema.Session{Client: sess.client, Created: sess.created, Ended: true}
+	row := schema.Session{Client: sess.client, Created: sess.created, Ended: true, Shard: s.cfg.Shard}
 	err := s.persist(s.ctx, what, func() error {
 		var b catalog.Batch
 		b.Put(schema.SessionKey(sess.id), schema.Encode(&row))
@@ -87,10 +87,16 @@ func (s *Service) cleanUp(sess *session) {
 	})
 	parts.Wait()
 	s.persist(s.ctx, what, func() error {
-		var b catalog.Batch
+		var replies [][]byte
 		for slot := range len(sess.slots) {
-			b.Delete(schema.ReplyKey(sess.id, slot))
+			replies = append(replies, schema.ReplyKey(sess.id, slot))
 		}
+		for part := range slices.Chunk(replies, s.engine.Caps().MaxKeys/2) {
+			if err := s.engine.Commit(s.ctx, &catalog.Batch{Deletes: part}); err != nil {
+				return err
+			}
+		}
+		var b catalog.Batch
 		b.Delete(schema.SessionKey(sess.id))
 		return s.engine.Commit(s.ctx, &b)
 	})
@@ -347,6 +353,7 @@ func (s *Service) makeStable(f *file, sess *session) error {
 		s.mu.Unlock()
 		before := row
 		applyReport(&row, said, now())
+		recharge(t, &before, &row)
 		if row != before {
 			t.GuardEqual(schema.InodeKey(f.id), raw)
 			t.Put(schema.InodeKey(f.id), schema.Encode(&row))
@@ -446,7 +453,7 @@ func (s *Service) beginUnsure(ctx context.Context, id layout.FileID) (*file, err
 	return f, nil
 }
 
-// load reads what earlier instances left: sessions that may come back, and work that is not done.
+// load reads what earlier instances left: sessions that may come back, and work that is not done. What belongs to other shards is passed over.
 func (s *Service) load(ctx context.Context) error {
 	known := func(id metarpc.SessionID, row schema.Session) *session {
 		sess := s.newSession(id, row)
@@ -474,11 +481,16 @@ func (s *Service) load(ctx context.Context) error {
 		if err := decode(kv.Key, kv.Value, &row); err != nil {
 			return err
 		}
-		known([16]byte(kv.Key[1:]), row)
+		if row.Shard == s.cfg.Shard {
+			known([16]byte(kv.Key[1:]), row)
+		}
 	}
 	for kv, err := range s.rows(ctx, schema.PrefixReply, 1+16+2) {
 		if err != nil {
 			return err
+		}
+		if s.shards > 1 && s.sessions[[16]byte(kv.Key[1:17])] == nil {
+			continue // of another shard, whose sessions come and go meanwhile
 		}
 		var row schema.Reply
 		if err := decode(kv.Key, kv.Value, &row); err != nil {
@@ -495,6 +507,9 @@ func (s *Service) load(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if !s.mine(schema.IDOf(kv.Key)) {
+			continue
+		}
 		sess := owner([16]byte(kv.Key[9:]), kv.Key)
 		cl := s.file(schema.IDOf(kv.Key)).claim(sess)
 		cl.writer, cl.unsure, cl.unfenced = true, true, sess.ended // perhaps by its client; to fence it then is needless
@@ -505,22 +520,30 @@ func (s *Service) load(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		s.file(schema.IDOf(kv.Key)).orphan = true
+		if id := schema.IDOf(kv.Key); s.mine(id) {
+			s.file(id).orphan = true
+		}
 	}
 	for kv, err := range s.rows(ctx, schema.PrefixMove, 1+8) {
 		if err != nil {
 			return err
 		}
+		id := schema.IDOf(kv.Key)
+		if !s.mine(id) {
+			continue
+		}
 		var row schema.Move
 		if err := decode(kv.Key, kv.Value, &row); err != nil {
 			return err
 		}
-		id := schema.IDOf(kv.Key)
 		s.moves[id] = newMove(id, row.Device)
 	}
 	for kv, err := range s.rows(ctx, schema.PrefixTruncate, 1+8) {
 		if err != nil {
 			return err
+		}
+		if !s.mine(schema.IDOf(kv.Key)) {
+			continue
 		}
 		var row schema.Truncate
 		if err := decode(kv.Key, kv.Value, &row); err != nil {

@@ -91,8 +91,12 @@ func (s *Service) inodeOrRemoved(ctx context.Context, id layout.FileID) (schema.
 	return row, err
 }
 
-// inRemoved is the answer to what asks for something in a directory that has no row: there is nothing in a removed one.
+// inRemoved is the answer to what asks for something in a directory that has no row: there is nothing in a removed one. One of another shard
+// was there once, or the client would not know it.
 func (s *Service) inRemoved(id layout.FileID) error {
+	if !s.mine(id) {
+		return errNoEntry
+	}
 	if row, ok := s.removed.find(id); ok && isDir(row.Mode) {
 		return errNoEntry
 	}

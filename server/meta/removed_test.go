@@ -19,7 +19,7 @@ func TestRemovedDirectory(t *testing.T) {
 	c.remove(full, "f")
 	before := c.attr(full)
 	from := c.mkdir(layout.RootID, "from")
-	must[metarpc.Empty](c, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: layout.RootID, Name: "d", Dir: true})
+	must[metarpc.RemoveResult](c, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: layout.RootID, Name: "d", Dir: true})
 	must[metarpc.Empty](c, metarpc.OpRename, &metarpc.RenameArgs{
 		OldParent: layout.RootID, OldName: "from", NewParent: layout.RootID, NewName: "full",
 	})

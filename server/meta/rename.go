@@ -32,6 +32,9 @@ func (s *Service) rename(ctx context.Context, c *call, a *metarpc.RenameArgs) (*
 		if err != nil {
 			return nil, err
 		}
+		if to.dir == from.dir && to.name == from.name {
+			to = from // which may have changed since it was read
+		}
 		exchange := a.Flags == metarpc.RenameExchange
 		if done, err := checkRename(from, to, a.Flags); err != nil || done {
 			return &metarpc.Empty{}, err
@@ -41,6 +44,7 @@ func (s *Service) rename(ctx context.Context, c *call, a *metarpc.RenameArgs) (*
 		}
 		if from.dir != to.dir && (from.isDir() || exchange && to.isDir()) {
 			if !moving {
+				t.holding.end() // nobody waits for this who holds what others wait for
 				select {
 				case <-s.moving:
 					moving = true
@@ -67,7 +71,7 @@ func (s *Service) rename(ctx context.Context, c *call, a *metarpc.RenameArgs) (*
 		touch(t, from.dir, -1, -from.subdirs(), at)
 		if to.exists() {
 			touch(t, to.dir, 0, from.subdirs()-to.subdirs(), at)
-			return &metarpc.Empty{}, s.unlink(ctx, t, to.entry, at)
+			return &metarpc.Empty{}, s.unlink(ctx, t, to, at)
 		}
 		touch(t, to.dir, 1, from.subdirs(), at)
 		return &metarpc.Empty{}, nil
@@ -134,8 +138,8 @@ func (s *Service) relocate(ctx context.Context, t *tx, from, to *place, at int64
 	key := schema.InodeKey(from.entry.ID)
 	t.GuardEqual(key, raw)
 	row.Ctime = at
-	if isDir(row.Mode) {
-		row.Parent = to.dir
+	if err := s.moveUsage(ctx, t, from.entry.ID, &row, from.dir, to.dir); err != nil {
+		return err
 	}
 	t.Put(key, schema.Encode(&row))
 	t.affects(from.entry.ID, metarpc.LeaseAttrs)

@@ -6,6 +6,8 @@ import (
 	"syscall"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/schema"
 )
 
 // reserve finds the place of an append. It is a report of the session that is ahead of the write; like those it is in
@@ -36,8 +38,11 @@ func (s *Service) reserve(ctx context.Context, c *call, a *metarpc.ReserveArgs) 
 		}
 		moves := f.moves
 		s.mu.Unlock()
-		_, err := s.reports(ctx, a.ID)
+		said, err := s.reports(ctx, a.ID)
 		row, _, gone := s.regular(ctx, a.ID)
+		if err == nil && gone == nil {
+			err = s.admitAppend(ctx, a, &row, said[0].end)
+		}
 		s.mu.Lock()
 		if err == nil {
 			err = gone
@@ -57,6 +62,17 @@ func (s *Service) reserve(ctx context.Context, c *call, a *metarpc.ReserveArgs) 
 		cl.report = cl.report.and(report{off + a.Len, at})
 		return &metarpc.ReserveResult{Off: off, Mtime: at}, nil
 	}
+}
+
+// admitAppend is EDQUOT if the quotas of a file have no room for what is about to be appended to it. Else nobody would take back that
+// it is longer.
+func (s *Service) admitAppend(ctx context.Context, a *metarpc.ReserveArgs, row *schema.Inode, said int64) error {
+	more := layout.Range{Off: max(row.Size, said), Len: a.Len}.End() - row.Size
+	left, tight, err := s.room(ctx, a.ID, row, more)
+	if err == nil && tight != nil && left < more {
+		err = tight.refusal()
+	}
+	return err
 }
 
 // awaitAppend waits until nobody cuts f, or may still be writing to it unasked; s.mu is held. A client that would wait long

@@ -150,7 +150,7 @@ func (s *Service) resilverAll() {
 				return
 			}
 			listed++
-			if id := schema.IDOf(kv.Key); !s.beingMoved(id) { // or whoever moves it sees to all of its copies
+			if id := schema.IDOf(kv.Key); s.mine(id) && !s.beingMoved(id) { // or whoever moves it sees to all of its copies
 				ids = append(ids, id)
 			}
 			from = catalog.After(kv.Key)
@@ -185,6 +185,9 @@ func (s *Service) moveAll() {
 		}
 		for _, id := range ids {
 			from = id
+			if !s.mine(id) {
+				continue
+			}
 			if err := s.fillFile(s.ctx, id); err != nil && !errors.Is(err, errFilled) && s.ctx.Err() == nil {
 				s.log.Warn("data files cannot be moved now", "inode", id, "error", err)
 			}
@@ -382,15 +385,17 @@ func (s *Service) settleLost(ctx context.Context, f *file) error {
 	return ctx.Err()
 }
 
-// staleFiles counts the files that have copies to be made anew.
+// staleFiles counts the files of the shard that have copies to be made anew.
 func (s *Service) staleFiles(ctx context.Context) (n int64) {
 	from, to := schema.Of(schema.PrefixFill)
-	for _, err := range s.engine.Scan(ctx, from, to, catalog.ScanOptions{KeysOnly: true}) {
+	for kv, err := range s.engine.Scan(ctx, from, to, catalog.ScanOptions{KeysOnly: true}) {
 		if err != nil {
 			s.log.Warn("copies to be made cannot be counted", "error", err)
 			return n
 		}
-		n++
+		if s.mine(schema.IDOf(kv.Key)) {
+			n++
+		}
 	}
 	return n
 }

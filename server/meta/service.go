@@ -17,12 +17,14 @@ import (
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
-// Service serves a volume. There may be one for a catalog at a time.
+// Service serves a shard of a volume, which for most volumes is all of it. There may be one for a shard at a time.
 type Service struct {
 	cfg      Config
 	engine   catalog.Engine
 	log      *slog.Logger
 	volume   schema.Volume
+	shards   int    // of the volume
+	epoch    uint64 // of Config.Row
 	instance [16]byte
 	started  time.Time
 	numbers  *numbers
@@ -38,20 +40,26 @@ type Service struct {
 	resilver resilver
 	mayMove  chan struct{} // has room for movesAtOnce, for those who move files
 	removed  removedInodes
+	usage    usageTable
+	quota    quotaState
+	dirs     dirTable
 
-	mu        sync.Mutex
-	sessions  map[metarpc.SessionID]*session // those that have not ended
-	fading    map[*session]struct{}          // those that have, but whose clients may not know it yet
-	files     map[layout.FileID]*file
-	moves     map[layout.FileID]*move // those that have begun, and those whose failure nobody has heard of yet
-	leases    map[layout.FileID]*leased
-	contended map[layout.FileID]contention
-	grace     bool
-	graceOver chan struct{} // closed at the end of the grace period
-	graceEnd  time.Time
-	quiet     chan struct{}      // see resume; set before anybody else runs
-	conns     map[*conn]struct{} // nil once stopped
-	listeners map[net.Listener]struct{}
+	mu         sync.Mutex
+	sessions   map[metarpc.SessionID]*session // those that have not ended
+	fading     map[*session]struct{}          // those that have, but whose clients may not know it yet
+	files      map[layout.FileID]*file
+	moves      map[layout.FileID]*move // those that have begun, and those whose failure nobody has heard of yet
+	leases     map[layout.FileID]*leased
+	contended  map[layout.FileID]contention
+	lastChange uint64             // the number of the last one that another service holds something for
+	peers      []peer             // by shard
+	askers     map[askerID]*asker // who asks for holds
+	grace      bool
+	graceOver  chan struct{} // closed at the end of the grace period
+	graceEnd   time.Time
+	quiet      chan struct{}      // see resume; set before anybody else runs
+	conns      map[*conn]struct{} // nil once stopped
+	listeners  map[net.Listener]struct{}
 }
 
 // New makes the service of the volume in the catalog, which it makes if the catalog is empty, and takes up what an
@@ -62,17 +70,31 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		return nil, err
 	}
 	cfg.setDefaults()
-	volume, err := OpenVolume(ctx, cfg.Engine, cfg.Policy)
+	volume, err := OpenVolume(ctx, cfg.Engine, cfg.Policy, cfg.Shards)
 	if err != nil {
 		return nil, err
 	}
+	if cfg.Shard >= volume.ShardCount() {
+		return nil, fmt.Errorf("metadata service: shard %d of a volume that has %d", cfg.Shard, volume.ShardCount())
+	}
+	if volume.ShardCount() > 1 && (cfg.Peers == nil || cfg.Row == nil) {
+		return nil, fmt.Errorf("metadata service: the volume has %d shards: it can be served only together with the services of the others", volume.ShardCount())
+	}
+	var row schema.Shard
+	if cfg.Row != nil {
+		if err := decode(schema.ShardKey(cfg.Shard), cfg.Row, &row); err != nil {
+			return nil, fmt.Errorf("metadata service: %w", err)
+		}
+	}
 	s := &Service{
+		epoch:     row.Epoch,
+		shards:    volume.ShardCount(),
 		cfg:       cfg,
-		engine:    cfg.Engine,
+		engine:    patient{cfg.Engine},
 		log:       cfg.Log,
 		volume:    volume,
 		started:   time.Now(),
-		numbers:   newNumbers(cfg.Engine),
+		numbers:   newNumbers(cfg.Engine, volume.ShardCount()),
 		groups:    newGroupCache(),
 		moving:    make(chan struct{}, 1),
 		sessions:  map[metarpc.SessionID]*session{},
@@ -86,8 +108,16 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		graceOver: make(chan struct{}),
 		conns:     map[*conn]struct{}{},
 		listeners: map[net.Listener]struct{}{},
+		peers:     make([]peer, volume.ShardCount()),
+		askers:    map[askerID]*asker{},
+		dirs:      dirTable{rows: map[layout.FileID][]byte{}},
+	}
+	for i := range s.peers {
+		s.peers[i].live = map[uint64]struct{}{}
 	}
 	s.locks.init()
+	s.usage.init()
+	s.quota.init()
 	s.resilver.kick = make(chan struct{}, 1)
 	s.resilver.fillers = map[layout.FileID]*filler{}
 	rand.Read(s.instance[:])
@@ -101,6 +131,12 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 	s.resume()
 	s.tasks.Go(s.watchLeases)
 	s.tasks.Go(s.resilverLoop)
+	if s.shards > 1 {
+		s.tasks.Go(s.watchHolds)
+		s.tasks.Go(s.watchDeadlocks)
+	}
+	s.tasks.Go(s.usageLoop)
+	s.usageSoon() // what an earlier instance left
 	return s, nil
 }
 
@@ -127,7 +163,7 @@ func (s *Service) Serve(l net.Listener) error {
 			if s.conns == nil {
 				nc.Close()
 			} else {
-				s.tasks.Go(func() { s.serveConn(nc) }) // owns the connection; ends with it
+				s.tasks.Go(func() { s.serve(nc) }) // owns the connection; ends with it
 			}
 			s.mu.Unlock()
 			continue

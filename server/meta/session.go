@@ -110,12 +110,15 @@ func (s *Service) welcome(c *conn, hello *metarpc.Hello, address string) (*sessi
 	if refusal == nil {
 		refusal = &metarpc.Error{Status: metarpc.StatusBadSession, Message: "the session has just ended"}
 	}
-	c.send(welcomeFrame(&metarpc.Welcome{Status: refusal.Status, Message: refusal.Message}))
+	c.send(s.welcomeFrame(&metarpc.Welcome{Status: refusal.Status, Message: refusal.Message}))
 	return nil, refusal
 }
 
-func welcomeFrame(w *metarpc.Welcome) []byte {
+func (s *Service) welcomeFrame(w *metarpc.Welcome) []byte {
 	w.Magic, w.Version = metarpc.Magic, metarpc.Version
+	if s.cfg.Ring != nil {
+		w.Ring = s.cfg.Ring()
+	}
 	frame, err := metarpc.AppendWelcome(nil, w)
 	if err != nil {
 		panic("meta: " + err.Error()) // its message is cut to what fits
@@ -135,6 +138,9 @@ func (s *Service) session(hello *metarpc.Hello) (*session, *metarpc.Error) {
 	if s.draining.Load() {
 		return refuse(metarpc.StatusShutdown, "the service is going down")
 	}
+	if hello.Shard != s.cfg.Shard {
+		return refuse(metarpc.StatusMoved, "this service has shard %d of %d, not %d", s.cfg.Shard, s.shards, hello.Shard)
+	}
 	if hello.Session != (metarpc.SessionID{}) {
 		s.mu.Lock()
 		sess := s.sessions[hello.Session]
@@ -146,7 +152,7 @@ func (s *Service) session(hello *metarpc.Hello) (*session, *metarpc.Error) {
 	}
 	var id metarpc.SessionID
 	rand.Read(id[:])
-	row := schema.Session{Client: hello.Client, Created: time.Now().UnixNano()}
+	row := schema.Session{Client: hello.Client, Created: time.Now().UnixNano(), Shard: s.cfg.Shard}
 	var b catalog.Batch
 	b.GuardAbsent(schema.SessionKey(id))
 	b.Put(schema.SessionKey(id), schema.Encode(&row))
@@ -173,7 +179,7 @@ func (s *Service) attach(sess *session, c *conn, address string, export Export) 
 	}
 	old, first := sess.conn, !sess.returned
 	sess.conn, sess.address, sess.export, sess.returned = c, address, export, true
-	flush := c.enqueue(welcomeFrame(&metarpc.Welcome{
+	flush := c.enqueue(s.welcomeFrame(&metarpc.Welcome{
 		Session: sess.id, Volume: s.volume.ID, Instance: s.instance, Slots: s.cfg.Slots, Lease: int64(s.cfg.Lease),
 	}))
 	again := make(map[uint64]*callback, len(sess.backs))
@@ -220,24 +226,26 @@ func (sess *session) detach(c *conn) bool {
 // call is a call being executed.
 type call struct {
 	sess  *session
+	ctx   context.Context // ends with the session
 	h     metarpc.CallHeader
 	who   *caller // see Service.caller
 	frame []byte  // the answer, once it is settled by a batch that holds it
 	after func()  // called when the answer is in the connection's queue, behind which a callback's frame would come
 }
 
-// accept finds out what to do with a call that came in and starts its execution. refusal is what was wrong with its
-// arguments.
-func (s *Service) accept(sess *session, from *conn, h metarpc.CallHeader, args any, refusal *metarpc.Error) error {
+// accept finds out what to do with a call that came in, and executes it. refusal is what was wrong with its arguments. It reports whether the caller
+// still has the reader.
+func (s *Service) accept(rd *reader, h metarpc.CallHeader, args any, refusal *metarpc.Error) (kept bool, err error) {
+	sess, from := rd.sess, rd.conn
 	sess.mu.Lock()
 	if sess.conn != from {
 		sess.mu.Unlock()
-		return errReplaced
+		return true, errReplaced
 	}
 	if h.Slot >= len(sess.slots) {
 		sess.mu.Unlock()
 		from.send(s.refusal(h, metarpc.StatusBadSlot, fmt.Sprintf("slot %d of %d", h.Slot, len(sess.slots))))
-		return nil
+		return true, nil
 	}
 	sl := &sess.slots[h.Slot]
 	again := h.Sequence == sl.sequence
@@ -245,25 +253,25 @@ func (s *Service) accept(sess *session, from *conn, h metarpc.CallHeader, args a
 	case again && sl.busy:
 		sl.conn = from
 		sess.mu.Unlock()
-		return nil
+		return true, nil
 	case again && sl.frame != nil && !sl.restored:
 		frame := sl.frame
 		sess.mu.Unlock()
 		from.send(frame)
-		return nil
+		return true, nil
 	case h.Sequence < sl.sequence:
 		last := sl.sequence
 		sess.mu.Unlock()
 		from.send(s.refusal(h, metarpc.StatusBadSequence, fmt.Sprintf("sequence %d after %d", h.Sequence, last)))
-		return nil
+		return true, nil
 	case sl.busy:
 		sess.mu.Unlock()
 		from.send(s.refusal(h, metarpc.StatusBadSlot, fmt.Sprintf("slot %d is busy", h.Slot)))
-		return nil
+		return true, nil
 	case s.draining.Load():
 		sess.mu.Unlock()
 		from.send(s.refusal(h, metarpc.StatusShutdown, "the service is going down"))
-		return nil
+		return true, nil
 	}
 	var first []byte // the answer given before the restart
 	if again {
@@ -272,28 +280,30 @@ func (s *Service) accept(sess *session, from *conn, h metarpc.CallHeader, args a
 	*sl = slot{sequence: h.Sequence, busy: true, conn: from}
 	sess.running.Add(1)
 	sess.mu.Unlock()
+	s.tasks.Add(1)
+	defer s.tasks.Done()
+	defer sess.running.Done()
+	t := &turn{Context: sess.ctx, rd: rd}
 	// This goroutine owns the slot until it has put the answer into a queue. There are no more of them than slots.
-	s.tasks.Go(func() {
-		defer sess.running.Done()
-		c := &call{sess: sess, h: h, frame: first}
-		s.answer(c, args, refusal)
-		sess.mu.Lock()
-		sl := &sess.slots[h.Slot]
-		to := sl.conn
-		sl.busy, sl.conn = false, nil
-		if h.Op.Once() {
-			sl.frame = c.frame
-		}
-		sess.mu.Unlock()
-		flush := to.enqueue(c.frame)
-		if c.after != nil {
-			c.after()
-		}
-		if flush {
-			to.flush()
-		}
-	})
-	return nil
+	c := &call{sess: sess, ctx: t, h: h, frame: first}
+	s.answer(c, args, refusal)
+	alive := s.awaitAlive()
+	sess.mu.Lock()
+	sl = &sess.slots[h.Slot]
+	to := sl.conn
+	sl.busy, sl.conn = false, nil
+	if h.Op.Once() {
+		sl.frame = c.frame
+	}
+	sess.mu.Unlock()
+	flush := alive && to.enqueue(c.frame)
+	if c.after != nil {
+		c.after()
+	}
+	if flush {
+		to.flush()
+	}
+	return t.keep(), nil
 }
 
 // answer executes a call and leaves its answer in c.frame. If that is set already, an earlier instance executed it.
@@ -304,13 +314,13 @@ func (s *Service) answer(c *call, args any, refusal *metarpc.Error) {
 	case refusal != nil:
 		err = refusal
 	case c.frame != nil:
-		if err = s.replay(c.sess.ctx, c, args); err == nil {
+		if err = s.replay(c.ctx, c, args); err == nil {
 			return
 		}
 		c.frame = nil
 	default:
 		if c.h.Op.Once() {
-			err = s.awaitGrace(c.sess.ctx)
+			err = s.awaitGrace(c.ctx)
 		}
 		if err == nil {
 			result, err = s.execute(c, args)

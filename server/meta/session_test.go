@@ -190,7 +190,7 @@ func TestGrace(t *testing.T) {
 		back.connect()
 		defer renewing(back)()
 		// Nobody has said yet that it is open.
-		_, err := ask[metarpc.Empty](other, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: layout.RootID, Name: "late"})
+		_, err := ask[metarpc.RemoveResult](other, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: layout.RootID, Name: "late"})
 		wantStatus(t, err, metarpc.StatusGrace)
 		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.OpenArgs{ID: kept, Reclaim: true})
 		must[metarpc.AttrResult](back, metarpc.OpOpen, &metarpc.OpenArgs{ID: late, Reclaim: true})
@@ -388,7 +388,7 @@ func TestOpenWaitsForRemoval(t *testing.T) {
 	case <-time.After(20 * time.Millisecond):
 	}
 	close(decide)
-	if err := a.finish(rm, rmCh, &metarpc.Empty{}); err != nil {
+	if err := a.finish(rm, rmCh, &metarpc.RemoveResult{}); err != nil {
 		t.Error(err)
 	}
 	wantStatus(t, b.finish(op, opCh, &metarpc.AttrResult{}), metarpc.Status(syscall.ESTALE))

@@ -47,6 +47,10 @@ func (s *Service) setAttr(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 		if err := s.set(ctx, t, s.caller(c), &row, a, now()); err != nil {
 			return nil, err
 		}
+		if err := s.admitChange(ctx, &before, &row); err != nil {
+			return nil, err
+		}
+		recharge(t, &before, &row)
 		if row != before {
 			t.GuardEqual(schema.InodeKey(a.ID), raw)
 			t.Put(schema.InodeKey(a.ID), schema.Encode(&row))
@@ -126,11 +130,12 @@ func (s *Service) resetDirTime(ctx context.Context, t *tx, a *metarpc.SetAttrArg
 	if err != nil || !setsMtime(a.Mask) || raw == nil {
 		return counters, err
 	}
-	value := catalog.EncodeCounters(counters.Field(schema.CounterEntries), counters.Field(schema.CounterSubdirs), 0,
-		counters.Field(schema.CounterCtime))
+	if len(counters) > schema.CounterMtime {
+		counters[schema.CounterMtime] = 0
+	}
 	t.GuardEqual(key, raw)
-	t.Put(key, value)
-	return catalog.DecodeCounters(value)
+	t.Put(key, catalog.EncodeCounters(counters...))
+	return counters, nil
 }
 
 // cut is the setting of a file's size while data past it may exist or come to exist.
@@ -259,6 +264,7 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 			f.cut.phase = cutTelling
 			if committed {
 				f.moves++
+				f.reach = 0
 				f.cut.phase = cutCutting
 				for _, cl := range f.claims {
 					cl.end = min(cl.end, a.Size)
@@ -280,7 +286,7 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 			return nil, errLaidOut
 		}
 		intent = rawLayout != nil && (written || a.Size < row.Size || pinned && a.Size > row.Size)
-		at := now()
+		before, at := row, now()
 		if err := s.maySet(ctx, c, &row, a); err != nil {
 			return nil, err
 		}
@@ -291,6 +297,10 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 			row.Mtime = at
 		}
 		row.Size = a.Size
+		if err := s.admitChange(ctx, &before, &row); err != nil {
+			return nil, err
+		}
+		recharge(t, &before, &row)
 		t.GuardEqual(schema.InodeKey(f.id), raw)
 		t.Put(schema.InodeKey(f.id), schema.Encode(&row))
 		if intent {

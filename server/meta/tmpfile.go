@@ -21,7 +21,7 @@ func (s *Service) tmpFile(ctx context.Context, c *call, a *metarpc.TmpFileArgs) 
 		if err := s.mayInsert(ctx, who, p); err != nil {
 			return nil, err
 		}
-		id, err := s.numbers.take(ctx)
+		id, err := s.numbers.take(ctx, s.cfg.Shard)
 		if err != nil {
 			return nil, err
 		}
@@ -31,6 +31,9 @@ func (s *Service) tmpFile(ctx context.Context, c *call, a *metarpc.TmpFileArgs) 
 		}
 		n.row.Nlink, n.row.Linkable = 0, true
 		n.row.Policy = s.policy(&dir)
+		if err := s.admitNew(ctx, 0, &n.row); err != nil {
+			return nil, err
+		}
 		s.openNew(t, c.sess, id)
 		s.mu.Lock()
 		s.file(id).orphan = true
@@ -39,6 +42,7 @@ func (s *Service) tmpFile(ctx context.Context, c *call, a *metarpc.TmpFileArgs) 
 		t.GuardPresent(schema.InodeKey(a.Parent))
 		t.Put(schema.InodeKey(id), schema.Encode(&n.row))
 		t.Put(schema.OrphanKey(id), nil)
+		charge(t, &n.row, 1)
 		t.Add(schema.KeyUsage, 0, 1)
 		return &metarpc.CreateResult{Attr: attrOf(id, &n.row, nil, report{}), Created: true}, nil
 	})

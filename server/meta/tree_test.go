@@ -11,7 +11,6 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/catalog/memory"
 	"github.com/weftfs/weft/server/meta/schema"
 )
@@ -99,7 +98,7 @@ func TestRemoveAgainstCreate(t *testing.T) {
 		var wg sync.WaitGroup
 		var errs [2]error
 		wg.Go(func() {
-			_, errs[0] = ask[metarpc.Empty](a, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: layout.RootID, Name: name, Dir: true})
+			_, errs[0] = ask[metarpc.RemoveResult](a, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: layout.RootID, Name: name, Dir: true})
 		})
 		wg.Go(func() {
 			_, errs[1] = ask[metarpc.CreateResult](b, metarpc.OpCreate, &metarpc.CreateArgs{Parent: id, Name: "f"})
@@ -125,19 +124,21 @@ func fill(t testing.TB, h *host, dir layout.FileID, n int) {
 	t.Helper()
 	const batch = 1000
 	for i := 0; i < n; i += batch {
-		var b catalog.Batch
+		var b tx
 		many := min(batch, n-i)
 		for j := range many {
-			id, err := h.svc.numbers.take(context.Background())
+			id, err := h.svc.numbers.take(context.Background(), 0)
 			if err != nil {
 				t.Fatal(err)
 			}
 			b.Put(schema.EntryKey(dir, fmt.Sprint("kept", i+j)), schema.Encode(&schema.Entry{ID: id, Type: syscall.S_IFREG}))
-			b.Put(schema.InodeKey(id), schema.Encode(&schema.Inode{Mode: syscall.S_IFREG | 0o644, Nlink: 1, Size: int64(i + j)}))
+			row := schema.Inode{Mode: syscall.S_IFREG | 0o644, Nlink: 1, Size: int64(i + j), Parent: dir}
+			b.Put(schema.InodeKey(id), schema.Encode(&row))
+			charge(&b, &row, 1)
 		}
 		b.Add(schema.CountersKey(dir), schema.CounterEntries, int64(many))
 		b.Add(schema.KeyUsage, 0, int64(many))
-		if err := h.engine.Commit(context.Background(), &b); err != nil {
+		if err := h.engine.Commit(context.Background(), &b.Batch); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -165,7 +166,7 @@ func TestReadDirWhileItChanges(t *testing.T) {
 				must[metarpc.Empty](c, metarpc.OpRename, &metarpc.RenameArgs{OldParent: dir, OldName: name, NewParent: dir, NewName: name + "-again"})
 				if i%2 == 0 {
 					c.mkdir(dir, name)
-					must[metarpc.Empty](c, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: dir, Name: name, Dir: true})
+					must[metarpc.RemoveResult](c, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: dir, Name: name, Dir: true})
 				}
 				c.remove(dir, name+"-again")
 			}

@@ -14,16 +14,23 @@ import (
 )
 
 // OpenVolume returns the volume in the catalog. In an empty catalog it first makes one, with a root directory that
-// belongs to root and has mode 0755; policy, its unset fields from DefaultPolicy, is its default then. A volume of another
-// format is refused.
-func OpenVolume(ctx context.Context, engine catalog.Engine, policy layout.Policy) (schema.Volume, error) {
+// belongs to root and has mode 0755; policy, its unset fields from DefaultPolicy, is its default then, and shards, 0 for 1, is how many shards it
+// has. A volume of an earlier format without usage is upgraded; one of another format is refused, and so is a catalog that has rows and no
+// volume: its import has not ended, or it is somebody else's.
+func OpenVolume(ctx context.Context, engine catalog.Engine, policy layout.Policy, shards int) (schema.Volume, error) {
 	for {
 		vol, err := readVolume(ctx, engine)
 		if !errors.Is(err, catalog.ErrNotFound) {
 			return vol, err
 		}
-		err = makeVolume(ctx, engine, policy)
-		if guard := (*catalog.GuardError)(nil); err != nil && !errors.As(err, &guard) {
+		err = makeVolume(ctx, engine, policy, shards)
+		guard := (*catalog.GuardError)(nil)
+		switch {
+		case errors.As(err, &guard) && guard.Guard.Kind == catalog.RangeEmpty:
+			return schema.Volume{}, errors.New("the catalog has rows and no volume: it is not weft's, or it has lost what it had")
+		case errors.As(err, &guard) && string(guard.Guard.Key) == string(schema.KeyImport):
+			return schema.Volume{}, errors.New("an import into the catalog has not ended: run it again until it does")
+		case err != nil && guard == nil:
 			return schema.Volume{}, fmt.Errorf("make the volume: %w", err)
 		}
 	}
@@ -41,63 +48,79 @@ func readVolume(ctx context.Context, engine catalog.Engine) (schema.Volume, erro
 	if err := schema.CheckFormat(vol.Format); err != nil {
 		return schema.Volume{}, err
 	}
+	if !schema.CountsUsage(vol.Format) {
+		if vol, err = countUsage(ctx, engine, raw, vol); err != nil {
+			return schema.Volume{}, fmt.Errorf("count the usage of a volume of an earlier version: %w", err)
+		}
+	}
 	return vol, nil
 }
 
-func makeVolume(ctx context.Context, engine catalog.Engine, policy layout.Policy) error {
+func makeVolume(ctx context.Context, engine catalog.Engine, policy layout.Policy, shards int) error {
 	if err := policy.Validate(); err != nil {
 		return err
 	}
 	now := time.Now().UnixNano()
 	vol := schema.Volume{Format: schema.Format, Created: now, Policy: schema.PolicyOf(policy.Or(DefaultPolicy))}
+	if shards > 1 {
+		vol.Format, vol.Shards = schema.FormatShards, shards
+	}
 	rand.Read(vol.ID[:])
 	root := schema.Inode{
 		Mode: syscall.S_IFDIR | 0o755, Parent: layout.RootID, Atime: now, Mtime: now, Ctime: now, Btime: now,
 	}
 	var b catalog.Batch
 	b.GuardAbsent(schema.KeyVolume)
+	b.GuardAbsent(schema.KeyImport)
+	b.GuardRangeEmpty([]byte{'a'}, nil) // what is before it are processes, one of which is to make the volume
 	b.Put(schema.KeyVolume, schema.Encode(&vol))
 	b.Put(schema.InodeKey(layout.RootID), schema.Encode(&root))
 	b.Put(schema.KeyNextInode, catalog.EncodeCounters(int64(layout.RootID)+1))
 	b.Put(schema.KeyUsage, catalog.EncodeCounters(1))
+	b.Add(schema.OwnerKey(root.UID, root.GID), schema.OwnerFiles, 1)
 	return engine.Commit(ctx, &b)
 }
-
-// inodeChunk is how many inode numbers are reserved by one commit. What is left of a chunk is lost with the process.
-const inodeChunk = 4096
 
 // numbers hands out inode numbers, none of them twice, whatever crashes.
 type numbers struct {
 	engine catalog.Engine
-	token  chan struct{} // whoever has taken the one token owns next and end
-	next   layout.FileID
-	end    layout.FileID
+	shards int           // of the volume
+	token  chan struct{} // whoever has taken the one token owns free
+	free   []span        // by shard
 }
 
-func newNumbers(engine catalog.Engine) *numbers {
-	n := &numbers{engine: engine, token: make(chan struct{}, 1)}
+// span are the numbers from next on that end before end.
+type span struct {
+	next, end layout.FileID
+}
+
+func newNumbers(engine catalog.Engine, shards int) *numbers {
+	n := &numbers{engine: engine, shards: shards, token: make(chan struct{}, 1), free: make([]span, shards)}
 	n.token <- struct{}{}
 	return n
 }
 
-func (n *numbers) take(ctx context.Context) (layout.FileID, error) {
+// take hands out a number of a shard.
+func (n *numbers) take(ctx context.Context, shard int) (layout.FileID, error) {
 	select {
 	case <-n.token:
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}
 	defer func() { n.token <- struct{}{} }()
-	for n.next == n.end {
-		if err := n.reserve(ctx); err != nil {
+	free := &n.free[shard]
+	for free.next == free.end {
+		if err := n.reserve(ctx, shard); err != nil {
 			return 0, fmt.Errorf("reserve inode numbers: %w", err)
 		}
 	}
-	n.next++
-	return n.next - 1, nil
+	free.next++
+	return free.next - 1, nil
 }
 
-// reserve takes the next chunk. If somebody else took it first, it leaves the chunk empty.
-func (n *numbers) reserve(ctx context.Context) error {
+// reserve takes the next chunk of a shard. If somebody else took it first, it leaves the chunk empty. What is left of a chunk is lost with the
+// process, and so are the chunks of other shards that lie before it.
+func (n *numbers) reserve(ctx context.Context, shard int) error {
 	raw, err := n.engine.Get(ctx, schema.KeyNextInode)
 	if err != nil {
 		return err
@@ -106,13 +129,21 @@ func (n *numbers) reserve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	first := counters.Field(0)
-	if first <= int64(layout.RootID) {
-		return fmt.Errorf("the next inode number is %d: %w", first, catalog.ErrCorrupt)
+	if counters.Field(0) <= int64(layout.RootID) {
+		return fmt.Errorf("the next inode number is %d: %w", counters.Field(0), catalog.ErrCorrupt)
+	}
+	first := layout.FileID(counters.Field(0))
+	end := first + layout.ShardChunk
+	if n.shards > 1 {
+		// A volume that had one shard may go on in the middle of a chunk.
+		for layout.ShardOf(first, n.shards) != shard {
+			first += layout.ShardChunk - first%layout.ShardChunk
+		}
+		end = first + layout.ShardChunk - first%layout.ShardChunk
 	}
 	var b catalog.Batch
 	b.GuardEqual(schema.KeyNextInode, raw)
-	b.Put(schema.KeyNextInode, catalog.EncodeCounters(first+inodeChunk))
+	b.Put(schema.KeyNextInode, catalog.EncodeCounters(int64(end)))
 	err = n.engine.Commit(ctx, &b)
 	switch guard := (*catalog.GuardError)(nil); {
 	case errors.As(err, &guard), errors.Is(err, catalog.ErrConflict), errors.Is(err, catalog.ErrUnknown):
@@ -120,6 +151,6 @@ func (n *numbers) reserve(ctx context.Context) error {
 	case err != nil:
 		return err
 	}
-	n.next, n.end = layout.FileID(first), layout.FileID(first)+inodeChunk
+	n.free[shard] = span{first, end}
 	return nil
 }

@@ -3,6 +3,7 @@ package meta
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"syscall"
 
@@ -17,6 +18,9 @@ const (
 	// xattrLayout is the attribute that shows and sets how files are laid out. It has no row and is not listed, so that
 	// copying a tree with its attributes does not copy it.
 	xattrLayout = "weft.layout"
+
+	// xattrUsage is the attribute that shows what is below a directory. It is neither listed nor set.
+	xattrUsage = "weft.usage"
 
 	// maxXattrs is how many attributes an inode can have: so many names, of any length, fit what listxattr(2) can return.
 	maxXattrs = 256
@@ -101,6 +105,9 @@ func (s *Service) getXattr(ctx context.Context, c *call, a *metarpc.XattrArgs) (
 	if err != nil {
 		return nil, err
 	}
+	if a.Name == xattrUsage {
+		return s.getUsageXattr(ctx, a.ID, &row)
+	}
 	switch {
 	case !isACL(a.Name):
 		if err := s.mayXattr(ctx, s.caller(c), a.ID, &row, a.Name, false); err != nil {
@@ -141,6 +148,15 @@ func (s *Service) getLayoutXattr(ctx context.Context, id layout.FileID) (*metarp
 		return nil, errNoData
 	}
 	return &metarpc.BytesResult{Value: []byte(policy.String())}, nil
+}
+
+// getUsageXattr is what is below a directory, with all that is committed by now.
+func (s *Service) getUsageXattr(ctx context.Context, id layout.FileID, row *schema.Inode) (*metarpc.BytesResult, error) {
+	if !isDir(row.Mode) {
+		return nil, errNoData
+	}
+	u, err := s.usageOf(ctx, id)
+	return &metarpc.BytesResult{Value: fmt.Appendf(nil, "bytes=%d files=%d dirs=%d", u.bytes, u.files, u.dirs)}, err
 }
 
 func (s *Service) setXattr(ctx context.Context, c *call, a *metarpc.XattrArgs) (*metarpc.Empty, error) {

@@ -112,6 +112,33 @@ func (c *ClientInfo) check(Op) error {
 		checkText("mount point", c.Mount, MaxText))
 }
 
+func (r *Ring) check() error {
+	if len(r.Owners) < 1 || len(r.Owners) > layout.MaxShards {
+		return fmt.Errorf("ring of %d shards, want 1 to %d", len(r.Owners), layout.MaxShards)
+	}
+	if len(r.Services) > MaxServices {
+		return fmt.Errorf("ring of %d services, want at most %d", len(r.Services), MaxServices)
+	}
+	for _, addr := range r.Services {
+		if err := checkAddress(addr); err != nil {
+			return err
+		}
+	}
+	for shard, owner := range r.Owners {
+		if owner < -1 || owner >= len(r.Services) {
+			return fmt.Errorf("shard %d is service %d's of %d", shard, owner, len(r.Services))
+		}
+	}
+	return nil
+}
+
+func checkAddress(addr string) error {
+	if addr == "" || len(addr) > MaxAddress {
+		return fmt.Errorf("service address of %d bytes, want 1 to %d", len(addr), MaxAddress)
+	}
+	return nil
+}
+
 func (c Cred) check(Op) error {
 	err := first(checkOwner(c.UID), checkOwner(c.GID))
 	if len(c.Groups) > MaxGroups {
@@ -299,6 +326,33 @@ func (a *CacheDoneArgs) check(Op) error { return checkCopies(a.ID, []CopyRef{a.C
 
 func (a *CacheDropArgs) check(Op) error { return checkID(a.ID) }
 
+func (a *MetaDrainArgs) check(Op) error { return checkAddress(a.Address) }
+
+func (r *MetaListResult) check(Op) error {
+	if r.Shards < 1 || r.Shards > layout.MaxShards {
+		return fmt.Errorf("volume of %d shards, want 1 to %d", r.Shards, layout.MaxShards)
+	}
+	if len(r.Services) > MaxServices {
+		return fmt.Errorf("%d services, want at most %d", len(r.Services), MaxServices)
+	}
+	for i := range r.Services {
+		s := &r.Services[i]
+		if s.State >= metaStateEnd || s.Silent < 0 || s.Sessions < 0 {
+			return fmt.Errorf("service in state %d, silent for %d ns, with %d sessions", s.State, s.Silent, s.Sessions)
+		}
+		for _, shard := range s.Shards {
+			if shard < 0 || shard >= r.Shards {
+				return fmt.Errorf("shard %d of %d", shard, r.Shards)
+			}
+		}
+		err := first(checkAddress(s.Address), checkText("host name", s.Host, MaxText), checkText("program", s.Program, MaxText))
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (a *LayoutReturnArgs) check(Op) error { return checkIDs(a.IDs) }
 
 func checkCopies(id layout.FileID, copies []CopyRef) error {
@@ -396,7 +450,11 @@ func (a *Attr) check(Op) error {
 }
 
 func (r *AttrResult) check(op Op) error {
-	return first(r.Attr.check(op), checkLease(r.Lease, LeaseAttrs))
+	allowed := LeaseAttrs
+	if op == OpMakeNode && r.Attr.Mode&syscall.S_IFMT == syscall.S_IFDIR {
+		allowed |= LeaseNames
+	}
+	return first(r.Attr.check(op), checkLease(r.Lease, allowed))
 }
 
 func (r *CreateResult) check(op Op) error {
@@ -515,21 +573,67 @@ func (r *LayoutCommitResult) check(Op) error {
 
 func (r *DevicesResult) check(Op) error {
 	for i := range r.Devices {
-		if _, err := r.Devices[i].Device.Layout(); err != nil {
+		if err := r.Devices[i].Device.check(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (r *AddDeviceResult) check(Op) error {
-	_, err := r.Info.Device.Layout()
+func (r *AddDeviceResult) check(Op) error { return r.Info.Device.check() }
+
+func (d *Device) check() error {
+	if len(d.Addrs) == 0 {
+		return nil // the service does not know them
+	}
+	_, err := d.Layout()
 	return err
 }
 
 func (r *StatFSResult) check(Op) error {
-	if r.Total < 0 || r.Free < 0 || r.Avail < 0 || r.Files < 0 {
-		return fmt.Errorf("negative space: %d total, %d free, %d available, %d files", r.Total, r.Free, r.Avail, r.Files)
+	if r.Total < 0 || r.Free < 0 || r.Avail < 0 || r.Files < 0 || r.MaxFiles < 0 {
+		return fmt.Errorf("negative space: %d total, %d free, %d available, %d files of %d", r.Total, r.Free, r.Avail, r.Files, r.MaxFiles)
+	}
+	return nil
+}
+
+func (n *QuotaName) check() error {
+	switch {
+	case n.Kind == 0 || n.Kind >= quotaEnd:
+		return fmt.Errorf("quota of kind %d", n.Kind)
+	case n.Kind == QuotaTree && n.ID == 0, n.Kind != QuotaTree && n.ID >= math.MaxUint32:
+		return fmt.Errorf("quota of kind %d for %d", n.Kind, n.ID)
+	}
+	return nil
+}
+
+func (a *QuotaSetArgs) check(Op) error {
+	if a.Bytes < QuotaKeep || a.Files < QuotaKeep {
+		return fmt.Errorf("quota of %d bytes and %d files", a.Bytes, a.Files)
+	}
+	return a.Name.check()
+}
+
+func (a *QuotasArgs) check(Op) error {
+	if a.After && a.Name == (QuotaName{}) {
+		return nil
+	}
+	return a.Name.check()
+}
+
+func (r *QuotasResult) check(Op) error {
+	if len(r.Quotas) > MaxBatch || len(r.Quotas) == 0 && !r.EOF {
+		return fmt.Errorf("page of %d quotas, end %t", len(r.Quotas), r.EOF)
+	}
+	for i := range r.Quotas {
+		q := &r.Quotas[i]
+		err := first(q.Name.check(), checkText("path", q.Path, MaxText))
+		if q.Bytes < 0 || q.Files < 0 {
+			err = first(err, fmt.Errorf("quota of %d bytes and %d files", q.Bytes, q.Files))
+		}
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -94,6 +94,17 @@ func tame(v any) any {
 		for i := range v.Items {
 			v.Items[i].Lease &= leaseAll
 		}
+	case *Hello:
+		v.Shard = int(uint(v.Shard) % layout.MaxShards)
+	case *Welcome:
+		tame(&v.Ring)
+	case *Ring:
+		for i := range v.Owners {
+			v.Owners[i] = i%(len(v.Services)+1) - 1
+		}
+		for i := range v.Services {
+			v.Services[i] = fmt.Sprintf("host%d:7049", i)
+		}
 	case *Attr:
 		v.Flags &= attrFlagsAll
 	case *AttrResult:
@@ -119,6 +130,15 @@ func tame(v any) any {
 		for i := range v.Attrs {
 			tame(&v.Attrs[i])
 		}
+	case *MetaListResult:
+		v.Shards = layout.MaxShards
+		for i := range v.Services {
+			s := &v.Services[i]
+			s.Address, s.State = fmt.Sprintf("host%d:7049", i), MetaSilent
+			for k := range s.Shards {
+				s.Shards[k] = int(uint(s.Shards[k]) % layout.MaxShards)
+			}
+		}
 	case *RenameArgs:
 		v.Flags = RenameExchange
 	case *ReadDirArgs:
@@ -137,6 +157,16 @@ func tame(v any) any {
 	case *LayoutResult:
 		for i := range v.Segments {
 			tame(&v.Segments[i])
+		}
+	case *QuotaName:
+		v.Kind, v.ID = QuotaUser, v.ID%1000
+	case *QuotaSetArgs:
+		tame(&v.Name)
+	case *QuotasArgs:
+		tame(&v.Name)
+	case *QuotasResult:
+		for i := range v.Quotas {
+			tame(&v.Quotas[i].Name)
 		}
 	case *CacheStartResult:
 		v.Segments = v.Segments[:1]
@@ -220,7 +250,7 @@ func TestRoundTrip(t *testing.T) {
 	r := random(t)
 	for range 20 {
 		hello := filled(r, new(Hello)).(*Hello)
-		hello.Magic, hello.Lowest = Magic, Version
+		hello.Magic, hello.Lowest, hello.Highest = Magic, Version, max(hello.Highest, Version)
 		b, err := AppendHello(nil, hello)
 		gotHello, err := ParseHello(body(t, b, err))
 		if err != nil {
@@ -237,6 +267,14 @@ func TestRoundTrip(t *testing.T) {
 			t.Fatal(err)
 		}
 		same(t, "welcome", gotWelcome, welcome)
+
+		moved := &Welcome{Magic: Magic, Version: Version, Status: StatusMoved, Message: "elsewhere", Ring: welcome.Ring}
+		b, err = AppendWelcome(nil, moved)
+		gotMoved, err := ParseWelcome(body(t, b, err))
+		if err != nil {
+			t.Fatal(err)
+		}
+		same(t, "moved", gotMoved, moved)
 
 		for op := Op(1); op < opEnd; op++ {
 			call := CallHeader{Slot: r.IntN(MaxSlots), Sequence: 1 + r.Uint64()>>1, Op: op, Cred: *filled(r, new(Cred)).(*Cred)}
@@ -312,9 +350,14 @@ func TestGolden(t *testing.T) {
 		want string
 	}{
 		{"hello", func() ([]byte, error) {
-			return AppendHello(nil, &Hello{Magic: Magic, Lowest: 1, Highest: 1, Client: ClientInfo{ID: id, Host: "n1", PID: 300, Program: "weft", Mount: "/w"}})
-		}, "0000003c" + "96 00 a477656674 01 01" + "95 c410 010000000000000000000000000000fe a26e31 cd012c a477656674 a22f77" +
-			"c410 00000000000000000000000000000000"},
+			return AppendHello(nil, &Hello{Magic: Magic, Lowest: 2, Highest: 2, Client: ClientInfo{ID: id, Host: "n1", PID: 300, Program: "weft", Mount: "/w"}, Shard: 300})
+		}, "0000003f" + "97 00 a477656674 02 02" + "95 c410 010000000000000000000000000000fe a26e31 cd012c a477656674 a22f77" +
+			"c410 00000000000000000000000000000000 cd012c"},
+		{"moved", func() ([]byte, error) {
+			return AppendWelcome(nil, &Welcome{Magic: Magic, Version: 2, Status: StatusMoved, Message: "no",
+				Ring: Ring{Epoch: 9, Services: []string{"n1:1", "n2:2"}, Owners: []int{1, -1, 0}}})
+		}, "00000057" + "9b 01 a477656674 02 cd03f5 a26e6f" + strings.Repeat("c410 00000000000000000000000000000000", 3) + "00 00" +
+			"93 09 92 a46e313a31 a46e323a32 93 01 ff 00"},
 		{"call", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLookup, Cred: Cred{UID: 1000, GID: 100}}, &NameArgs{Parent: layout.RootID, Name: "a\xff"})
 		}, "00000011" + "96 02 02 07 05 94cd03e864c0c2 92 01 a261ff"},
@@ -364,6 +407,23 @@ func TestGolden(t *testing.T) {
 		{"cache drop", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpCacheDrop}, &CacheDropArgs{ID: 5, Device: id})
 		}, "0000001e" + "96 02 02 07 28 940000c0c2 92 05 c410 010000000000000000000000000000fe"},
+		{"meta drain", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpMetaDrain}, &MetaDrainArgs{Address: "a:1", Cancel: true})
+		}, "00000010" + "96 02 02 07 2a 940000c0c2 92 a3613a31 c3"},
+		{"meta list", func() ([]byte, error) {
+			return AppendReply(nil, ReplyHeader{Slot: 2, Sequence: 7}, &MetaListResult{Shards: 3, Services: []MetaService{
+				{Address: "a:1", Host: "h", Program: "p", Started: 5, State: MetaDraining, Silent: 128, Shards: []int{0, 2}, Sessions: 9}}})
+		}, "0000001a" + "96 03 02 07 00 a0 92 03 91 98 a3613a31 a168 a170 05 01 cc80 920002 09"},
+		{"quota set", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpQuotaSet}, &QuotaSetArgs{Name: QuotaName{Kind: QuotaGroup, ID: 5}, Bytes: QuotaKeep, Files: 128})
+		}, "00000011" + "96 02 02 07 2b 940000c0c2 93 920305 ff cc80"},
+		{"quotas", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpQuotas}, &QuotasArgs{Name: QuotaName{Kind: QuotaTree, ID: 5}, After: true})
+		}, "0000000f" + "96 02 02 07 2c 940000c0c2 92 920105 c3"},
+		{"quotas told", func() ([]byte, error) {
+			return AppendReply(nil, ReplyHeader{Slot: 2, Sequence: 7}, &QuotasResult{EOF: true, Quotas: []QuotaInfo{
+				{Name: QuotaName{Kind: QuotaTree, ID: 5}, Path: "/a", Bytes: 1, Files: 2, UsedBytes: 3, UsedFiles: 4}}})
+		}, "00000014" + "96 03 02 07 00 a0 92 91 96 920105 a22f61 01 02 03 04 c3"},
 		{"lock ready", func() ([]byte, error) {
 			return AppendCallBack(nil, BackHeader{Number: 9, Op: BackLockReady}, &LockReadyArgs{ID: 5, Owner: 6, Flock: true})
 		}, "00000008" + "94 04 09 04 93 05 06 c3"},
@@ -561,6 +621,21 @@ func TestRefusedArguments(t *testing.T) {
 		{OpCacheDone, &CacheDoneArgs{ID: 1}, bad},
 		{OpCacheDrop, &CacheDropArgs{ID: 1}, fine},
 		{OpCacheDrop, &CacheDropArgs{}, bad},
+		{OpMetaList, &Empty{}, fine},
+		{OpMetaDrain, &MetaDrainArgs{Address: strings.Repeat("a", MaxAddress), Cancel: true}, fine},
+		{OpMetaDrain, &MetaDrainArgs{Address: strings.Repeat("a", MaxAddress+1)}, bad},
+		{OpMetaDrain, &MetaDrainArgs{}, bad},
+		{OpQuotaSet, &QuotaSetArgs{Name: QuotaName{Kind: QuotaTree, ID: 1}, Bytes: QuotaKeep, Files: QuotaKeep}, fine},
+		{OpQuotaSet, &QuotaSetArgs{Name: QuotaName{Kind: QuotaUser}}, fine},
+		{OpQuotaSet, &QuotaSetArgs{Name: QuotaName{Kind: QuotaTree, ID: 0}}, bad},
+		{OpQuotaSet, &QuotaSetArgs{Name: QuotaName{Kind: QuotaGroup, ID: math.MaxUint32}}, bad},
+		{OpQuotaSet, &QuotaSetArgs{Name: QuotaName{Kind: quotaEnd, ID: 1}}, bad},
+		{OpQuotaSet, &QuotaSetArgs{Name: QuotaName{Kind: QuotaTree, ID: 1}, Bytes: -2}, bad},
+		{OpQuotaSet, &QuotaSetArgs{Name: QuotaName{Kind: QuotaTree, ID: 1}, Files: -2}, bad},
+		{OpQuotas, &QuotasArgs{After: true}, fine},
+		{OpQuotas, &QuotasArgs{}, bad},
+		{OpQuotas, &QuotasArgs{Name: QuotaName{ID: 1}, After: true}, bad},
+		{OpStatFS, &IDArgs{}, bad},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: []DeviceStats{{Reads: IOStats{Time: -1}}}}, bad},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: []DeviceStats{{Writes: IOStats{Time: -1}}}}, bad},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: []DeviceStats{{Outstanding: -1}}}, bad},
@@ -614,6 +689,10 @@ func TestRefusedResults(t *testing.T) {
 		{OpCreate, &CreateResult{}, false},
 		{OpCreate, &CreateResult{Attr: attr, Lease: LeaseData}, false},
 		{OpTmpFile, &CreateResult{Attr: attr, Created: true, Lease: LeaseAttrs}, true},
+		{OpMakeNode, &AttrResult{Attr: Attr{ID: 1, Mode: syscall.S_IFDIR | 0o755}, Lease: LeaseAttrs | LeaseNames}, true},
+		{OpMakeNode, &AttrResult{Attr: Attr{ID: 1, Mode: syscall.S_IFLNK | 0o777}, Lease: LeaseAttrs | LeaseNames}, false},
+		{OpMakeNode, &AttrResult{Attr: Attr{ID: 1, Mode: syscall.S_IFDIR | 0o755}, Lease: LeaseData}, false},
+		{OpGetAttr, &AttrResult{Attr: Attr{ID: 1, Mode: syscall.S_IFDIR | 0o755}, Lease: LeaseNames}, false},
 		{OpLookup, &LookupResult{}, true}, // there is no such name
 		{OpLookup, &LookupResult{Attr: attr, Lease: LeaseAttrs, Names: LeaseNames}, true},
 		{OpLookup, &LookupResult{Attr: Attr{ID: 1, Size: -1}}, false},
@@ -658,11 +737,30 @@ func TestRefusedResults(t *testing.T) {
 		{OpCacheStart, &CacheStartResult{Size: 1, Segments: []Segment{{Len: 1, IOMode: layout.IOModeRead, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}}, false},
 		{OpCacheStart, &CacheStartResult{Segments: make([]Segment, 2)}, false},
 		{OpCacheDrop, &CacheDropResult{Bytes: -1}, false},
+		{OpMetaList, &MetaListResult{Shards: 2, Services: []MetaService{{Address: "a:1", State: MetaSilent, Silent: 5, Shards: []int{1, 0}}}}, true},
+		{OpMetaList, &MetaListResult{Shards: 1}, true},
+		{OpMetaList, &MetaListResult{}, false},
+		{OpMetaList, &MetaListResult{Shards: layout.MaxShards + 1}, false},
+		{OpMetaList, &MetaListResult{Shards: 1, Services: make([]MetaService, 1)}, false},
+		{OpMetaList, &MetaListResult{Shards: 1, Services: slices.Repeat([]MetaService{{Address: "a"}}, MaxServices+1)}, false},
+		{OpMetaList, &MetaListResult{Shards: 2, Services: []MetaService{{Address: "a", Shards: []int{2}}}}, false},
+		{OpMetaList, &MetaListResult{Shards: 2, Services: []MetaService{{Address: "a", State: metaStateEnd}}}, false},
+		{OpMetaList, &MetaListResult{Shards: 2, Services: []MetaService{{Address: "a", Silent: -1}}}, false},
+		{OpMetaDrain, &MetaListResult{Shards: 2, Services: []MetaService{{Address: "a", Sessions: -1}}}, false},
+		{OpMetaDrain, &MetaListResult{Shards: 2, Services: []MetaService{{Address: "a", Program: strings.Repeat("p", MaxText+1)}}}, false},
+		{OpQuotas, &QuotasResult{EOF: true}, true},
+		{OpQuotas, &QuotasResult{}, false},
+		{OpQuotas, &QuotasResult{Quotas: make([]QuotaInfo, 1)}, false},
+		{OpQuotas, &QuotasResult{Quotas: []QuotaInfo{{Name: QuotaName{Kind: QuotaTree, ID: 1}, UsedBytes: -1}}}, true},
+		{OpQuotas, &QuotasResult{Quotas: []QuotaInfo{{Name: QuotaName{Kind: QuotaTree, ID: 1}, Bytes: -1}}}, false},
+		{OpQuotas, &QuotasResult{Quotas: []QuotaInfo{{Name: QuotaName{Kind: QuotaTree, ID: 1}, Path: strings.Repeat("p", MaxText+1)}}}, false},
+		{OpStatFS, &StatFSResult{MaxFiles: -1}, false},
 		{OpLayoutCommit, &LayoutCommitResult{Attrs: []Attr{{}, attr}}, true},
 		{OpLayoutCommit, &LayoutCommitResult{Attrs: []Attr{{Size: -1}}}, false},
 		{OpDevices, &DevicesResult{Devices: []DeviceInfo{{Device: Device{Addrs: []string{"server.example:2049"}}}}}, false},
-		{OpDevices, &DevicesResult{Devices: []DeviceInfo{{}}}, false},
-		{OpAddDevice, &AddDeviceResult{}, false},
+		{OpDevices, &DevicesResult{Devices: []DeviceInfo{{}}}, true},
+		{OpDevices, &DevicesResult{Devices: []DeviceInfo{{Device: Device{Addrs: []string{"192.0.2.1:2049", "192.0.2.1"}}}}}, false},
+		{OpAddDevice, &AddDeviceResult{Info: DeviceInfo{Device: Device{Addrs: []string{"192.0.2.1:0"}}}}, false},
 		{OpStatFS, &StatFSResult{Free: -1}, false},
 	}
 	for _, c := range cases {
@@ -852,17 +950,17 @@ func TestIntegers(t *testing.T) {
 }
 
 func TestHellos(t *testing.T) {
-	for _, garbage := range []string{"", "90", "c0", "9100", "96 00 a4", "96 00 a46e667321 01 01", "4745 5420", "96 01 a477656674 01 01 90 90"} {
+	for _, garbage := range []string{"", "90", "c0", "9100", "96 00 a4", "97 00 a46e667321 02 02", "4745 5420", "96 01 a477656674 01 01 90 90"} {
 		if h, err := ParseHello(unhex(t, garbage)); !errors.Is(err, ErrMagic) || !errors.Is(err, ErrMalformed) {
 			t.Errorf("hello %q: %+v, %v", garbage, h, err)
 		}
 	}
 	// A later version may go on in any way.
-	h, err := ParseHello(unhex(t, "9a 00 a477656674 02 05 c0 c0 c0 c0 c0 c0"))
-	if err != nil || h.Lowest != 2 || h.Highest != 5 {
+	h, err := ParseHello(unhex(t, "9a 00 a477656674 03 05 c0 c0 c0 c0 c0 c0"))
+	if err != nil || h.Lowest != 3 || h.Highest != 5 {
 		t.Errorf("later hello: %+v, %v", h, err)
 	}
-	if h, err := ParseHello(unhex(t, "96 00 a477656674 02 01 c0 c0")); err == nil || errors.Is(err, ErrMagic) || h != nil {
+	if h, err := ParseHello(unhex(t, "97 00 a477656674 02 01 c0 c0")); err == nil || errors.Is(err, ErrMagic) || h != nil {
 		t.Errorf("hello with versions 2 to 1: %+v, %v", h, err)
 	}
 	w, err := ParseWelcome(unhex(t, "98 01 a477656674 07 cd03e9 a3776879 c0 c0 c0"))
@@ -877,7 +975,17 @@ func TestHellos(t *testing.T) {
 		"many slots":     func(w *Welcome) { w.Slots = MaxSlots + 1 },
 		"no lease":       func(w *Welcome) { w.Lease = 0 },
 		"long lease":     func(w *Welcome) { w.Lease = math.MaxInt64 },
-		"fine":           func(*Welcome) {},
+		"many shards":    func(w *Welcome) { w.Ring.Owners = make([]int, layout.MaxShards+1); w.Ring.Services = []string{"a:1"} },
+		"many services": func(w *Welcome) {
+			w.Ring.Owners, w.Ring.Services = []int{0}, slices.Repeat([]string{"a:1"}, MaxServices+1)
+		},
+		"no such owner": func(w *Welcome) { w.Ring.Owners = []int{0} },
+		"strange owner": func(w *Welcome) { w.Ring.Owners = []int{-2} },
+		"no address":    func(w *Welcome) { w.Ring.Owners, w.Ring.Services = []int{0}, []string{""} },
+		"long address": func(w *Welcome) {
+			w.Ring.Owners, w.Ring.Services = []int{0}, []string{strings.Repeat("a", MaxAddress+1)}
+		},
+		"fine": func(*Welcome) {},
 	} {
 		w := good
 		change(&w)
@@ -886,7 +994,7 @@ func TestHellos(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	hello := &Hello{Magic: Magic, Lowest: 1, Highest: 1, Client: ClientInfo{Host: strings.Repeat("h", MaxText+1)}}
+	hello := &Hello{Magic: Magic, Lowest: Version, Highest: Version, Client: ClientInfo{Host: strings.Repeat("h", MaxText+1)}}
 	b, err := AppendHello(nil, hello)
 	if _, err = ParseHello(body(t, b, err)); !errors.Is(err, ErrMalformed) {
 		t.Errorf("long host name: %v", err)
@@ -895,6 +1003,13 @@ func TestHellos(t *testing.T) {
 	b, err = AppendHello(nil, hello)
 	if _, err = ParseHello(body(t, b, err)); !errors.Is(err, ErrMalformed) {
 		t.Errorf("negative process: %v", err)
+	}
+	for _, shard := range []int{-1, layout.MaxShards} {
+		hello.Client, hello.Shard = ClientInfo{}, shard
+		b, err = AppendHello(nil, hello)
+		if _, err = ParseHello(body(t, b, err)); !errors.Is(err, ErrMalformed) {
+			t.Errorf("shard %d: %v", shard, err)
+		}
 	}
 }
 
@@ -1035,7 +1150,7 @@ func TestStatuses(t *testing.T) {
 			t.Errorf("%d: %v, %v", row.status, row.status, row.status.Errno())
 		}
 	}
-	if last != StatusWorking {
+	if last != StatusMoved {
 		t.Errorf("the table ends at %v", last)
 	}
 	if s := Status(syscall.ENOENT); s.Errno() != syscall.ENOENT || s.String() != "no such file or directory" {

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/weftfs/weft/layout"
 )
 
 // start begins a frame of the given kind and number of elements; 0 leaves the number to the caller.
@@ -41,18 +43,23 @@ func ParseHello(frame []byte) (*Hello, error) {
 	}
 	c.decode(&h.Client)
 	h.Session = c.bin16()
+	shard := c.int(64)
 	if err := c.end(); err != nil {
 		return nil, err
 	}
 	if err := h.Client.check(0); err != nil {
 		return nil, malformed("hello: %v", err)
 	}
+	if shard < 0 || shard >= layout.MaxShards {
+		return nil, malformed("hello for shard %d, want 0 to %d", shard, layout.MaxShards-1)
+	}
+	h.Shard = int(shard)
 	return h, nil
 }
 
 // ParseWelcome reads a Welcome frame. Magic, version, status and message come first in every version of the protocol;
-// if the version is another one or the status not StatusOK nothing else is looked at or set. ErrMagic tells that it is
-// no welcome at all.
+// if the version is another one nothing else is looked at or set. With StatusMoved only the ring is, with any other status but StatusOK
+// nothing. ErrMagic tells that it is no welcome at all.
 func ParseWelcome(frame []byte) (*Welcome, error) {
 	c := start(frame, KindWelcome, 0)
 	w := &Welcome{Magic: string(c.str())}
@@ -65,13 +72,21 @@ func ParseWelcome(frame []byte) (*Welcome, error) {
 	if c.err != nil {
 		return nil, c.err
 	}
-	if w.Version != Version || w.Status != StatusOK {
+	if w.Version != Version || w.Status != StatusOK && w.Status != StatusMoved {
 		return w, nil
 	}
 	w.Session, w.Volume, w.Instance = c.bin16(), c.bin16(), c.bin16()
 	slots, lease := c.int(64), c.int(64)
+	c.decode(&w.Ring)
 	if err := c.end(); err != nil {
 		return nil, err
+	}
+	if err := w.Ring.check(); err != nil {
+		return nil, malformed("welcome: %v", err)
+	}
+	if w.Status == StatusMoved {
+		w.Session, w.Volume, w.Instance = SessionID{}, [16]byte{}, [16]byte{}
+		return w, nil
 	}
 	switch {
 	case w.Session == SessionID{}:

@@ -13,8 +13,8 @@
 // StatusBadArgs, or with ENAMETOOLONG, ERANGE or E2BIG where a user can make the mistake ([ParseCall]).
 //
 //	kind          sender   fields after the kind
-//	0 Hello       client   magic, lowest and highest version, client, session
-//	1 Welcome     service  magic, version, status, message, session, volume, instance, slots, lease
+//	0 Hello       client   magic, lowest and highest version, client, session, shard
+//	1 Welcome     service  magic, version, status, message, session, volume, instance, slots, lease, ring
 //	2 Call        client   slot, sequence, op, credential, arguments
 //	3 Reply       service  slot, sequence, status, message, result
 //	4 CallBack    service  number, op, arguments
@@ -30,6 +30,23 @@
 //
 // In every version Hello starts with the magic and the range of versions, and Welcome with the magic, the version (with
 // StatusVersion the one the service would speak), status and message, so that either side can name what does not fit.
+//
+// # Shards
+//
+// The inodes of a volume are divided among its shards by number (layout.ShardOf), of which small volumes have one. A session is for
+// one shard, and a client has one for each that it needs. Each shard is served by one service at a time, which may be another one after a while:
+// that is then a restarted service at another address. Every Welcome says who has which shard (Ring). A service that is asked for a
+// shard that it does not have answers StatusMoved, with the ring. If nobody has the shard, or the one who is said to have it does not answer, the client
+// asks the others again.
+//
+// A call is made in the session of the shard of its inode: Lookup, Create, MakeNode, Remove, ReadDir and TmpFile in that of the directory, Rename
+// in that of the old directory, Link in that of the inode that gets the name; what is about no inode in any. Calls with several inodes have those of one shard. What is
+// answered of an inode of another shard has no lease; of a directory it is all attributes as they were then, of any other inode no more than number and
+// type. So the client asks again in that shard's session. Create does not open a file that was there and is another shard's. A call in the session of another
+// shard than that of its inode is answered with StatusBadArgs.
+//
+// MetaList tells of all services of the volume, MetaDrain has one of them give its shards to the others; a service that shares its catalog with nobody
+// answers EOPNOTSUPP.
 //
 // # Sessions, slots, exactly once
 //
@@ -75,7 +92,9 @@
 //
 // A change that would make what others keep wrong recalls their leases first (LeaseRecall), grants none until it is
 // committed, and only then is answered. The session that asks for the change keeps its leases and knows itself what
-// has changed. A reply and a recall may overtake each other: an answer to a question that was asked before a recall of that
+// has changed: Create, MakeNode and Remove add one to the directory's entries or take one away, the same to its links if it is a directory that
+// comes or goes, and set its times of modification and change to the new inode's time of birth, or RemoveResult.At, if they are earlier.
+// The lease on its names that comes with a new directory says that it has none. A reply and a recall may overtake each other: an answer to a question that was asked before a recall of that
 // inode arrived, or before a change of it by the same session was answered, must not be kept.
 //
 // Nobody but the writer has LeaseAttrs on a file that some session may write (has a layout for writing of). Whoever
@@ -140,6 +159,13 @@
 //
 // Reserve finds the place of an append and makes the file longer in the same step, so that each append of any client has a
 // place of its own. The time of that step is the time of the append; its client reports no other.
+//
+// # Usage and quotas
+//
+// The attribute weft.usage of a directory says what is below it: bytes=N files=N dirs=N, the files without the directories. QuotaSet limits what
+// there may be below a directory, or belong to a user or a group. What would go beyond is EDQUOT: to make or to move an inode there, to give it to
+// somebody, to make a file longer, and a LayoutGet for writing past what is left. Under a quota layouts reach no further than what is left, and
+// not far; a client asks again where its layout ends.
 //
 // # Directories
 //

@@ -57,16 +57,20 @@ func appendFrame(b []byte, kind Kind, elements int, body func(*msgpack.Encoder) 
 
 // AppendHello appends a Hello frame with its length. Like all Append functions it returns b as it came with an error.
 func AppendHello(b []byte, h *Hello) ([]byte, error) {
-	return appendFrame(b, KindHello, 6, func(e *msgpack.Encoder) error {
-		return e.EncodeMulti(h.Magic, h.Lowest, h.Highest, &h.Client, &h.Session)
+	return appendFrame(b, KindHello, 7, func(e *msgpack.Encoder) error {
+		return e.EncodeMulti(h.Magic, h.Lowest, h.Highest, &h.Client, &h.Session, h.Shard)
 	})
 }
 
-// AppendWelcome appends a Welcome frame with its length.
+// AppendWelcome appends a Welcome frame with its length. A ring without shards is that of a volume which has one, and one service.
 func AppendWelcome(b []byte, w *Welcome) ([]byte, error) {
-	return appendFrame(b, KindWelcome, 10, func(e *msgpack.Encoder) error {
+	ring := &w.Ring
+	if len(ring.Owners) == 0 {
+		ring = &Ring{Owners: []int{-1}}
+	}
+	return appendFrame(b, KindWelcome, 11, func(e *msgpack.Encoder) error {
 		return e.EncodeMulti(w.Magic, w.Version, uint32(w.Status), clip(w.Message), &w.Session, &w.Volume, &w.Instance,
-			w.Slots, w.Lease)
+			w.Slots, w.Lease, ring)
 	})
 }
 

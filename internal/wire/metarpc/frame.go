@@ -8,13 +8,13 @@ import (
 )
 
 // MaxHello bounds the first frame in each direction, when it is not yet known who the peer is.
-const MaxHello = 64 << 10
+const MaxHello = 512 << 10
 
 // prefixLen is the size of a frame's length.
 const prefixLen = 4
 
 // firstRead is how much of a frame ReadFrame makes room for before any of it has arrived.
-const firstRead = 64 << 10
+const firstRead = 4 << 10
 
 // Errors of this package.
 var (

@@ -41,7 +41,7 @@ func seed(f *testing.F, frame []byte, err error) {
 }
 
 func FuzzParseHello(f *testing.F) {
-	b, err := AppendHello(nil, &Hello{Magic: Magic, Lowest: 1, Highest: 1, Client: ClientInfo{ID: [16]byte{1}, Host: "h", PID: 3, Program: "weft", Mount: "/m"}})
+	b, err := AppendHello(nil, &Hello{Magic: Magic, Lowest: Version, Highest: Version, Client: ClientInfo{ID: [16]byte{1}, Host: "h", PID: 3, Program: "weft", Mount: "/m"}})
 	seed(f, b, err)
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		h, err := ParseHello(frame)
@@ -55,9 +55,9 @@ func FuzzParseHello(f *testing.F) {
 }
 
 func FuzzParseWelcome(f *testing.F) {
-	b, err := AppendWelcome(nil, &Welcome{Magic: Magic, Version: 1, Session: SessionID{1}, Slots: 64, Lease: 30e9})
+	b, err := AppendWelcome(nil, &Welcome{Magic: Magic, Version: Version, Session: SessionID{1}, Slots: 64, Lease: 30e9})
 	seed(f, b, err)
-	b, err = AppendWelcome(nil, &Welcome{Magic: Magic, Version: 1, Status: StatusBadSession, Message: "m"})
+	b, err = AppendWelcome(nil, &Welcome{Magic: Magic, Version: Version, Status: StatusBadSession, Message: "m"})
 	seed(f, b, err)
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		w, err := ParseWelcome(frame)
@@ -97,6 +97,9 @@ func FuzzParseCall(f *testing.F) {
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpCacheStart}, &CacheStartArgs{ID: 1, Devices: []layout.DeviceID{{2}}, Limit: 3, Run: 4}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpCacheDone}, &CacheDoneArgs{ID: 1, Copy: CopyRef{Handle: []byte{2}}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpCacheDrop}, &CacheDropArgs{ID: 1, Device: layout.DeviceID{2}}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpMetaDrain}, &MetaDrainArgs{Address: "a:1", Cancel: true}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpQuotaSet}, &QuotaSetArgs{Name: QuotaName{Kind: QuotaUser, ID: 1}, Bytes: 2, Files: QuotaKeep}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpQuotas}, &QuotasArgs{After: true}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpOpen}, &OpenArgs{ID: 1, Access: AccessWrite}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpOpen}, &OpenArgs{ID: 1, Reclaim: true, Pinned: CopyRef{Device: layout.DeviceID{1}, Handle: []byte{2}}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutGet}, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRead, Len: 1, Near: []layout.DeviceID{{1}}, Pin: PinAny}},
@@ -127,6 +130,7 @@ func FuzzParseReply(f *testing.F) {
 		OpGetAttr:  &AttrResult{Attr: attr, Lease: LeaseAttrs},
 		OpLookup:   &LookupResult{Attr: attr, Lease: LeaseAttrs, Names: LeaseNames},
 		OpCreate:   &CreateResult{Attr: attr, Created: true, Lease: LeaseAttrs},
+		OpRemove:   &RemoveResult{At: 7},
 		OpTestLock: &LockResult{Type: LockRead, End: 5, Host: "h"},
 		OpReserve:  &ReserveResult{Off: 5, Mtime: 6},
 		OpReadDir:  &ReadDirResult{Entries: []DirEntry{{Name: "a", Cookie: 17, Attr: attr}}, EOF: true},
@@ -137,6 +141,8 @@ func FuzzParseReply(f *testing.F) {
 		OpListXattr:      &NamesResult{Names: []string{"user.a"}},
 		OpCacheStart:     &CacheStartResult{Size: 1, Segments: []Segment{{Len: 1, IOMode: layout.IOModeRW, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}},
 		OpCacheDrop:      &CacheDropResult{Caches: 1, Bytes: 2},
+		OpMetaList:       &MetaListResult{Shards: 2, Services: []MetaService{{Address: "a:1", State: MetaDraining, Shards: []int{1}, Sessions: 2}}},
+		OpQuotas:         &QuotasResult{Quotas: []QuotaInfo{{Name: QuotaName{Kind: QuotaTree, ID: 1}, Path: "/a", Bytes: 2}}},
 		OpDescribeLayout: &Described{Mirrors: [][]DescribedServer{{{Address: "a", DataFile: "f"}}}, Caches: []DescribedCache{{Bytes: 1}}},
 		OpStatus:         &StatusResult{Sessions: []SessionInfo{{Address: "a"}}, HeldUp: []HeldUp{{ID: 1, What: "w", Since: 2, Hosts: []string{"h"}}}},
 	} {

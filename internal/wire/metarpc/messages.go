@@ -6,8 +6,8 @@ import (
 	"github.com/weftfs/weft/layout"
 )
 
-// Version is the one version of the protocol there is.
-const Version = 1
+// Version is the one version of the protocol that is spoken.
+const Version = 2
 
 // Magic starts the first frame in each direction.
 const Magic = "weft"
@@ -31,9 +31,25 @@ const (
 	MaxText     = 4096    // bytes of a URL, a host name and other texts about a client
 	MaxMessage  = 4096    // bytes of the message that comes with a status
 
+	MaxServices = 1024 // services of one volume
+	MaxAddress  = 259  // bytes of HOST:PORT
+
 	MinLease = 10 * time.Millisecond
 	MaxLease = 24 * time.Hour
 )
+
+// QuotaKind is what a quota is for.
+type QuotaKind uint8
+
+const (
+	QuotaTree  QuotaKind = iota + 1 // all that is below a directory
+	QuotaUser                       // all that belongs to a user
+	QuotaGroup                      // or a group
+	quotaEnd
+)
+
+// QuotaKeep leaves a limit as it is.
+const QuotaKeep = -1
 
 // FirstCookie is the lowest cookie of a directory entry.
 const FirstCookie = 16
@@ -71,6 +87,7 @@ type Hello struct {
 	Highest  uint32
 	Client   ClientInfo
 	Session  SessionID
+	Shard    int // of the volume, which the session is for: 0 to layout.MaxShards-1
 }
 
 // Welcome answers Hello.
@@ -85,6 +102,15 @@ type Welcome struct {
 	Instance [16]byte // changes with each start of the service
 	Slots    int      // MinSlots to MaxSlots
 	Lease    int64    // nanoseconds, MinLease to MaxLease
+	Ring     Ring     // also with StatusMoved
+}
+
+// Ring says which service has which shard of the volume. It can be out of date.
+type Ring struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Epoch    uint64   // of two rings the one with the greater epoch is newer
+	Services []string // HOST:PORT; none if there is only the service that tells
+	Owners   []int    // by shard, 1 to layout.MaxShards of them: an index of Services, or -1 where nobody has it now
 }
 
 // Cred is on whose behalf a call is made: the service checks permissions with it, and new files belong to it.
@@ -195,6 +221,16 @@ const (
 	pinEnd
 )
 
+// MetaState is how a metadata service is.
+type MetaState uint8
+
+const (
+	MetaUp       MetaState = iota
+	MetaDraining           // it gives its shards away, or has none any more
+	MetaSilent             // others take its shards
+	metaStateEnd
+)
+
 // LockType is what a lock is.
 type LockType uint8
 
@@ -228,7 +264,7 @@ type (
 	Empty struct {
 		_msgpack struct{} `msgpack:",as_array"`
 	}
-	IDArgs struct { // GetAttr, ReadLink, ListXattr, DescribeLayout
+	IDArgs struct { // GetAttr, ReadLink, ListXattr, DescribeLayout, StatFS
 		_msgpack struct{} `msgpack:",as_array"`
 		ID       layout.FileID
 	}
@@ -241,6 +277,7 @@ type (
 		Reclaim  bool
 		Pinned   CopyRef
 	}
+	// AttrResult of MakeNode says for a new directory whether there is a lease on its names as well, since when it was empty.
 	AttrResult struct {
 		_msgpack struct{} `msgpack:",as_array"`
 		Attr     Attr
@@ -315,6 +352,10 @@ type (
 		Parent   layout.FileID
 		Name     string
 		Dir      bool // rmdir(2) rather than unlink(2)
+	}
+	RemoveResult struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		At       int64    // the time that the directory has got
 	}
 	// RenameArgs: Flags is 0, RenameNoReplace or RenameExchange.
 	RenameArgs struct {
@@ -501,10 +542,45 @@ type (
 		_msgpack struct{} `msgpack:",as_array"`
 		Info     DeviceInfo
 	}
+	// StatFSResult is about the volume, or, of an inode in a directory that has a quota, about what that one may have.
 	StatFSResult struct {
 		_msgpack           struct{} `msgpack:",as_array"`
 		Total, Free, Avail int64    // bytes over all data servers
 		Files              int64    // inodes in use
+		MaxFiles           int64    // how many there may be; 0: as many as there is room for
+	}
+	// QuotaName is what a quota is for: ID is a directory, a user or a group.
+	QuotaName struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Kind     QuotaKind
+		ID       uint64
+	}
+	// QuotaSetArgs sets how much there may be: 0 is as much as there is room for, QuotaKeep leaves a limit as it is.
+	QuotaSetArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Name     QuotaName
+		Bytes    int64
+		Files    int64
+	}
+	// QuotasArgs asks for one quota, which need not have been set, or with After for those that have been set and come after it in the
+	// order of kinds and numbers, of which the zero one is before all.
+	QuotasArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Name     QuotaName
+		After    bool
+	}
+	QuotasResult struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Quotas   []QuotaInfo
+		EOF      bool // there are no more
+	}
+	// QuotaInfo tells people of a quota and of what is used of it.
+	QuotaInfo struct {
+		_msgpack             struct{} `msgpack:",as_array"`
+		Name                 QuotaName
+		Path                 string // of a directory, from the volume's root; empty if it is not known
+		Bytes, Files         int64  // limits; 0: none
+		UsedBytes, UsedFiles int64
 	}
 	// StatusResult tells people how the service is.
 	StatusResult struct {
@@ -672,6 +748,29 @@ type (
 		Caches   int
 		Bytes    int64
 	}
+	// MetaDrainArgs has the service at an address give its shards to others and take none, or with Cancel ends that.
+	MetaDrainArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Address  string   // HOST:PORT as MetaList says it
+		Cancel   bool
+	}
+	// MetaListResult tells of all services of the volume.
+	MetaListResult struct { // MetaList, MetaDrain
+		_msgpack struct{} `msgpack:",as_array"`
+		Shards   int      // of the volume
+		Services []MetaService
+	}
+	MetaService struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Address  string   // HOST:PORT for clients
+		Host     string   // for people
+		Program  string   // "weftd 1.2.3"
+		Started  int64    // nanoseconds since 1970
+		State    MetaState
+		Silent   int64 // nanoseconds for which nobody has seen that it lives
+		Shards   []int // that it has
+		Sessions int   // of clients, for these
+	}
 	// LayoutRecallArgs: see the package comment.
 	LayoutRecallArgs struct {
 		_msgpack struct{} `msgpack:",as_array"`
@@ -709,7 +808,7 @@ type (
 	Device struct {
 		_msgpack     struct{} `msgpack:",as_array"`
 		ID           layout.DeviceID
-		Addrs        []string // IP:port, TCP
+		Addrs        []string // IP:port, TCP; none as long as the service has not found out
 		RSize, WSize uint32
 		Namespace    []Namespace // of an NFSv3 server none, else one
 	}

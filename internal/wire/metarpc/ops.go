@@ -46,6 +46,10 @@ const (
 	OpCacheStart
 	OpCacheDone
 	OpCacheDrop
+	OpMetaList
+	OpMetaDrain
+	OpQuotaSet
+	OpQuotas
 	opEnd
 )
 
@@ -84,7 +88,7 @@ var ops = [opEnd]opInfo{
 	OpCreate:         {"CREATE", of[CreateArgs], of[CreateResult], true},
 	OpMakeNode:       {"MAKENODE", of[MakeNodeArgs], of[AttrResult], true},
 	OpLink:           {"LINK", of[LinkArgs], of[AttrResult], true},
-	OpRemove:         {"REMOVE", of[RemoveArgs], of[Empty], true},
+	OpRemove:         {"REMOVE", of[RemoveArgs], of[RemoveResult], true},
 	OpRename:         {"RENAME", of[RenameArgs], of[Empty], true},
 	OpReadDir:        {"READDIR", of[ReadDirArgs], of[ReadDirResult], false},
 	OpReadLink:       {"READLINK", of[IDArgs], of[BytesResult], false},
@@ -100,7 +104,7 @@ var ops = [opEnd]opInfo{
 	OpDescribeLayout: {"DESCRIBELAYOUT", of[IDArgs], of[Described], false},
 	OpDevices:        {"DEVICES", of[Empty], of[DevicesResult], false},
 	OpAddDevice:      {"ADDDEVICE", of[AddDeviceArgs], of[AddDeviceResult], false},
-	OpStatFS:         {"STATFS", of[Empty], of[StatFSResult], false},
+	OpStatFS:         {"STATFS", of[IDArgs], of[StatFSResult], false},
 	OpStatus:         {"STATUS", of[Empty], of[StatusResult], false},
 	OpTmpFile:        {"TMPFILE", of[TmpFileArgs], of[CreateResult], true},
 	OpReserve:        {"RESERVE", of[ReserveArgs], of[ReserveResult], true},
@@ -117,6 +121,10 @@ var ops = [opEnd]opInfo{
 	OpCacheStart:      {"CACHESTART", of[CacheStartArgs], of[CacheStartResult], false},
 	OpCacheDone:       {"CACHEDONE", of[CacheDoneArgs], of[Empty], false},
 	OpCacheDrop:       {"CACHEDROP", of[CacheDropArgs], of[CacheDropResult], false},
+	OpMetaList:        {"METALIST", of[Empty], of[MetaListResult], false},
+	OpMetaDrain:       {"METADRAIN", of[MetaDrainArgs], of[MetaListResult], false},
+	OpQuotaSet:        {"QUOTASET", of[QuotaSetArgs], of[Empty], false},
+	OpQuotas:          {"QUOTAS", of[QuotasArgs], of[QuotasResult], false},
 }
 
 // Valid reports whether there is such an op.

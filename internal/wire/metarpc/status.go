@@ -24,6 +24,7 @@ const (
 	StatusLockWait          Status = 1010 // others have the lock; LockReady will tell when to ask again
 	StatusFenced            Status = 1011 // others may have changed what the lost session held
 	StatusWorking           Status = 1012 // of a callback: data servers keep the client waiting, its answer is still to come
+	StatusMoved             Status = 1013 // of a hello: another service has the shard, see Welcome.Ring
 )
 
 // statuses is in the order of the numbers above.
@@ -44,6 +45,7 @@ var statuses = []struct {
 	{StatusLockWait, "LOCKWAIT", syscall.EAGAIN},
 	{StatusFenced, "FENCED", syscall.EIO},
 	{StatusWorking, "WORKING", syscall.EAGAIN},
+	{StatusMoved, "MOVED", syscall.EAGAIN},
 }
 
 // Errno is what the application sees if nothing better can be done; an unknown status is EIO.

@@ -429,6 +429,7 @@ func (m *Manager) Segments(row schema.Layout, mode layout.IOMode) []metarpc.Segm
 	if have == 0 {
 		return nil
 	}
+	m.meet(&row)
 	s := metarpc.Segment{Len: row.StripeUnit, IOMode: mode, StripeUnit: row.StripeUnit, Flags: layout.FlagNoIOThruMDS}
 	if have == row.Width {
 		s.Len = layout.ToEOF

@@ -188,7 +188,7 @@ func (m *Manager) StaleCaches(ctx context.Context, id layout.FileID, such func(*
 			ended = append(ended, c)
 			changed = changed || c.File.State != layout.CopyStale
 			if c.File.State == layout.CopyFilling {
-				discardFile(b, &c.File)
+				m.discardFile(b, &c.File)
 				continue
 			}
 			c.File.State = layout.CopyStale
@@ -215,7 +215,7 @@ func (m *Manager) DiscardCaches(ctx context.Context, id layout.FileID, refs []me
 		row.Caches = slices.DeleteFunc(row.Caches, func(c schema.Cache) bool {
 			over := c.File.State == layout.CopyStale && slices.ContainsFunc(refs, func(ref metarpc.CopyRef) bool { return c.File.Is(ref) })
 			if over {
-				discardFile(b, &c.File)
+				m.discardFile(b, &c.File)
 			}
 			return over
 		})
@@ -229,8 +229,8 @@ func (m *Manager) DiscardCaches(ctx context.Context, id layout.FileID, refs []me
 }
 
 // discardFile adds to b what makes a data file of a layout garbage.
-func discardFile(b *catalog.Batch, file *schema.DataFile) {
-	b.Put(schema.GarbageKey(file.Device, file.Number), nil)
+func (m *Manager) discardFile(b *catalog.Batch, file *schema.DataFile) {
+	b.Put(schema.GarbageKey(file.Device, file.Number), m.mark())
 	b.Add(schema.InUseKey(file.Device), 0, -1)
 }
 

@@ -331,6 +331,9 @@ func (d *device) do(ctx context.Context, f func(dataStore) error) error {
 	wait := 100 * time.Millisecond
 	for {
 		st, err := d.ready(ctx)
+		if err == nil && d.m.cfg.Alive != nil && !d.m.cfg.Alive() {
+			err = errSilent
+		}
 		if err == nil {
 			err = f(st)
 			if err == nil {

@@ -2,7 +2,7 @@
 // data files a regular file has, and how data files come and go. It keeps all that in the catalog (package schema). It
 // knows nothing of sessions, names and sizes, and moves no data.
 //
-// There is one [Manager] per catalog: it takes every garbage row that is not in its own pool for garbage.
+// There is one [Manager] per catalog, which takes every garbage row that is not in its own pool for garbage; or one in each of several processes, see below.
 //
 // # The life of a data file
 //
@@ -16,6 +16,25 @@
 // is never used twice, so a REMOVE that is executed late does no harm. A CREATE of the previous Manager that is executed
 // late would leave a file without a row; so the garbage row of a file that was not found is kept for some seconds more
 // if an earlier Manager wrote it.
+//
+// # Several processes
+//
+// With Config.Member there may be Managers of other processes on the catalog. All that is decided is decided by guarded batches, so what remains is to know
+// whose a garbage row is, and of what the others do:
+//
+//	garbage   a row has the member that has the data file in its pool, or that is to remove it; who discards a data file puts himself. Rows of members that are no
+//	          more, and those of nobody, are dealt with by whoever Config.Collects says, at the next sweep: first a member's row is found to be gone, then,
+//	          some seconds later, garbage rows are read. What such a member has put into a layout meanwhile has no row then, and it cannot put more
+//	devices   the rows are looked at every second, one that is not known when it is met in a layout, and all before a client is told where devices are, as it may have a
+//	          layout of another process. Until then data files may be taken on a device that is drained,
+//	          which move away again. Removal waits until other Managers have seen that a device is drained and removed what was in their pools
+//	numbers   Device.Next is raised by a batch that is guarded by the row, as ever
+//	new ones  an empty export that several are told of at the same time gets the same id from all
+//	silence   while Config.Alive says that others may have taken over nothing is sent to data servers. What was sent just before may be carried out late: a CREATE
+//	          leaves a data file that fsck finds; a REMOVE is of a number that is never used again
+//
+// How busy devices are each Manager hears from its own clients only, and each asks every data server how it is. There are no namespaces then: what fences a
+// client from these is its one session, and space that was taken is freed by the one Manager that there is.
 //
 // # Devices come and go
 //

@@ -160,7 +160,7 @@ func (m *Manager) replaceStale(ctx context.Context, id layout.FileID) error {
 			b.GuardPresent(schema.GarbageKey(file.Device, file.Number))
 			b.Delete(schema.GarbageKey(file.Device, file.Number))
 			b.Add(schema.InUseKey(file.Device), 0, 1)
-			b.Put(schema.GarbageKey(old.Device, old.Number), nil)
+			b.Put(schema.GarbageKey(old.Device, old.Number), m.mark())
 			b.Add(schema.InUseKey(old.Device), 0, -1)
 			*old = file
 			old.State = layout.CopyFilling

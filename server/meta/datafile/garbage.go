@@ -1,6 +1,7 @@
 package datafile
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -28,12 +29,12 @@ func (m *Manager) Discard(b *catalog.Batch, id layout.FileID, row schema.Layout)
 	for _, files := range row.Mirrors {
 		for i := range files {
 			if !files[i].IsAbsent() && (i == 0 || !files[i].Same(&files[0])) { // or it is in all columns
-				discardFile(b, &files[i])
+				m.discardFile(b, &files[i])
 			}
 		}
 	}
 	for i := range row.Caches {
-		discardFile(b, &row.Caches[i].File)
+		m.discardFile(b, &row.Caches[i].File)
 	}
 	putCaches(b, id, row.Caches, nil)
 }
@@ -47,18 +48,18 @@ func (m *Manager) Kick() {
 	}
 }
 
-// GarbageCount returns how many data files wait for removal.
+// GarbageCount returns how many data files wait for removal, as far as that is for this process to do.
 func (m *Manager) GarbageCount(ctx context.Context) int64 {
 	var n int64
 	for _, d := range m.all() {
 		skip := d.exempt()
 		from, to := d.garbageRows()
-		for kv, err := range m.cfg.Engine.Scan(ctx, from, to, catalog.ScanOptions{KeysOnly: true}) {
+		for kv, err := range m.cfg.Engine.Scan(ctx, from, to, catalog.ScanOptions{}) {
 			if err != nil {
 				m.log.Warn("garbage cannot be counted", "error", err)
 				return n
 			}
-			if skip.collectable(numberOf(kv.Key)) {
+			if skip.collectable(numberOf(kv.Key), kv.Value) {
 				n++
 			}
 		}
@@ -74,23 +75,44 @@ func (d *device) garbageRows() (from, to []byte) {
 // numberOf reads the number in a garbage row's key.
 func numberOf(key []byte) uint64 { return binary.BigEndian.Uint64(key[1+len(layout.DeviceID{}):]) }
 
-// exempt is what must not be collected: numbers that were held, and numbers that were not yet taken, at one moment.
+// exempt is what must not be collected: numbers that were held, and numbers that were not yet taken, at one moment. Of what others
+// have made garbage, or have taken, only what dead members have left is collected, and only where that is for this process to do.
 type exempt struct {
-	held map[uint64]struct{}
-	next uint64
+	held   map[uint64]struct{}
+	next   uint64
+	mine   []byte // what own rows have
+	others bool
+	dead   map[string]struct{}
 }
 
 // exempt must be called before the garbage rows are read: a number that was not held then and has a row later
-// is garbage for good. In the other order the row could be an old one of a file that was assigned in between.
+// is garbage for good. In the other order the row could be an old one of a file that was assigned in between. The same is true of rows
+// of members that were dead then.
 func (d *device) exempt() exempt {
-	d.m.mu.Lock()
-	defer d.m.mu.Unlock()
-	return exempt{maps.Clone(d.held), d.row.Next}
+	m := d.m
+	others := m.cfg.Collects == nil || m.cfg.Collects(d.id)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e := exempt{held: maps.Clone(d.held), next: d.row.Next, mine: m.mark(), others: others}
+	if m.shared() {
+		e.dead = map[string]struct{}{}
+		for id, since := range m.dead {
+			if time.Since(since) >= settle { // what it has sent may be carried out until then
+				e.dead[string(id[:])] = struct{}{}
+			}
+		}
+	}
+	return e
 }
 
-func (e exempt) collectable(number uint64) bool {
-	_, held := e.held[number]
-	return number < e.next && !held
+// collectable reports whether a number whose row has such a value is garbage that is to be removed here.
+func (e exempt) collectable(number uint64, value []byte) bool {
+	if len(e.mine) == 0 || bytes.Equal(value, e.mine) { // who is alone takes what processes have left that shared the catalog before
+		_, held := e.held[number]
+		return number < e.next && !held
+	}
+	_, dead := e.dead[string(value)]
+	return e.others && (dead || len(value) == 0)
 }
 
 // collect removes garbage when told that there is some, and looks for it now and then.
@@ -139,15 +161,25 @@ func (d *device) sweepAll(ctx context.Context) (again time.Duration, err error) 
 		skip := d.exempt()
 		var numbers []uint64
 		rows := 0
-		for kv, err := range d.m.cfg.Engine.Scan(ctx, from, to, catalog.ScanOptions{Limit: d.m.page, KeysOnly: true}) {
+		owners := map[[16]byte]struct{}{}
+		for kv, err := range d.m.cfg.Engine.Scan(ctx, from, to, catalog.ScanOptions{Limit: d.m.page}) {
 			if err != nil {
 				return again, err
 			}
 			rows++
 			from = catalog.After(kv.Key)
-			if number := numberOf(kv.Key); skip.collectable(number) {
+			number := numberOf(kv.Key)
+			switch {
+			case skip.collectable(number, kv.Value):
 				numbers = append(numbers, number)
+			case skip.others && len(kv.Value) == len(d.m.cfg.Member) && !bytes.Equal(kv.Value, skip.mine):
+				owners[[16]byte(kv.Value)] = struct{}{}
 			}
+		}
+		if died, err := d.m.bury(ctx, owners); err != nil {
+			return again, err
+		} else if died {
+			again = min(again, settle)
 		}
 		if len(numbers) > 0 {
 			settled, pageErr := d.removeFiles(ctx, numbers)

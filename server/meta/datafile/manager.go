@@ -2,11 +2,12 @@ package datafile
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math"
+	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -47,6 +48,16 @@ type Config struct {
 	Dial     store.Dialer   // nil = store.DialNFS
 	Log      *slog.Logger   // nil = slog.Default
 	PoolSize int            // data files kept ready per device; 0 = DefaultPoolSize
+
+	// Member is this process among several that have a Manager on the catalog at the same time, as in schema.MemberKey; zero = there is no
+	// other. Its commits fail once the member row is gone.
+	Member [16]byte
+	// Alive reports whether nobody can have taken over from this process yet; what is not sent to a data server then is sent later, or never. nil = there is
+	// nobody who could.
+	Alive func() bool
+	// Collects reports whether this process removes what others have left behind on a device. nil = it does.
+	Collects func(id layout.DeviceID) bool
+
 	// Secrets are those of the service's host for NVMe subsystems that want authentication; nil = none.
 	Secrets *nvmeauth.Secrets
 
@@ -88,8 +99,9 @@ type Manager struct {
 	// fenceWait is the constant, but in tests.
 	fenceWait time.Duration
 	fenced    map[metarpc.SessionID]*fencedSession
-	devices   []*device     // in the order of their ids
-	changed   chan struct{} // closed, and replaced, when a pool grows or a device's state changes
+	devices   []*device              // in the order of their ids
+	dead      map[[16]byte]time.Time // members that are no more, and since when that is known
+	changed   chan struct{}          // closed, and replaced, when a pool grows or a device's state changes
 }
 
 // New reads the devices from the catalog and starts looking after them. It does not wait for any data server.
@@ -113,31 +125,34 @@ func New(cfg Config) (*Manager, error) {
 		changed:   make(chan struct{}),
 		fenceWait: fenceWait,
 		fenced:    map[metarpc.SessionID]*fencedSession{},
+		dead:      map[[16]byte]time.Time{},
 	}
 	m.ctx, m.stop = context.WithCancel(context.Background())
-	from, to := schema.Of(schema.PrefixDevice)
-	for kv, err := range cfg.Engine.Scan(m.ctx, from, to, catalog.ScanOptions{}) {
-		if err != nil {
-			m.stop()
-			return nil, fmt.Errorf("read devices: %w", err)
-		}
-		var row schema.Device
-		if err := schema.Decode(kv.Value, &row); err != nil || len(kv.Key) != 1+len(layout.DeviceID{}) {
-			m.stop()
-			return nil, fmt.Errorf("device row %q: %w", kv.Key, errors.Join(err, catalog.ErrCorrupt))
-		}
-		id := layout.DeviceID(kv.Key[1:])
+	rows, err := m.readRows(m.ctx)
+	if err != nil {
+		m.stop()
+		return nil, err
+	}
+	for _, r := range rows {
 		var space *extent.Space
-		if row.NQN != "" {
-			if space, err = extent.Open(m.ctx, cfg.Engine, id); err != nil {
+		if r.NQN != "" {
+			if m.shared() {
+				err = errShared
+			} else {
+				space, err = extent.Open(m.ctx, cfg.Engine, r.id)
+			}
+			if err != nil {
 				m.stop()
 				return nil, fmt.Errorf("read devices: %w", err)
 			}
 		}
-		m.devices = append(m.devices, newDevice(m, id, row, space))
+		m.devices = append(m.devices, newDevice(m, r.id, r.Device, space))
 	}
 	for _, d := range m.devices {
 		d.start()
+	}
+	if m.shared() {
+		m.tasks.Go(m.follow) // learns of what other processes do to devices; ends with Close
 	}
 	return m, nil
 }
@@ -180,14 +195,21 @@ func (m *Manager) wait(ctx context.Context, changed <-chan struct{}) error {
 	}
 }
 
-// device returns a known device.
+// device returns a known device, or one that another process has added.
 func (m *Manager) device(id layout.DeviceID) (*device, error) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if d := m.find(id); d != nil {
-		return d, nil
+	d := m.find(id)
+	m.mu.Unlock()
+	if d == nil && m.shared() {
+		var err error
+		if d, err = m.learn(id); err != nil {
+			return nil, err
+		}
 	}
-	return nil, fmt.Errorf("device %v is not known", id)
+	if d == nil {
+		return nil, fmt.Errorf("device %v is not known", id)
+	}
+	return d, nil
 }
 
 // find returns a known device or nil; m.mu is held.
@@ -223,6 +245,9 @@ func (m *Manager) AddDevice(ctx context.Context, url string, force bool) (metarp
 	m.adding.Lock()
 	defer m.adding.Unlock()
 	var d *device
+	if at.nqn != "" && m.shared() {
+		return metarpc.DeviceInfo{}, fmt.Errorf("add %v: %w", at, errShared)
+	}
 	if at.nqn != "" {
 		if d, err = m.addNamespace(ctx, at, force); err != nil {
 			return metarpc.DeviceInfo{}, fmt.Errorf("add %v: %w", at, err)
@@ -279,8 +304,7 @@ func (m *Manager) add(ctx context.Context, at place) (*device, error) {
 	case blank && known != nil:
 		return nil, fmt.Errorf("it is known as device %v, but the directory of this volume is missing there; is its file system mounted?", known.id)
 	case blank:
-		var id layout.DeviceID
-		rand.Read(id[:])
+		id := m.newID(at, st.Root)
 		if err := st.Format(open, id); err != nil {
 			return nil, err
 		}
@@ -293,8 +317,8 @@ func (m *Manager) add(ctx context.Context, at place) (*device, error) {
 		return nil, err
 	}
 
+	d, _ := m.device(st.ID)
 	m.mu.Lock()
-	d := m.find(st.ID)
 	if known != nil && known != d {
 		known.doubt() // another device has its address now
 	}
@@ -323,6 +347,9 @@ func (m *Manager) introduce(d *device) (*device, error) {
 	if m.closed {
 		return nil, ErrClosed
 	}
+	if same := m.find(d.id); same != nil {
+		return same, nil
+	}
 	m.devices = append(m.devices, d)
 	slices.SortFunc(m.devices, func(a, b *device) int { return slices.Compare(a.id[:], b.id[:]) })
 	d.start()
@@ -343,6 +370,11 @@ func (m *Manager) info(ctx context.Context, devices []*device) []metarpc.DeviceI
 		inUse = make([][]byte, len(devices))
 	}
 	infos := make([]metarpc.DeviceInfo, len(devices))
+	defer func() {
+		for i := range infos {
+			infos[i].Device.Addrs = m.addresses(ctx, infos[i].Device.Addrs)
+		}
+	}()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i, d := range devices {
@@ -354,6 +386,28 @@ func (m *Manager) info(ctx context.Context, devices []*device) []metarpc.DeviceI
 		infos[i].DataFiles = counters.Field(0)
 	}
 	return infos
+}
+
+// addresses are those of hosts and ports, without what cannot be looked up. A device's own are known once it has been reached.
+func (m *Manager) addresses(ctx context.Context, at []string) []string {
+	addrs := make([]string, 0, len(at))
+	for _, s := range at {
+		if _, err := netip.ParseAddrPort(s); err == nil {
+			addrs = append(addrs, s)
+			continue
+		}
+		host, port, err := net.SplitHostPort(s)
+		var found []string
+		if err == nil {
+			found, err = net.DefaultResolver.LookupHost(ctx, host)
+		}
+		if err != nil {
+			m.log.Warn("data server's address cannot be looked up", "host", s, "error", err)
+			continue
+		}
+		addrs = append(addrs, net.JoinHostPort(found[0], port))
+	}
+	return addrs
 }
 
 // StatFS returns the space on all data servers in bytes, as last asked. What two exports of one file system share is

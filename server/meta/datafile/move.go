@@ -25,15 +25,20 @@ func (m *Manager) DrainDevice(ctx context.Context, id layout.DeviceID, cancel bo
 	}
 	m.log.Info("data server is drained", "device", id, "url", d.url().String(), "canceled", cancel)
 	m.mu.Lock()
+	d.restock()
+	m.mu.Unlock()
+	return m.info(ctx, []*device{d})[0], nil
+}
+
+// restock looks at the pool after Draining has changed; m.mu is held.
+func (d *device) restock() {
 	pool := d.pool
 	d.pool = nil
 	for _, file := range pool {
 		d.stock(file)
 	}
 	kick(d.refill)
-	m.signal()
-	m.mu.Unlock()
-	return m.info(ctx, []*device{d})[0], nil
+	d.m.signal()
 }
 
 // draining returns the devices that are drained.

@@ -132,7 +132,7 @@ func (d *device) takeNumbers(ctx context.Context, n int) (first uint64, err erro
 		defer d.m.mu.Unlock()
 		first = row.Next
 		for range n {
-			b.Put(schema.GarbageKey(d.id, row.Next), nil)
+			b.Put(schema.GarbageKey(d.id, row.Next), d.m.mark())
 			d.held[row.Next] = struct{}{}
 			taken = append(taken, row.Next)
 			row.Next++

@@ -41,9 +41,7 @@ func (m *Manager) RemoveDevice(ctx context.Context, id layout.DeviceID, lost boo
 	m.log.Info("data server removed", "device", id, "url", d.url().String(), "lost", lost)
 	m.mu.Lock()
 	st, condition := d.store, d.condition
-	m.devices = slices.DeleteFunc(m.devices, func(other *device) bool { return other == d })
-	d.stop(errRemoved)
-	m.signal()
+	m.forgetDevice(d)
 	m.mu.Unlock()
 	if condition == up && !lost && d.space != nil {
 		<-d.unwatched // or it would be reserved again

@@ -23,7 +23,8 @@ import (
 type device struct {
 	id     layout.DeviceID
 	url    string
-	next   uint64 // Device.Next
+	next   uint64 // Device.Next, or what it should be
+	had    uint64 // Device.Next
 	server store.Server
 	store  *store.Store
 	ns     *namespace        // nil: it is a data server
@@ -46,6 +47,9 @@ const isCache = -1
 // fileOf is the data file of a claim on a device in the layout, nil if it is not there any more.
 func (c *claim) fileOf(row *schema.Layout, dev layout.DeviceID) *schema.DataFile {
 	if c.mirror != isCache {
+		if int(c.mirror) >= len(row.Mirrors) || int(c.column) >= len(row.Mirrors[c.mirror]) {
+			return nil
+		}
 		return &row.Mirrors[c.mirror][c.column]
 	}
 	return cacheOn(row, dev)
@@ -79,7 +83,7 @@ func (c *checker) connect(ctx context.Context) error {
 		if err := decode(key, value, &row); err != nil {
 			return err
 		}
-		d := &device{id: layout.DeviceID(key[1:]), next: row.Next, claims: map[uint64]*claim{}, waste: map[uint64]bool{}}
+		d := &device{id: layout.DeviceID(key[1:]), next: row.Next, had: row.Next, claims: map[uint64]*claim{}, waste: map[uint64]bool{}}
 		u := url.URL{Scheme: "nfs", Host: net.JoinHostPort(row.Host, strconv.Itoa(int(row.Port))), Path: row.Export}
 		if row.NQN != "" {
 			d.ns = &namespace{}
@@ -288,6 +292,9 @@ func (c *checker) claimCaches(ctx context.Context, id layout.FileID, row *schema
 // dropCache takes the cache on a device out of a layout. d is nil if the device is not known. Nothing is lost with it.
 func (c *checker) dropCache(ctx context.Context, p Problem, d *device, dev layout.DeviceID) error {
 	row, old, err := c.layoutOf(ctx, p.Inode)
+	if c.looking && errors.Is(err, catalog.ErrNotFound) {
+		return nil // removed meanwhile
+	}
 	if err != nil {
 		return err
 	}
@@ -392,7 +399,7 @@ func (c *checker) numberTaken(ctx context.Context, d *device, number uint64) err
 		return nil
 	}
 	_, name := schema.DataFileName(number)
-	p := Problem{Kind: NextNumber, Device: d.url, DataFile: name, Detail: fmt.Sprintf("the next number is %d", d.next)}
+	p := Problem{Kind: NextNumber, Device: d.url, DataFile: name, on: d, number: number, Detail: fmt.Sprintf("the next number is %d", d.next)}
 	err := c.found(ctx, p, func(b *catalog.Batch) error {
 		return c.changeDevice(ctx, b, d, func(row *schema.Device) { row.Next = number + 1 })
 	})
@@ -581,13 +588,18 @@ func (c *checker) checkDataFiles(ctx context.Context) error {
 			return nil // checkSpaces looks at those
 		}
 		for i := range store.Subdirs {
+			files := 0
 			err := c.call(ctx, d, func(ctx context.Context) error {
 				return d.store.List(ctx, i, func(f *store.File) error {
 					c.mu.Lock()
 					defer c.mu.Unlock()
+					files++
 					return c.checkDataFile(ctx, d, f)
 				})
 			})
+			if err == nil && c.frozen != nil {
+				err = c.frozen.pace.wait(ctx, files)
+			}
 			if err != nil {
 				return err
 			}
@@ -599,7 +611,7 @@ func (c *checker) checkDataFiles(ctx context.Context) error {
 }
 
 func (c *checker) checkDataFile(ctx context.Context, d *device, f *store.File) error {
-	p := Problem{Device: d.url, DataFile: f.Name}
+	p := Problem{Device: d.url, DataFile: f.Name, on: d, number: f.Number}
 	if !f.Known {
 		p.Kind = ForeignFile
 		return c.found(ctx, p, nil)
@@ -624,11 +636,14 @@ func (c *checker) checkDataFile(ctx context.Context, d *device, f *store.File) e
 	claim.seen = true
 	p.Inode = claim.inode
 	row, old, err := c.layoutOf(ctx, claim.inode)
+	if c.looking && errors.Is(err, catalog.ErrNotFound) {
+		return nil // removed meanwhile
+	}
 	if err != nil {
 		return err
 	}
 	file := claim.fileOf(&row, d.id)
-	if file == nil {
+	if file == nil || file.Number != f.Number {
 		return nil
 	}
 	why, err := c.wrongHandle(ctx, d, file, f)
@@ -700,18 +715,24 @@ func (c *checker) checkMissing(ctx context.Context, d *device) error {
 		claim := d.claims[number]
 		dir, name := schema.DataFileName(number)
 		row, _, err := c.layoutOf(ctx, claim.inode)
+		if c.looking && errors.Is(err, catalog.ErrNotFound) {
+			continue // removed meanwhile
+		}
 		if err != nil {
 			return err
 		}
+		if file := claim.fileOf(&row, d.id); file == nil || file.Number != number {
+			continue
+		}
 		if claim.mirror == isCache {
-			p := Problem{Kind: LostCache, Inode: claim.inode, Device: d.url, DataFile: dir + "/" + name, Detail: "its data file is missing"}
+			p := Problem{Kind: LostCache, Inode: claim.inode, Device: d.url, DataFile: dir + "/" + name, on: d, number: number, Detail: "its data file is missing"}
 			if err := c.dropCache(ctx, p, d, d.id); err != nil {
 				return err
 			}
 			continue
 		}
 		p := Problem{
-			Kind: Missing, Inode: claim.inode, Device: d.url, DataFile: dir + "/" + name,
+			Kind: Missing, Inode: claim.inode, Device: d.url, DataFile: dir + "/" + name, on: d, number: number,
 			Lost: c.find(claim.inode).size > 0 && !replaceable(&row, int(claim.mirror), int(claim.column)),
 		}
 		if err := c.found(ctx, p, func(b *catalog.Batch) error { return c.remake(ctx, b, d, claim) }); err != nil {

@@ -36,6 +36,10 @@ const (
 	Loop           Kind = "unreachable-directory" // a directory inside itself: linked into lost+found
 	LinkCount      Kind = "wrong-link-count"      // set
 	DirCounters    Kind = "wrong-directory-counters"
+	DirUsage       Kind = "wrong-directory-usage" // what a directory has, or was told by those in it: set
+	Told           Kind = "untold-usage"          // a directory's parent does not know all it has: the service tells it
+	OwnerUsage     Kind = "wrong-owner-usage"     // what a user and a group have: set
+	Home           Kind = "wrong-home"            // an inode is charged to a directory where it has no name: to none
 	Usage          Kind = "wrong-usage-counter"
 	NextInode      Kind = "wrong-next-inode"  // inodes with higher numbers exist: raised
 	XattrCount     Kind = "wrong-xattr-count" // set
@@ -79,6 +83,10 @@ type Problem struct {
 	dir  layout.FileID // of the entry in question, if it is one
 	name string
 	key  []byte // of that entry, where it matters
+
+	on     *device // that the data file in question is on, if it is one
+	number uint64  // of the data file
+	rows   string  // what the catalog had of it, see online.go
 }
 
 func (p Problem) String() string {
@@ -125,6 +133,9 @@ type Report struct {
 	Writers     int64 `json:"pending_writers"`     // sizes to be found out
 	Copies      int64 `json:"pending_copies"`      // of mirrored data, to be filled
 
+	// Busy is what looked wrong on data servers and changed whenever it was looked at again, so that it is not known to be.
+	Busy int64 `json:"busy,omitempty"`
+
 	Spaces []Space `json:"namespaces,omitempty"`
 
 	Counts   map[Kind]int64 `json:"counts"`
@@ -161,8 +172,13 @@ const DefaultTimeout = 15 * time.Second
 
 // Config says what to check.
 type Config struct {
-	Engine catalog.Engine // not closed
-	Dial   store.Dialer   // nil = store.DialNFS
+	Engine catalog.Engine // not closed; nobody else uses it
+	// Snapshot takes the place of Engine where services use the catalog meanwhile: it returns a view of the latest revision.
+	Snapshot func(context.Context) (catalog.Snapshot, error)
+	Rate     int64         // with Snapshot: so many rows and data files are looked at in a second, at most; 0 = no bound
+	Settle   time.Duration // with Snapshot: between two looks at what seems wrong; 0 = DefaultSettle
+
+	Dial store.Dialer // nil = store.DialNFS
 	// DialNamespace reaches a device of a volume that is a namespace; nil = datafile.DialNamespace.
 	DialNamespace func(ctx context.Context, volume [16]byte, row *schema.Device) (Namespace, error)
 	Secrets       *nvmeauth.Secrets // those of the volume's service; nil = none
@@ -173,8 +189,14 @@ type Config struct {
 
 // Validate checks the configuration.
 func (c *Config) Validate() error {
-	if c.Engine == nil {
-		return errors.New("fsck: no catalog")
+	if (c.Engine == nil) == (c.Snapshot == nil) {
+		return errors.New("fsck: no catalog, or two")
+	}
+	if c.Snapshot == nil && (c.Rate != 0 || c.Settle != 0) || c.Rate < 0 || c.Settle < 0 {
+		return fmt.Errorf("fsck: rate %d, settle %v", c.Rate, c.Settle)
+	}
+	if c.Snapshot != nil && c.Repair {
+		return errors.New("fsck: what services use is not repaired")
 	}
 	if c.Timeout < 0 {
 		return fmt.Errorf("fsck: timeout %v", c.Timeout)
@@ -202,20 +224,9 @@ func Check(ctx context.Context, cfg Config) (*Report, error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = DefaultTimeout
 	}
-	c := &checker{
-		cfg:      cfg,
-		report:   Report{Counts: map[Kind]int64{}},
-		dirs:     map[layout.FileID]*directory{},
-		devices:  map[layout.DeviceID]*device{},
-		unknown:  map[layout.DeviceID]bool{},
-		sessions: map[string]bool{},
-		beyond:   map[layout.FileID]int64{},
-	}
+	c := newChecker(cfg)
 	defer c.disconnect()
-	for _, phase := range []struct {
-		name string
-		run  func(context.Context) error
-	}{
+	phases := []phase{
 		{"data servers", c.connect},
 		{"labels", c.checkLabels},
 		{"inodes", c.checkInodes},
@@ -230,9 +241,18 @@ func Check(ctx context.Context, cfg Config) (*Report, error) {
 		{"namespaces", c.checkSpaces},
 		{"shared data files", c.checkShared},
 		{"sizes", c.checkSizes},
+		{"usage", c.checkUsage},
 		{"totals", c.checkTotals},
 		{"paths", c.findPaths},
-	} {
+	}
+	if cfg.Snapshot != nil {
+		if err := c.begin(ctx); err != nil {
+			return nil, fmt.Errorf("fsck: %w: %w", ErrCouldNotRun, err)
+		}
+		defer c.end()
+		phases = c.online(phases)
+	}
+	for _, phase := range phases {
 		cfg.Log.Debug("fsck", "phase", phase.name)
 		if err := phase.run(ctx); err != nil {
 			return nil, fmt.Errorf("fsck: %s: %w: %w", phase.name, ErrCouldNotRun, err)
@@ -241,10 +261,31 @@ func Check(ctx context.Context, cfg Config) (*Report, error) {
 	return &c.report, nil
 }
 
+// phase is a part of a run.
+type phase struct {
+	name string
+	run  func(context.Context) error
+}
+
+func newChecker(cfg Config) *checker {
+	return &checker{
+		cfg:      cfg,
+		report:   Report{Counts: map[Kind]int64{}},
+		dirs:     map[layout.FileID]*directory{},
+		devices:  map[layout.DeviceID]*device{},
+		unknown:  map[layout.DeviceID]bool{},
+		sessions: map[string]bool{},
+		beyond:   map[layout.FileID]int64{},
+	}
+}
+
 // checker is one run.
 type checker struct {
 	cfg    Config
 	volume schema.Volume
+
+	// There are problems by which usage is wrong.
+	disturbed bool
 
 	mu       sync.Mutex // see the package comment; taken only while data servers are listed
 	report   Report
@@ -256,11 +297,17 @@ type checker struct {
 	sessions map[string]bool          // that exist
 	beyond   map[layout.FileID]int64  // files with data beyond their size, and its end
 	shared   []slot                   // that have a data file which another one has as well
+
+	// While services use the catalog, see online.go.
+	frozen   *frozen
+	looking  bool      // what is found is only suspected
+	suspects []Problem // what was
 }
 
 // inode is what is remembered of an inode.
 type inode struct {
 	id    layout.FileID
+	home  layout.FileID // of what is no directory, as its row says
 	size  int64
 	mode  uint32
 	nlink uint32
@@ -276,6 +323,7 @@ type state uint8
 const (
 	orphan    state = 1 << iota // marked as nameless
 	unsettled                   // a writer or a truncation will change its size
+	atHome                      // it has a name in its home
 )
 
 // directory is what is remembered of a directory.
@@ -286,6 +334,9 @@ type directory struct {
 	entries int64 // found
 	subdirs int64
 	counted bool // it has a counter row
+
+	direct, sub, told usage // sub is the sum of what those in it have told
+	dirty             bool  // it is to tell more
 }
 
 // find returns what is remembered of an inode, or nil.
@@ -322,10 +373,15 @@ func (c *checker) found(ctx context.Context, p Problem, fix func(b *catalog.Batc
 	return nil
 }
 
-// record counts and lists a problem.
+// record counts and lists a problem, or notes it as one that is suspected.
 func (c *checker) record(p Problem) {
+	if c.looking {
+		c.suspects = append(c.suspects, p)
+		return
+	}
 	c.cfg.Log.Debug("fsck", "problem", p.String())
 	c.report.Counts[p.Kind]++
+	c.disturbed = c.disturbed || disturbing[p.Kind]
 	if p.Repaired {
 		c.report.Repaired++
 	}

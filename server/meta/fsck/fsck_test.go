@@ -346,6 +346,91 @@ var damages = []damage{
 		path: "/b/c",
 	},
 	{
+		name: "what a directory has", alone: true,
+		do: func(w *tree) {
+			w.do(func(b *catalog.Batch) {
+				b.Add(schema.CountersKey(dirA), schema.CounterBytes, -7)
+				b.Add(schema.CountersKey(layout.RootID), schema.CounterFiles, 1)
+			})
+		},
+		want: map[Kind]int64{DirUsage: 2},
+		path: "/a",
+	},
+	{
+		name: "what a directory was told", alone: true,
+		do: func(w *tree) {
+			w.do(func(b *catalog.Batch) { b.Add(schema.CountersKey(layout.RootID), schema.CounterSubDirs, 1) })
+		},
+		want: map[Kind]int64{DirUsage: 1},
+	},
+	{
+		name: "what a directory has told is forgotten", alone: true,
+		do: func(w *tree) {
+			w.do(func(b *catalog.Batch) { b.Delete(schema.ToldKey(dirB)) })
+		},
+		want: map[Kind]int64{DirUsage: 1, Told: 1},
+		path: "/b",
+	},
+	{
+		name: "a directory does not know that it has something to tell", alone: true,
+		do: func(w *tree) {
+			w.do(func(b *catalog.Batch) { b.Delete(schema.DirtyKey(dirC)) })
+		},
+		want: map[Kind]int64{Told: 1},
+		path: "/b/c",
+		repair: func(w *tree) {
+			if !w.has(schema.DirtyKey(dirC)) {
+				w.t.Error("it does not know yet")
+			}
+		},
+	},
+	{
+		name: "what owners have", alone: true,
+		do: func(w *tree) {
+			w.do(func(b *catalog.Batch) {
+				b.Add(schema.OwnerKey(0, 0), schema.OwnerFiles, -1)
+				b.Add(schema.OwnerKey(7, 0), schema.OwnerBytes, 5)
+			})
+		},
+		want: map[Kind]int64{OwnerUsage: 2},
+	},
+	{
+		name: "an owner is forgotten", alone: true,
+		do: func(w *tree) {
+			w.do(func(b *catalog.Batch) { b.Delete(schema.OwnerKey(0, 0)) })
+		},
+		want: map[Kind]int64{OwnerUsage: 1},
+	},
+	{
+		name: "a file is charged to where it has no name", alone: true,
+		do: func(w *tree) {
+			w.do(func(b *catalog.Batch) {
+				w.change(b, small, func(row *schema.Inode) { row.Parent = dirB })
+				w.change(b, ghost, func(row *schema.Inode) { row.Parent = 999 })
+			})
+		},
+		want: map[Kind]int64{Home: 2},
+		path: "/a/small",
+		repair: func(w *tree) {
+			if row := w.inode(small); row.Parent != 0 {
+				w.t.Errorf("home %d", row.Parent)
+			}
+		},
+	},
+	{
+		name: "usage of directories that are gone", alone: true,
+		do: func(w *tree) {
+			w.do(func(b *catalog.Batch) {
+				b.Put(schema.TreeQuotaKey(999), schema.Encode(&schema.Quota{Bytes: 1}))
+				b.Put(schema.TreeQuotaKey(dirA), schema.Encode(&schema.Quota{Bytes: 1}))
+				b.Put(schema.QuotaKey(metarpc.QuotaName{Kind: metarpc.QuotaUser, ID: 999}), schema.Encode(&schema.Quota{Files: 1}))
+				b.Put(schema.ToldKey(small), catalog.EncodeCounters(1))
+				b.Put(schema.DirtyKey(999), catalog.EncodeCounters(1))
+			})
+		},
+		want: map[Kind]int64{StrayRow: 3},
+	},
+	{
 		name: "wrong usage counter",
 		do:   func(w *tree) { w.do(func(b *catalog.Batch) { b.Add(schema.KeyUsage, 0, -3) }) },
 		want: map[Kind]int64{Usage: 1},

@@ -49,7 +49,7 @@ func (c *checker) checkInodes(ctx context.Context) error {
 
 // remember adds an inode whose number is above all there are.
 func (c *checker) remember(id layout.FileID, row *schema.Inode) {
-	c.inodes = append(c.inodes, inode{id: id, size: row.Size, mode: row.Mode, nlink: row.Nlink, extra: -int32(row.Xattrs), told: row.Flags})
+	c.inodes = append(c.inodes, inode{id: id, home: row.Parent, size: row.Size, mode: row.Mode, nlink: row.Nlink, extra: -int32(row.Xattrs), told: row.Flags})
 	if isDir(row.Mode) {
 		c.dirs[id] = &directory{parent: row.Parent}
 	}
@@ -167,6 +167,9 @@ func (c *checker) checkEntry(ctx context.Context, key, value []byte) error {
 	}
 
 	n.links++
+	if n.home == dir {
+		n.state |= atHome
+	}
 	in.count(dirEntry)
 	if dirEntry {
 		d := c.dirs[e.ID]
@@ -336,7 +339,7 @@ func (c *checker) intoLost(ctx context.Context, p Problem, more func(b *catalog.
 			if isDir(row.Mode) {
 				row.Parent = c.lost
 			} else {
-				row.Nlink = 1
+				row.Nlink, row.Parent = 1, 0
 			}
 		})
 	})

@@ -120,7 +120,7 @@ func TestReal(t *testing.T) {
 	}
 	root := schema.Inode{Mode: syscall.S_IFDIR | 0o755, Parent: layout.RootID}
 	commit(func(b *catalog.Batch) {
-		b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: schema.Format, ID: volume}))
+		b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: uncounted, ID: volume}))
 		b.Put(schema.KeyNextInode, catalog.EncodeCounters(100))
 		b.Put(schema.KeyUsage, catalog.EncodeCounters(1))
 		b.Put(schema.InodeKey(layout.RootID), schema.Encode(&root))

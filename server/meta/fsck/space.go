@@ -67,11 +67,12 @@ func (c *checker) checkLabels(ctx context.Context) error {
 
 // checkFormat sees to it that programs which do not know namespaces leave the catalog alone.
 func (c *checker) checkFormat(ctx context.Context) error {
-	if c.volume.Format >= schema.FormatNamespaces {
+	if schema.HasNamespaces(c.volume.Format) {
 		return nil
 	}
-	p := Problem{Kind: Format, Detail: fmt.Sprintf("%d, want %d", c.volume.Format, schema.FormatNamespaces)}
-	c.volume.Format = schema.FormatNamespaces // told once
+	format := schema.WithNamespaces(c.volume.Format)
+	p := Problem{Kind: Format, Detail: fmt.Sprintf("%d, want %d", c.volume.Format, format)}
+	c.volume.Format = format // told once
 	return c.found(ctx, p, func(b *catalog.Batch) error {
 		b.Put(schema.KeyVolume, schema.Encode(&c.volume))
 		return nil

@@ -63,7 +63,7 @@ func newSpaces(t *testing.T) (*tree, []*disk) {
 	w := &tree{t: t, engine: memory.New()}
 	disks := make([]*disk, 2)
 	var b catalog.Batch
-	b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: schema.Format, ID: volume}))
+	b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: uncounted, ID: volume}))
 	b.Put(schema.KeyNextInode, catalog.EncodeCounters(int64(last)))
 	root := schema.Inode{Mode: syscall.S_IFDIR | 0o755, Parent: layout.RootID}
 	b.Put(schema.InodeKey(layout.RootID), schema.Encode(&root))
@@ -150,6 +150,10 @@ func (w *tree) extents(i int, number uint64, column layout.Column, n, valid int6
 
 // run checks the volume.
 func (w *tree) run(disks []*disk, repair bool) (*Report, error) {
+	return w.runWith(disks, Config{Engine: w.engine, Repair: repair})
+}
+
+func (w *tree) runWith(disks []*disk, cfg Config) (*Report, error) {
 	dial := func(ctx context.Context, is [16]byte, row *schema.Device) (Namespace, error) {
 		if is != volume {
 			w.t.Errorf("volume %x", is)
@@ -161,7 +165,8 @@ func (w *tree) run(disks []*disk, repair bool) (*Report, error) {
 		}
 		return nil, errors.New("no such namespace")
 	}
-	return Check(w.t.Context(), Config{Engine: w.engine, DialNamespace: dial, Repair: repair, Log: silent, Timeout: time.Minute})
+	cfg.DialNamespace, cfg.Log, cfg.Timeout = dial, silent, time.Minute
+	return Check(w.t.Context(), cfg)
 }
 
 func (w *tree) changeDevice(i int, f func(*schema.Device)) {
@@ -401,7 +406,7 @@ var spaceDamages = []struct {
 	{
 		name: "format of before",
 		do: func(w *tree, _ []*disk) {
-			w.put(schema.KeyVolume, &schema.Volume{Format: schema.Format, ID: volume})
+			w.put(schema.KeyVolume, &schema.Volume{Format: uncounted, ID: volume})
 		},
 		want: map[Kind]int64{Format: 1},
 	},
@@ -552,7 +557,7 @@ func TestRealNamespace(t *testing.T) {
 
 	w := &tree{t: t, engine: memory.New(), net: storetest.New()}
 	w.do(func(b *catalog.Batch) {
-		b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: schema.Format, ID: volume}))
+		b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: uncounted, ID: volume}))
 		b.Put(schema.KeyNextInode, catalog.EncodeCounters(int64(last)))
 		root := schema.Inode{Mode: syscall.S_IFDIR | 0o755, Parent: layout.RootID}
 		b.Put(schema.InodeKey(layout.RootID), schema.Encode(&root))

@@ -19,7 +19,11 @@ import (
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
-const unit = 1 << 20
+const (
+	unit = 1 << 20
+
+	uncounted = 3 // a format without usage, of volumes in which that is not what a test is about
+)
 
 var (
 	volume  = [16]byte{0xab, 1}
@@ -104,9 +108,42 @@ func newTree(t *testing.T) *tree {
 	b.Put(schema.OrphanKey(ghost), nil)
 	b.Add(schema.KeyUsage, 0, 1)
 	w.commit(&b)
+	w.countUsage()
 	time.Sleep(time.Second) // the pools are full
 	w.stop()
 	return w
+}
+
+// countUsage puts the rows of usage of the tree: everything is told, but what /b/c has.
+func (w *tree) countUsage() {
+	w.t.Helper()
+	var b catalog.Batch
+	charge := func(id, home layout.FileID) {
+		size := w.inode(id).Size
+		w.change(&b, id, func(row *schema.Inode) { row.Parent = home })
+		b.Add(schema.CountersKey(home), schema.CounterBytes, size)
+		b.Add(schema.CountersKey(home), schema.CounterFiles, 1)
+	}
+	tell := func(dir, above layout.FileID, bytes, files, dirs int64) {
+		b.Put(schema.ToldKey(dir), catalog.EncodeCounters(bytes, files, dirs))
+		b.Add(schema.CountersKey(above), schema.CounterSubBytes, bytes)
+		b.Add(schema.CountersKey(above), schema.CounterSubFiles, files)
+		b.Add(schema.CountersKey(above), schema.CounterSubDirs, dirs)
+	}
+	for _, id := range []layout.FileID{small, wide, empty} {
+		charge(id, dirA)
+	}
+	for _, id := range []layout.FileID{linked, mirror, written, cut} {
+		charge(id, layout.RootID)
+	}
+	charge(symlink, dirC)
+	tell(dirA, layout.RootID, 100+10*unit, 3, 0)
+	tell(dirC, dirB, 77, 0, 0)
+	b.Add(schema.DirtyKey(dirC), 0, 3)
+	tell(dirB, layout.RootID, 77, 0, 1)
+	b.Add(schema.OwnerKey(0, 0), schema.OwnerFiles, 13)
+	b.Add(schema.OwnerKey(0, 0), schema.OwnerBytes, 100+10*unit+5+3*unit+10+10)
+	w.commit(&b)
 }
 
 func (w *tree) start() {

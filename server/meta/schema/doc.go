@@ -8,7 +8,8 @@
 //	"d" device[16]                     Device     a data server
 //	"e" dir[8] cookie[8] name          Entry      a directory entry; cookie is Cookie(name)
 //	"f" id[8]                          Fill       the file's layout has copies that are not good
-//	"g" device[16] number[8]           empty      a data file that is garbage unless a layout has claimed it
+//	"g" device[16] number[8]           raw        a data file that is garbage unless a layout has claimed it; empty, or the member that has
+//	                                              it in its pool, or is to remove it
 //	"h" device[16] id[8]               CacheUse   the file has a cache on the device
 //	"i" id[8]                          Inode      an inode
 //	"j" device[16] number[8]           ExtentFile a data file on a namespace that has extents, or has had some
@@ -30,6 +31,21 @@
 //	"w" id[8] session[16]              empty      the session may have written data past the durable size
 //	"x" id[8] name                     raw        an extended attribute
 //	"y" device[16]                     counters   field 0: units that data files on the namespace have, field 1: units that are condemned
+//	"I"                                raw        an import into the catalog has not ended, so that there is no volume yet
+//	"B" member[16]                     counters   field 0: raised by the member as long as it lives
+//	"D" dir[8]                         counters   field 0: changes of the directory's usage that its parent may not have been told of
+//	"M" member[16]                     Member     a process that serves shards
+//	"Q" kind[1] id[8]                  Quota      what a directory tree, a user or a group may use; kind is a metarpc.QuotaKind
+//	"R"                                counters   field 0: raised with every change of the rows of members and shards
+//	"S" shard[2]                       Shard      who serves the shard
+//	"T" dir[8]                         counters   the usage that the directory has told its parent, fields Told...; absent: nothing
+//	"U" uid[4] gid[4]                  counters   the usage of an owner, fields Owner...
+//
+// Number c*layout.ShardChunk and those behind it are of shard c mod n of a volume with n shards. The next free number is one that was never handed out or kept
+// for later, of any shard: who needs numbers of a shard takes the next chunk of it, and leaves out those in between. The rows of sessions, and what belongs to them,
+// are changed only by the service of their shard, and so are, of an inode's rows, "f", "h", "l", "o", "p", "t" and "w"; but a batch of any service may add the row "o",
+// by which it leaves a regular file of another shard without names (link count 0): the shard's service removes it. The row of a shard is guarded by batches that
+// rely on what its service holds in memory for them; it is written anew, with a greater epoch, for each service that takes the shard over.
 //
 // Numbers are big-endian, so that keys sort as numbers do. Rows are msgpack arrays, counters are catalog counter rows.
 //
@@ -40,6 +56,24 @@
 // together with its layout and xattr rows; the layout's data files become garbage rows in that same batch. A data file is
 // born as garbage: the row is written before the file is created on the data server, and the batch that gives the file to a
 // layout deletes it. The rows of caches by device change together with the layouts that have them. So a crash at any point leaves a garbage row for every data file that no layout has.
+//
+// # Usage
+//
+// An inode that is no directory is charged to one directory, its home (Inode.Parent): its size, which is what the row says, and itself. It
+// is born there, and moves its home along with its name. Further names change nothing. If the name in its home goes while others remain,
+// or all go while somebody has it open, it has no home (0) until one of its names is moved or made. So whatever has a home has a name there, and a
+// directory that can be removed is nobody's home. Everything is charged to its owner as well, directories with no bytes.
+//
+//	direct(D)  CounterBytes and CounterFiles, and CounterSubdirs for the directories
+//	sub(D)     CounterSub...: always the sum of told(C) over all directories C that are in D
+//	total(D)   direct(D) + sub(D): all that is below D, without D itself
+//	told(D)    what D has told its parent: total(D) as it was some time; if it is not what it is there is a "D" row of D
+//
+// Whoever changes direct(D) or sub(D) adds 1 to D's "D" row in the same batch, but for the root, which has nobody to tell. A directory that
+// changes its parent, or goes, takes told(D) out of sub of its parent in that batch. So no change of a file touches more than the counters of its own
+// directory and owner, and a crash at any point loses nothing: whoever finds a "D" row tells the parent the difference.
+//
+// Formats 3 to 5 had none of this, and no homes.
 //
 // # Namespaces
 //

@@ -35,12 +35,21 @@ const (
 	PrefixWriter    = 'w'
 	PrefixXattr     = 'x'
 	PrefixSpace     = 'y'
+	PrefixBeat      = 'B'
+	PrefixDirty     = 'D'
+	PrefixMember    = 'M'
+	PrefixQuota     = 'Q'
+	PrefixShard     = 'S'
+	PrefixTold      = 'T'
+	PrefixOwner     = 'U'
 )
 
 // Keys of single rows.
 var (
+	KeyImport    = []byte("I")
 	KeyMoves     = []byte("m")
 	KeyNextInode = []byte("n")
+	KeyRing      = []byte("R")
 	KeyUsage     = []byte("u")
 	KeyVolume    = []byte("v")
 )
@@ -52,6 +61,24 @@ const (
 	CounterSubdirs
 	CounterMtime
 	CounterCtime
+	CounterBytes    // of the inodes whose home the directory is, see Usage in the package comment
+	CounterFiles    // how many these are
+	CounterSubBytes // the sum of what its subdirectories have told it: these three
+	CounterSubFiles
+	CounterSubDirs
+)
+
+// Fields of the counter row of an owner.
+const (
+	OwnerBytes = iota // of inodes
+	OwnerFiles        // inodes, directories too
+)
+
+// Fields of the row of what a directory has told its parent.
+const (
+	ToldBytes = iota
+	ToldFiles
+	ToldDirs
 )
 
 // Fields of the counter row of a namespace.
@@ -60,20 +87,47 @@ const (
 	SpaceCondemned        // units that are condemned
 )
 
-// Format is the version of what the package comment describes, and FormatNamespaces that of a catalog which has, or had, devices that
-// are NVMe namespaces; a catalog of another one is refused.
+// Format is the version of what the package comment describes, FormatNamespaces that of a catalog which has, or had, devices that
+// are NVMe namespaces, and FormatShards that of a volume with several shards; a catalog of another one is refused, but for those three without
+// usage (from formatBefore on): the service that opens one counts it, and raises its format by addUsage.
 const (
-	Format           = 3
-	FormatNamespaces = 4
+	Format           = 6
+	FormatNamespaces = 7
+	FormatShards     = 8
+
+	formatBefore = 3
+	addUsage     = Format - formatBefore
 )
 
 // CheckFormat says whether a catalog of this format can be used.
 func CheckFormat(format int) error {
-	if format != Format && format != FormatNamespaces {
-		return fmt.Errorf("the catalog has format %d, this program knows formats %d and %d", format, Format, FormatNamespaces)
+	if format < formatBefore || format > FormatShards {
+		return fmt.Errorf("the catalog has format %d, this program knows formats %d to %d", format, formatBefore, FormatShards)
 	}
 	return nil
 }
+
+// CountsUsage reports whether a catalog of this format has the rows of usage.
+func CountsUsage(format int) bool { return format >= Format }
+
+// HasNamespaces reports whether a catalog of this format may have devices that are NVMe namespaces.
+func HasNamespaces(format int) bool {
+	return format >= FormatNamespaces || !CountsUsage(format) && WithUsage(format) >= FormatNamespaces
+}
+
+// WithNamespaces is the format of a catalog that had this one before it got such a device.
+func WithNamespaces(format int) int {
+	switch {
+	case HasNamespaces(format):
+		return format
+	case CountsUsage(format):
+		return FormatNamespaces
+	}
+	return FormatNamespaces - addUsage
+}
+
+// WithUsage is the format of a catalog that had this one before it got the rows of usage.
+func WithUsage(format int) int { return format + addUsage }
 
 // Volume is the file system as a whole.
 type Volume struct {
@@ -82,7 +136,11 @@ type Volume struct {
 	ID       [16]byte
 	Created  int64
 	Policy   Policy // for directories that have none
+	Shards   int    // among which the metadata services divide the inodes, see layout.ShardOf; 0 is one, and what earlier versions wrote
 }
+
+// ShardCount is how many shards the volume has, at least one.
+func (v *Volume) ShardCount() int { return max(v.Shards, 1) }
 
 // Policy is layout.Policy on disk.
 type Policy struct {
@@ -112,7 +170,7 @@ type Inode struct {
 	Rdev                       uint32
 	Size                       int64
 	Atime, Mtime, Ctime, Btime int64             // nanoseconds since 1970
-	Parent                     layout.FileID     // of a directory; the root is its own. Other inodes have none
+	Parent                     layout.FileID     // of a directory; the root is its own. Of other inodes the home, 0 if it has none, see Usage
 	Target                     string            // of a symbolic link
 	Policy                     Policy            // directory: for what is made in it; regular file: its own, fixed at birth
 	Xattrs                     int               // how many extended attribute rows it has
@@ -357,6 +415,26 @@ type Session struct {
 	Client   metarpc.ClientInfo
 	Created  int64
 	Ended    bool // nobody may come back to it; the row stays until all it left behind is dealt with
+	Shard    int  // of the volume, that it is for
+}
+
+// Shard says who serves a shard.
+type Shard struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Member   [16]byte // zero: nobody
+	Epoch    uint64   // raised with each change
+}
+
+// Member is a process that serves shards. As long as the row is there, and no longer, the process may change the catalog.
+type Member struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Address  string   // HOST:PORT for clients and other members
+	Host     string   // for people
+	Program  string   // "weftd 1.2.3"
+	Started  int64    // nanoseconds since 1970
+	Token    [16]byte // who knows it can read the catalog, and so is a member
+	Draining bool     // it gives its shards away
+	Lease    int64    // nanoseconds for which it can be silent
 }
 
 // Reply is the last answer of a slot that changed the catalog.
@@ -381,6 +459,29 @@ type plainLayout struct {
 	Moving     bool
 }
 
+// Quota is how much there may be; 0: as much as there is room for.
+type Quota struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Bytes    int64
+	Files    int64 // inodes of any kind
+}
+
+// plainVolume and plainSession are the rows of a Volume and of a Session as versions wrote them that knew of no shards.
+type plainVolume struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Format   int
+	ID       [16]byte
+	Created  int64
+	Policy   Policy
+}
+
+type plainSession struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Client   metarpc.ClientInfo
+	Created  int64
+	Ended    bool
+}
+
 // Encode makes a row of one of the structures above.
 func Encode(row any) []byte {
 	if l, ok := row.(*Layout); ok && len(l.Caches) == 0 {
@@ -393,16 +494,37 @@ func Encode(row any) []byte {
 	return b
 }
 
-// Decode reads a row that Encode made.
+// Decode reads a row that Encode made, in this version or an earlier one.
 func Decode(b []byte, row any) error {
-	l, ok := row.(*Layout)
-	if !ok || len(b) == 0 || b[0] != 0x94 { // an array of four
-		return msgpack.Unmarshal(b, row)
+	const array = 0x90 // of less than 16 elements
+	fields := 0
+	if len(b) > 0 && b[0]&0xf0 == array {
+		fields = int(b[0] &^ array)
 	}
-	var p plainLayout
-	err := msgpack.Unmarshal(b, &p)
-	*l = Layout{StripeUnit: p.StripeUnit, Width: p.Width, Mirrors: p.Mirrors, Moving: p.Moving}
-	return err
+	switch r := row.(type) {
+	case *Layout:
+		if fields == 4 {
+			var p plainLayout
+			err := msgpack.Unmarshal(b, &p)
+			*r = Layout{StripeUnit: p.StripeUnit, Width: p.Width, Mirrors: p.Mirrors, Moving: p.Moving}
+			return err
+		}
+	case *Volume:
+		if fields == 4 {
+			var p plainVolume
+			err := msgpack.Unmarshal(b, &p)
+			*r = Volume{Format: p.Format, ID: p.ID, Created: p.Created, Policy: p.Policy}
+			return err
+		}
+	case *Session:
+		if fields == 3 {
+			var p plainSession
+			err := msgpack.Unmarshal(b, &p)
+			*r = Session{Client: p.Client, Created: p.Created, Ended: p.Ended}
+			return err
+		}
+	}
+	return msgpack.Unmarshal(b, row)
 }
 
 // idKey is a key of prefix and number, with room for more bytes that follow.
@@ -461,6 +583,23 @@ func SessionKey(session metarpc.SessionID) []byte {
 
 func ReplyKey(session metarpc.SessionID, slot int) []byte {
 	return binary.BigEndian.AppendUint16(append([]byte{PrefixReply}, session[:]...), uint16(slot))
+}
+
+// MemberKey is the key of a member, which is a random number, new with each start. BeatKey is that of a counter row which the member raises
+// as a sign of life.
+func MemberKey(id [16]byte) []byte { return append([]byte{PrefixMember}, id[:]...) }
+func BeatKey(id [16]byte) []byte   { return append([]byte{PrefixBeat}, id[:]...) }
+
+func ShardKey(shard int) []byte {
+	return binary.BigEndian.AppendUint16([]byte{PrefixShard}, uint16(shard))
+}
+
+// ShardOfKey reads the shard in a ShardKey; -1 if it is none.
+func ShardOfKey(key []byte) int {
+	if len(key) != 3 {
+		return -1
+	}
+	return int(binary.BigEndian.Uint16(key[1:]))
 }
 
 func DeviceKey(id layout.DeviceID) []byte { return append([]byte{PrefixDevice}, id[:]...) }
@@ -526,6 +665,38 @@ func CondemnedKey(id layout.DeviceID, number, generation uint64, unit int64) []b
 // CondemnedOf takes apart a CondemnedKey.
 func CondemnedOf(key []byte) (number, generation uint64, unit int64) {
 	return numberIn(key, 0), numberIn(key, 1), int64(numberIn(key, 2))
+}
+
+// DirtyKey is the counter of a directory whose total may not be what it has told its parent.
+func DirtyKey(dir layout.FileID) []byte { return idKey(PrefixDirty, dir, 0) }
+
+// ToldKey is what a directory has told its parent, fields Told....
+func ToldKey(dir layout.FileID) []byte { return idKey(PrefixTold, dir, 0) }
+
+// OwnerKey is the counter of what belongs to a user and a group.
+func OwnerKey(uid, gid uint32) []byte {
+	k := binary.BigEndian.AppendUint32([]byte{PrefixOwner}, uid)
+	return binary.BigEndian.AppendUint32(k, gid)
+}
+
+// OwnerOf takes an OwnerKey apart.
+func OwnerOf(key []byte) (uid, gid uint32) {
+	return binary.BigEndian.Uint32(key[1:5]), binary.BigEndian.Uint32(key[5:9])
+}
+
+// QuotaKey is the key of the quota of a directory, a user or a group.
+func QuotaKey(name metarpc.QuotaName) []byte {
+	return binary.BigEndian.AppendUint64([]byte{PrefixQuota, byte(name.Kind)}, name.ID)
+}
+
+// QuotaOf takes a QuotaKey apart.
+func QuotaOf(key []byte) metarpc.QuotaName {
+	return metarpc.QuotaName{Kind: metarpc.QuotaKind(key[1]), ID: binary.BigEndian.Uint64(key[2:10])}
+}
+
+// TreeQuotaKey is the key of the quota of a directory.
+func TreeQuotaKey(dir layout.FileID) []byte {
+	return QuotaKey(metarpc.QuotaName{Kind: metarpc.QuotaTree, ID: uint64(dir)})
 }
 
 // OfDevice is the range of all keys of a prefix that are about a device, or about a data file there.

@@ -18,6 +18,12 @@ import (
 // model is what the rows should be.
 type model map[string][]byte
 
+// modelFor is after what time the steps of a slow engine are enough, if they are fewSteps.
+const (
+	modelFor = 15 * time.Second
+	fewSteps = 2000
+)
+
 // runModel does random things to an engine and to a model, and compares every answer. It reopens the catalog after
 // every reopenEvery steps, never if that is 0, and closes it at the end.
 func runModel(t *testing.T, open func() catalog.Engine, steps, reopenEvery int) {
@@ -27,7 +33,12 @@ func runModel(t *testing.T, open func() catalog.Engine, steps, reopenEvery int) 
 		ctx: background(t), rng: rand.New(rand.NewPCG(seed, 0)), engine: open(),
 		rows: model{}, snapshots: map[catalog.Snapshot]model{},
 	}
+	begin := time.Now()
 	for step := range steps {
+		if step >= fewSteps && time.Since(begin) > modelFor {
+			t.Logf("%d steps of %d", step, steps)
+			break
+		}
 		if reopenEvery > 0 && step%reopenEvery == reopenEvery-1 {
 			r.dropSnapshots(t)
 			if err := r.engine.Close(); err != nil {

@@ -20,6 +20,8 @@
 // not hold" leaves no record in the log; it waits for a barrier (an empty record that is synced) if anything visible may
 // not be durable yet.
 //
+// A log is filled with zeros ahead of what is written to it (logFile), since a sync of a file that grows costs the file system's journal as well.
+//
 // # Latches
 //
 // A key maps to one of many stripes by hash. Three kinds of holders: shared (guards), delta (blind deltas) and exclusive

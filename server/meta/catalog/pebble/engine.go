@@ -12,6 +12,8 @@ import (
 	cpebble "github.com/cockroachdb/pebble/v2"
 
 	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/catalog/internal/fold"
+	"github.com/weftfs/weft/server/meta/catalog/internal/gate"
 )
 
 // caps keeps a batch well below half a default memtable, from where on Pebble treats it as a table of its own.
@@ -25,7 +27,7 @@ type Engine struct {
 	fatal   func(error)
 	failing sync.Once // the first failed write
 
-	gate    gate
+	gate    gate.Gate
 	latches *latchTable
 	ranges  rangeTable
 
@@ -46,10 +48,10 @@ func (e *Engine) Commit(ctx context.Context, b *catalog.Batch) error {
 	if err := b.Check(caps); err != nil {
 		return err
 	}
-	if err := e.gate.enter(); err != nil {
+	if err := e.gate.Enter(); err != nil {
 		return err
 	}
-	defer e.gate.leave()
+	defer e.gate.Leave()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -149,7 +151,7 @@ func (e *Engine) unknown(err error) error {
 // fail makes every later call return ErrClosed and reports err, once.
 func (e *Engine) fail(err error) {
 	e.failing.Do(func() {
-		e.gate.shut(fmt.Errorf("%w after a failure: %w", catalog.ErrClosed, err))
+		e.gate.Shut(fmt.Errorf("%w after a failure: %w", catalog.ErrClosed, err))
 		e.fatal(err)
 	})
 }
@@ -199,7 +201,7 @@ type commit struct {
 	entry  rangeEntry
 	claims []claim
 	groups []deltaGroup
-	change change
+	change fold.Change
 	value  []byte
 }
 
@@ -258,7 +260,7 @@ func (e *Engine) fill(pb *cpebble.Batch, c *commit, b *catalog.Batch) error {
 		g := &c.groups[i]
 		c.change = c.change[:0]
 		for j := range g.deltas {
-			c.change = c.change.addDelta(&g.deltas[j])
+			c.change = c.change.AddDelta(&g.deltas[j])
 		}
 		if g.fold {
 			folded, err := e.fold(pb, g.key(), c.change)
@@ -269,7 +271,7 @@ func (e *Engine) fill(pb *cpebble.Batch, c *commit, b *catalog.Batch) error {
 				continue
 			}
 		}
-		c.value = c.change.appendTo(c.value[:0])
+		c.value = appendChange(c.value[:0], c.change)
 		if err := pb.Merge(g.key(), c.value, nil); err != nil {
 			return err
 		}
@@ -279,7 +281,7 @@ func (e *Engine) fill(pb *cpebble.Batch, c *commit, b *catalog.Batch) error {
 
 // fold writes the row that key has after ch. It reports false if there is a row that is no counter row; its latch is
 // held exclusively.
-func (e *Engine) fold(pb *cpebble.Batch, key []byte, ch change) (bool, error) {
+func (e *Engine) fold(pb *cpebble.Batch, key []byte, ch fold.Change) (bool, error) {
 	value, err := get(e.dir, e.db, key)
 	if err != nil && !errors.Is(err, catalog.ErrNotFound) {
 		if errors.Is(err, catalog.ErrNotCounters) {
@@ -291,7 +293,7 @@ func (e *Engine) fold(pb *cpebble.Batch, key []byte, ch change) (bool, error) {
 	if err != nil {
 		return false, nil
 	}
-	setRow(pb, key, catalog.EncodeCounters(ch.apply(counters)...))
+	setRow(pb, key, catalog.EncodeCounters(ch.Apply(counters)...))
 	return true, nil
 }
 
@@ -306,7 +308,7 @@ func setRow(pb *cpebble.Batch, key, value []byte) {
 
 // Close implements [catalog.Engine].
 func (e *Engine) Close() error {
-	if !e.gate.close(catalog.ErrClosed) {
+	if !e.gate.Close(catalog.ErrClosed) {
 		return catalog.ErrClosed
 	}
 	e.snapMu.Lock()

@@ -83,7 +83,7 @@ func decodeWitness(b []byte) witness {
 
 const maxWitness = 4096 // bytes; it has about a hundred
 
-// manifestFS keeps manifest.synced up to date while Pebble writes its MANIFESTs through it.
+// manifestFS keeps manifest.synced up to date while Pebble writes its MANIFESTs through it. Logs it makes are logFiles.
 type manifestFS struct {
 	vfs.FS
 	log *slog.Logger
@@ -95,6 +95,9 @@ type manifestFS struct {
 // Create implements [vfs.FS].
 func (fs *manifestFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
 	f, err := fs.FS.Create(name, category)
+	if err == nil && isLog(name) {
+		return &logFile{File: f}, nil
+	}
 	if err != nil || !strings.HasPrefix(fs.PathBase(name), manifestPrefix) {
 		return f, err
 	}

@@ -11,6 +11,7 @@ import (
 	cpebble "github.com/cockroachdb/pebble/v2"
 
 	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/catalog/internal/fold"
 )
 
 func TestChangeGolden(t *testing.T) {
@@ -27,15 +28,15 @@ func TestChangeGolden(t *testing.T) {
 		{[]catalog.Delta{{Op: catalog.OpAdd, Field: 1, N: 3}, {Op: catalog.OpMax, Field: 1, N: 10}}, "01 c1 06 14"},
 		{[]catalog.Delta{{Op: catalog.OpAdd, Field: 4, N: 1}, {Op: catalog.OpAdd, Field: 3, N: 2}}, "01 43 04 44 02"},
 	} {
-		var ch change
+		var ch fold.Change
 		for _, d := range c.deltas {
-			ch = ch.addDelta(&d)
+			ch = ch.AddDelta(&d)
 		}
 		want, err := hex.DecodeString(string(slices.DeleteFunc([]byte(c.want), func(b byte) bool { return b == ' ' })))
 		if err != nil {
 			t.Fatal(err)
 		}
-		operand := ch.appendTo(nil)
+		operand := appendChange(nil, ch)
 		if !slices.Equal(operand, want) {
 			t.Errorf("%v: %x, want %s", c.deltas, operand, c.want)
 		}
@@ -115,16 +116,16 @@ func TestMergeAssociative(t *testing.T) {
 			operands = append(operands, append([]byte{formRow}, catalog.EncodeCounters(want...)...))
 		}
 		for range 1 + rng.IntN(8) {
-			var c change
+			var c fold.Change
 			for range 1 + rng.IntN(4) {
 				d := catalog.Delta{Op: catalog.OpAdd, Field: rng.IntN(4), N: rng.Int64N(41) - 20}
 				if rng.IntN(2) == 0 {
 					d.Op = catalog.OpMax
 				}
 				want = d.Apply(want)
-				c = c.addDelta(&d)
+				c = c.AddDelta(&d)
 			}
-			operands = append(operands, c.appendTo(nil))
+			operands = append(operands, appendChange(nil, c))
 		}
 		value, err := decodeRow(mergeAll(t, rng, operands, true))
 		if err != nil {
@@ -139,7 +140,7 @@ func TestMergeAssociative(t *testing.T) {
 // TestMergeSaturates checks that composing changes never wraps around.
 func TestMergeSaturates(t *testing.T) {
 	add := func(n int64) []byte {
-		return change(nil).addDelta(&catalog.Delta{Op: catalog.OpAdd, N: n}).appendTo(nil)
+		return appendChange(nil, fold.Change(nil).AddDelta(&catalog.Delta{Op: catalog.OpAdd, N: n}))
 	}
 	for _, c := range []struct {
 		operands [][]byte
@@ -163,7 +164,7 @@ func TestMergeSaturates(t *testing.T) {
 
 // TestMergeNeverFails merges things that make no sense; the outcome is an error of reading, up to the next row.
 func TestMergeNeverFails(t *testing.T) {
-	add := []byte{formChange, hasAddend, 2}
+	add := []byte{formChange, 0x40, 2}
 	short, row := []byte{formRow, 1, 2, 3}, append([]byte{formRow}, catalog.EncodeCounters(5)...)
 	for _, c := range []struct {
 		name     string
@@ -176,7 +177,7 @@ func TestMergeNeverFails(t *testing.T) {
 		{"delta on misuse", [][]byte{{formMisuse}, add}, catalog.ErrNotCounters},
 		{"empty operand", [][]byte{row, {}, add}, catalog.ErrCorrupt},
 		{"unknown form", [][]byte{row, {99}, add}, catalog.ErrCorrupt},
-		{"cut off", [][]byte{row, {formChange, hasAddend}, add}, catalog.ErrCorrupt},
+		{"cut off", [][]byte{row, {formChange, 0x40}, add}, catalog.ErrCorrupt},
 		{"delta on damage", [][]byte{{formDamage}, add}, catalog.ErrCorrupt},
 		{"a row repairs damage", [][]byte{{99}, add, row, add}, nil},
 		{"a row repairs misuse", [][]byte{short, add, row, add}, nil},

@@ -11,6 +11,7 @@ import (
 	cpebble "github.com/cockroachdb/pebble/v2"
 
 	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/catalog/internal/gate"
 )
 
 // Get implements [catalog.Reader].
@@ -18,7 +19,7 @@ func (e *Engine) Get(ctx context.Context, key []byte) ([]byte, error) {
 	if err := e.begin(ctx); err != nil {
 		return nil, err
 	}
-	defer e.gate.leave()
+	defer e.gate.Leave()
 	return get(e.dir, e.db, key)
 }
 
@@ -27,7 +28,7 @@ func (e *Engine) GetMany(ctx context.Context, keys [][]byte) ([][]byte, error) {
 	if err := e.begin(ctx); err != nil {
 		return nil, err
 	}
-	defer e.gate.leave()
+	defer e.gate.Leave()
 	return getMany(ctx, e.dir, e.db, keys)
 }
 
@@ -38,7 +39,7 @@ func (e *Engine) Scan(ctx context.Context, from, to []byte, opts catalog.ScanOpt
 			yield(catalog.Row{}, err)
 			return
 		}
-		defer e.gate.leave()
+		defer e.gate.Leave()
 		scan(ctx, e.dir, e.db, from, to, opts, yield)
 	}
 }
@@ -48,7 +49,7 @@ func (e *Engine) begin(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return e.gate.enter()
+	return e.gate.Enter()
 }
 
 // Snapshot implements [catalog.Engine]. While it is open, rows deleted or replaced meanwhile keep their space.
@@ -56,7 +57,7 @@ func (e *Engine) Snapshot(ctx context.Context) (catalog.Snapshot, error) {
 	if err := e.begin(ctx); err != nil {
 		return nil, err
 	}
-	defer e.gate.leave()
+	defer e.gate.Leave()
 	s := &snapshot{engine: e, snap: e.db.NewSnapshot()}
 	e.snapMu.Lock()
 	e.snapshots[s] = struct{}{}
@@ -68,7 +69,7 @@ func (e *Engine) Snapshot(ctx context.Context) (catalog.Snapshot, error) {
 type snapshot struct {
 	engine  *Engine
 	snap    *cpebble.Snapshot
-	gate    gate
+	gate    gate.Gate
 	closing sync.Once
 	err     error // of closing
 }
@@ -77,16 +78,16 @@ func (s *snapshot) begin(ctx context.Context) error {
 	if err := s.engine.begin(ctx); err != nil {
 		return err
 	}
-	if err := s.gate.enter(); err != nil {
-		s.engine.gate.leave()
+	if err := s.gate.Enter(); err != nil {
+		s.engine.gate.Leave()
 		return err
 	}
 	return nil
 }
 
 func (s *snapshot) end() {
-	s.gate.leave()
-	s.engine.gate.leave()
+	s.gate.Leave()
+	s.engine.gate.Leave()
 }
 
 func (s *snapshot) Get(ctx context.Context, key []byte) ([]byte, error) {
@@ -120,7 +121,7 @@ func (s *snapshot) Scan(ctx context.Context, from, to []byte, opts catalog.ScanO
 // closed, whoever closes it.
 func (s *snapshot) Close() error {
 	s.closing.Do(func() {
-		s.gate.close(catalog.ErrClosed)
+		s.gate.Close(catalog.ErrClosed)
 		s.err = s.snap.Close()
 		s.engine.snapMu.Lock()
 		delete(s.engine.snapshots, s)

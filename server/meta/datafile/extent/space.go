@@ -54,8 +54,8 @@ func Add(ctx context.Context, engine catalog.Engine, b *catalog.Batch, id layout
 		return fmt.Errorf("volume row: %w: %w", catalog.ErrCorrupt, err)
 	}
 	b.GuardEqual(schema.KeyVolume, raw)
-	if volume.Format < schema.FormatNamespaces {
-		volume.Format = schema.FormatNamespaces
+	if !schema.HasNamespaces(volume.Format) {
+		volume.Format = schema.WithNamespaces(volume.Format)
 		b.Put(schema.KeyVolume, schema.Encode(&volume))
 	}
 	b.GuardAbsent(schema.NamespaceKey(id))

@@ -360,7 +360,8 @@ type File struct {
 	Attr   nfs3.Fattr
 }
 
-// List calls f with everything in one subdirectory, 0 to Subdirs-1. A subdirectory that does not exist is empty.
+// List calls f with everything in one subdirectory, 0 to Subdirs-1. A subdirectory that does not exist is empty. What is removed meanwhile
+// may be left out.
 func (s *Store) List(ctx context.Context, subdir int, f func(*File) error) error {
 	dir := fmt.Sprintf("%02x", subdir)
 	handle, _, err := s.server.Lookup(ctx, s.dir, dir)
@@ -375,11 +376,15 @@ func (s *Store) List(ctx context.Context, subdir int, f func(*File) error) error
 		var err error
 		if e.FH.Present {
 			file.Handle = append(file.Handle, e.FH.FH.Bytes()...)
-		} else if file.Handle, e.Attr, err = s.server.Lookup(ctx, handle, e.Name); err != nil {
+		} else if file.Handle, e.Attr, err = s.server.Lookup(ctx, handle, e.Name); is(err, nfs3.ErrNoEnt) {
+			return nil
+		} else if err != nil {
 			return fmt.Errorf("look up %s: %w", file.Name, err)
 		}
 		if file.Attr = e.Attr.Attr; !e.Attr.Present {
-			if file.Attr, err = s.server.GetAttr(ctx, file.Handle); err != nil {
+			if file.Attr, err = s.server.GetAttr(ctx, file.Handle); is(err, nfs3.ErrStale) {
+				return nil
+			} else if err != nil {
 				return fmt.Errorf("attributes of %s: %w", file.Name, err)
 			}
 		}

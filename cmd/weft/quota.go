@@ -1,0 +1,280 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/user"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/dustin/go-humanize"
+	"github.com/pkg/xattr"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/metaclient"
+)
+
+// usageXattr is what is below a directory.
+const usageXattr = "weft.usage"
+
+// quotaTarget is the part of the command line that says whose quota is meant.
+type quotaTarget struct {
+	server, user, group *string
+}
+
+func quotaFlags(fl *pflag.FlagSet) quotaTarget {
+	return quotaTarget{
+		user:   fl.String("user", "", "what belongs to this user, a name or a number"),
+		group:  fl.String("group", "", "what belongs to this group, a name or a number"),
+		server: serviceFlag(fl),
+	}
+}
+
+// name is whose quota is meant, and the service to ask if --server does not say it: that of the directory's mount.
+func (t quotaTarget) name(c *command, fl *pflag.FlagSet) (name metarpc.QuotaName, server string, err error) {
+	server = *t.server
+	given := fl.NArg()
+	for _, who := range []string{*t.user, *t.group} {
+		if who != "" {
+			given++
+		}
+	}
+	if given != 1 {
+		return name, "", usagef("%s: name one directory, --user or --group; usage: weft %s %s", c.name, c.name, c.args)
+	}
+	switch {
+	case *t.user != "":
+		id, err := lookUpID(*t.user, func(s string) (string, error) {
+			u, err := user.Lookup(s)
+			if err != nil {
+				return "", err
+			}
+			return u.Uid, nil
+		})
+		return metarpc.QuotaName{Kind: metarpc.QuotaUser, ID: id}, server, err
+	case *t.group != "":
+		id, err := lookUpID(*t.group, func(s string) (string, error) {
+			g, err := user.LookupGroup(s)
+			if err != nil {
+				return "", err
+			}
+			return g.Gid, nil
+		})
+		return metarpc.QuotaName{Kind: metarpc.QuotaGroup, ID: id}, server, err
+	}
+	path := fl.Arg(0)
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return name, "", fmt.Errorf("%s: %w", path, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return name, "", fmt.Errorf("%s: not a directory; a quota is for all that is below one", path)
+	}
+	m, err := mountOf(st.Dev)
+	if err != nil {
+		return name, "", fmt.Errorf("%s: %w", path, err)
+	}
+	if server == "" {
+		s, err := parseSource(m.Source)
+		if err != nil {
+			return name, "", err
+		}
+		server = strings.Join(s.addrs, ",")
+	}
+	return metarpc.QuotaName{Kind: metarpc.QuotaTree, ID: st.Ino}, server, nil
+}
+
+// lookUpID is the number of a user or group, who need not exist here if it is given as a number.
+func lookUpID(s string, find func(string) (string, error)) (uint64, error) {
+	number := s
+	if _, err := strconv.ParseUint(s, 10, 32); err != nil {
+		if number, err = find(s); err != nil {
+			return 0, usagef("%v", err)
+		}
+	}
+	id, err := strconv.ParseUint(number, 10, 32)
+	if err != nil || id == 1<<32-1 {
+		return 0, usagef("%q is no user or group", s)
+	}
+	return id, nil
+}
+
+func runQuotaSet(ctx context.Context, c *command, args []string) error {
+	fl := c.flags("\nA limit of 0 is none, and what is not given stays as it is; without limits there is no quota any more. It holds for root as well. Bytes are those\n" +
+		"that files are long, files those of any kind, directories too. What is there already stays, however much it is.\n")
+	size := fl.String("bytes", "", "how many bytes, such as 10GiB")
+	files := fl.Int64("files", metarpc.QuotaKeep, "how many files and directories")
+	target := quotaFlags(fl)
+	if err := c.parse(fl, args, 0, 1); err != nil {
+		return err
+	}
+	bytes := int64(metarpc.QuotaKeep)
+	if *size != "" {
+		n, err := humanize.ParseBytes(*size)
+		if err != nil || n > 1<<62 {
+			return usagef("%s: --bytes %q is not a size such as 10GiB", c.name, *size)
+		}
+		bytes = int64(n)
+	}
+	if fl.Changed("files") && *files < 0 {
+		return usagef("%s: --files %d: want 0 or more", c.name, *files)
+	}
+	if bytes < 0 && *files < 0 {
+		return usagef("%s: nothing to set; give --bytes or --files", c.name)
+	}
+	name, server, err := target.name(c, fl)
+	if err != nil {
+		return err
+	}
+	return withService(ctx, server, c.name, func(ctx context.Context, mc *metaclient.Volume) error {
+		return mc.SetQuota(ctx, name, bytes, *files)
+	})
+}
+
+func runQuotaGet(ctx context.Context, c *command, args []string) error {
+	fl := c.flags("")
+	asJSON := fl.Bool("json", false, "print an array of objects")
+	target := quotaFlags(fl)
+	if err := c.parse(fl, args, 0, 1); err != nil {
+		return err
+	}
+	name, server, err := target.name(c, fl)
+	if err != nil {
+		return err
+	}
+	return withService(ctx, server, c.name, func(ctx context.Context, mc *metaclient.Volume) error {
+		info, err := mc.Quota(ctx, name)
+		if err != nil {
+			return err
+		}
+		return printQuotas(os.Stdout, []metarpc.QuotaInfo{info}, *asJSON)
+	})
+}
+
+func runQuotaList(ctx context.Context, c *command, args []string) error {
+	fl := c.flags("")
+	asJSON := fl.Bool("json", false, "print an array of objects")
+	server := serviceFlag(fl)
+	if err := c.parse(fl, args, 0, 0); err != nil {
+		return err
+	}
+	return withService(ctx, *server, c.name, func(ctx context.Context, mc *metaclient.Volume) error {
+		infos, err := mc.Quotas(ctx)
+		if err != nil {
+			return err
+		}
+		return printQuotas(os.Stdout, infos, *asJSON)
+	})
+}
+
+// quotaStatus is the form of `weft admin quota ls --json`.
+type quotaStatus struct {
+	Kind      string `json:"kind"` // tree, user or group
+	ID        uint64 `json:"id"`   // of the directory, the user or the group
+	Name      string `json:"name"` // the directory's path in the volume, or the name on this host; empty if there is none
+	Bytes     int64  `json:"bytes"`
+	Files     int64  `json:"files"` // limits; 0: none
+	UsedBytes int64  `json:"used_bytes"`
+	UsedFiles int64  `json:"used_files"`
+}
+
+func quotaStatusOf(info metarpc.QuotaInfo) quotaStatus {
+	q := quotaStatus{Kind: "tree", ID: info.Name.ID, Name: info.Path, Bytes: info.Bytes, Files: info.Files, UsedBytes: info.UsedBytes, UsedFiles: info.UsedFiles}
+	switch id := strconv.FormatUint(info.Name.ID, 10); info.Name.Kind {
+	case metarpc.QuotaUser:
+		q.Kind = "user"
+		if u, err := user.LookupId(id); err == nil {
+			q.Name = u.Username
+		}
+	case metarpc.QuotaGroup:
+		q.Kind = "group"
+		if g, err := user.LookupGroupId(id); err == nil {
+			q.Name = g.Name
+		}
+	}
+	return q
+}
+
+func printQuotas(w io.Writer, infos []metarpc.QuotaInfo, asJSON bool) error {
+	list := []quotaStatus{}
+	for _, info := range infos {
+		list = append(list, quotaStatusOf(info))
+	}
+	if asJSON {
+		return json.NewEncoder(w).Encode(list)
+	}
+	if len(list) == 0 {
+		fmt.Fprintln(w, "no quotas; set one with: weft admin quota set DIR --bytes SIZE")
+		return nil
+	}
+	limit := func(n int64, format func(uint64) string) string {
+		if n == 0 {
+			return "-"
+		}
+		return format(uint64(n))
+	}
+	plain := func(n uint64) string { return strconv.FormatUint(n, 10) }
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "OF\tBYTES\tLIMIT\tFILES\tLIMIT")
+	for _, q := range list {
+		name := q.Name
+		if name == "" {
+			name = plain(q.ID)
+		}
+		fmt.Fprintf(tw, "%s %s\t%s\t%s\t%d\t%s\n", q.Kind, name, humanize.IBytes(uint64(max(q.UsedBytes, 0))), limit(q.Bytes, humanize.IBytes), q.UsedFiles, limit(q.Files, plain))
+	}
+	return tw.Flush()
+}
+
+// dirUsage is the form of `weft du --json`.
+type dirUsage struct {
+	Path  string `json:"path"`
+	Bytes int64  `json:"bytes"`
+	Files int64  `json:"files"`
+	Dirs  int64  `json:"dirs"`
+}
+
+func runDu(_ context.Context, c *command, args []string) error {
+	fl := c.flags("\nNothing is walked: directories know what is below them. Bytes are those that files are long. A file with several names is counted once, where\n" +
+		"it was made, or moved to since. What other clients have written and not yet made stable is not counted.\n")
+	asJSON := fl.Bool("json", false, "print an array of objects")
+	exact := fl.BoolP("bytes", "b", false, "print exact bytes")
+	const many = 1 << 20
+	if err := c.parse(fl, args, 1, many); err != nil {
+		return err
+	}
+	list := []dirUsage{}
+	for _, path := range fl.Args() {
+		value, err := xattr.Get(path, usageXattr)
+		if errors.Is(errnoOf(err), unix.ENODATA) {
+			return fmt.Errorf("%s: not a directory", path)
+		}
+		if err != nil {
+			return notWeft(path, err)
+		}
+		u := dirUsage{Path: path}
+		if _, err := fmt.Sscanf(string(value), "bytes=%d files=%d dirs=%d", &u.Bytes, &u.Files, &u.Dirs); err != nil {
+			return fmt.Errorf("%s: attribute %s is %q", path, usageXattr, value)
+		}
+		list = append(list, u)
+	}
+	if *asJSON {
+		return json.NewEncoder(os.Stdout).Encode(list)
+	}
+	tw := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	for _, u := range list {
+		size := humanize.IBytes(uint64(max(u.Bytes, 0)))
+		if *exact {
+			size = strconv.FormatInt(u.Bytes, 10)
+		}
+		fmt.Fprintf(tw, "%s\t%d files\t%d directories\t%s\n", size, u.Files, u.Dirs, u.Path)
+	}
+	return tw.Flush()
+}

@@ -1,0 +1,369 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/catalog/memory"
+	"github.com/weftfs/weft/server/meta/datafile"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+// everybodys is a catalog that nobody closes.
+type everybodys struct{ catalog.Engine }
+
+func (everybodys) Close() error { return nil }
+
+// clusterWorld is a volume that several services serve, all in this process.
+type clusterWorld struct {
+	t      *testing.T
+	engine catalog.Engine
+	urls   []string
+	log    *slog.Logger
+	shards int
+	addrs  []string
+}
+
+func newClusterWorld(t *testing.T, shards int) *clusterWorld {
+	w := &clusterWorld{t: t, engine: memory.New(), shards: shards, log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	engines["memory"] = func(context.Context, string, bool, *slog.Logger) (catalog.Engine, error) {
+		return everybodys{w.engine}, nil
+	}
+	t.Cleanup(func() { delete(engines, "memory") })
+	var servers dataServers
+	urls, err := servers.startSingle(t.TempDir(), 2, "127.0.0.1", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := servers.stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	w.urls = urls
+	return w
+}
+
+// start starts a service, which stop ends as SIGTERM does.
+func (w *clusterWorld) start() (addr string, stop func()) {
+	w.t.Helper()
+	l, err := listen("127.0.0.1:0", "0")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	where, err := parseCatalog("memory://")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	addr = l.Addr().String()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	log := w.log.With("service", addr)
+	go func() { // ends with ctx
+		done <- runCluster(ctx, clusterConfig{
+			catalog: where, shards: w.shards, lease: 4 * time.Second, urls: w.urls, log: log,
+			files: datafile.Config{Log: log}, meta: meta.Config{Lease: 10 * time.Second, Program: "weftd test"},
+		}, l)
+	}()
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			w.t.Errorf("service at %s: %v", addr, err)
+		}
+	}
+	w.t.Cleanup(stop)
+	w.addrs = append(w.addrs, addr)
+	return addr, stop
+}
+
+// conn is a client's session of one shard.
+type conn struct {
+	t        *testing.T
+	nc       net.Conn
+	r        *bufio.Reader
+	id       metarpc.SessionID
+	shard    int
+	sequence uint64
+}
+
+// hello says hello to a service.
+func (w *clusterWorld) hello(addr string, shard int, session metarpc.SessionID) (*conn, *metarpc.Welcome, error) {
+	nc, err := net.Dial("tcp", addr)
+	if err != nil {
+		return nil, nil, err
+	}
+	nc.SetDeadline(time.Now().Add(30 * time.Second))
+	c := &conn{t: w.t, nc: nc, r: bufio.NewReader(nc), shard: shard}
+	b, err := metarpc.AppendHello(nil, &metarpc.Hello{Magic: metarpc.Magic, Lowest: metarpc.Version, Highest: metarpc.Version,
+		Client: metarpc.ClientInfo{ID: [16]byte{9}, Host: "test"}, Session: session, Shard: shard})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var welcome *metarpc.Welcome
+	if _, err = nc.Write(b); err == nil {
+		var frame []byte
+		if frame, err = metarpc.ReadFrame(c.r, nil, metarpc.MaxHello); err == nil {
+			welcome, err = metarpc.ParseWelcome(frame)
+		}
+	}
+	if err != nil {
+		nc.Close()
+		return nil, nil, err
+	}
+	c.id = welcome.Session
+	return c, welcome, nil
+}
+
+// session makes a session of a shard, or goes on with one, wherever the shard is.
+func (w *clusterWorld) session(shard int, session metarpc.SessionID) *conn {
+	w.t.Helper()
+	var last error
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		for _, addr := range w.addrs {
+			c, welcome, err := w.hello(addr, shard, session)
+			switch {
+			case err != nil:
+				last = err
+			case welcome.Status == metarpc.StatusOK:
+				w.t.Cleanup(func() { c.nc.Close() })
+				return c
+			default:
+				last = errors.New(welcome.Message)
+				c.nc.Close()
+			}
+		}
+	}
+	w.t.Fatalf("no session of shard %d: %v", shard, last)
+	return nil
+}
+
+// ask makes a call, also through a grace period, and answers callbacks that come meanwhile.
+func ask[R any](c *conn, op metarpc.Op, args any) (r R, err error) {
+	for {
+		c.sequence++
+		b, err := metarpc.AppendCall(nil, metarpc.CallHeader{Slot: 0, Sequence: c.sequence, Op: op}, args)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		if _, err := c.nc.Write(b); err != nil {
+			return r, err
+		}
+		for {
+			frame, err := metarpc.ReadFrame(c.r, nil, metarpc.MaxFrame)
+			if err != nil {
+				return r, err
+			}
+			if kind, _ := metarpc.FrameKind(frame); kind != metarpc.KindReply {
+				h, _, _ := metarpc.ParseCallBack(frame)
+				b, err := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: h.Number})
+				if err == nil {
+					_, err = c.nc.Write(b)
+				}
+				if err != nil {
+					return r, err
+				}
+				continue
+			}
+			h, rest, err := metarpc.ParseReplyHeader(frame)
+			switch {
+			case err != nil:
+				return r, err
+			case h.Status == metarpc.StatusOK:
+				return r, metarpc.DecodeResult(op, rest, &r)
+			case h.Status != metarpc.StatusGrace:
+				return r, &metarpc.Error{Op: op, Status: h.Status, Message: h.Message}
+			}
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// await waits until the services of a volume are as want says.
+func (w *clusterWorld) await(what string, want func(*metarpc.MetaListResult) bool) {
+	w.t.Helper()
+	var list metarpc.MetaListResult
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		c := w.session(0, metarpc.SessionID{})
+		var err error
+		list, err = ask[metarpc.MetaListResult](c, metarpc.OpMetaList, &metarpc.Empty{})
+		c.nc.Close()
+		if err == nil && want(&list) {
+			return
+		}
+	}
+	w.t.Fatalf("%s: %+v", what, list)
+}
+
+// even says that so many services have all shards.
+func (w *clusterWorld) even(services int) {
+	w.t.Helper()
+	w.await(fmt.Sprintf("%d services", services), func(list *metarpc.MetaListResult) bool {
+		shards := 0
+		for _, s := range list.Services {
+			if len(s.Shards) > (w.shards+services-1)/services {
+				return false
+			}
+			shards += len(s.Shards)
+		}
+		return len(list.Services) == services && shards == w.shards
+	})
+}
+
+// Three services share a volume; what a client has made it finds, by the same session, when the services that it talked to are no more.
+func TestCluster(t *testing.T) {
+	w := newClusterWorld(t, 6)
+	first, stopFirst := w.start()
+	w.start()
+	w.start()
+	w.even(3)
+	sessions := make([]*conn, w.shards)
+	for shard := range sessions {
+		sessions[shard] = w.session(shard, metarpc.SessionID{})
+	}
+	root := sessions[layout.ShardOf(layout.RootID, w.shards)]
+
+	var file metarpc.CreateResult
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		var err error
+		if file, err = ask[metarpc.CreateResult](root, metarpc.OpCreate, &metarpc.CreateArgs{Parent: layout.RootID, Name: "f", Mode: 0o644, Access: metarpc.AccessWrite}); err != nil {
+			t.Fatal(err)
+		}
+		l, err := ask[metarpc.LayoutResult](root, metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: file.Attr.ID, IOMode: layout.IOModeRW, Len: 1 << 20})
+		if err == nil && len(l.Segments) > 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no layout: %+v, %v", l, err)
+		}
+		ask[metarpc.Empty](root, metarpc.OpRemove, &metarpc.RemoveArgs{Parent: layout.RootID, Name: "f"})
+		time.Sleep(100 * time.Millisecond) // data servers are being added
+	}
+	devices, err := ask[metarpc.DevicesResult](root, metarpc.OpDevices, &metarpc.Empty{})
+	if err != nil || len(devices.Devices) > len(w.urls) {
+		t.Errorf("three services that were told of %d data servers: %+v, %v", len(w.urls), devices, err)
+	}
+	if _, err := ask[metarpc.MetaListResult](root, metarpc.OpMetaDrain, &metarpc.MetaDrainArgs{Address: "nobody:1"}); !isErrno(err, syscall.ENOENT) {
+		t.Error("drain of an unknown service:", err)
+	}
+
+	stopFirst()
+	w.addrs = slices.DeleteFunc(w.addrs, func(addr string) bool { return addr == first })
+	for shard, old := range sessions {
+		c := w.session(shard, old.id)
+		c.sequence = old.sequence
+		if _, err := ask[metarpc.Empty](c, metarpc.OpReclaimComplete, &metarpc.Empty{}); err != nil {
+			t.Errorf("shard %d: %v", shard, err)
+		}
+		sessions[shard] = c
+	}
+	root = sessions[layout.ShardOf(layout.RootID, w.shards)]
+	found, err := ask[metarpc.LookupResult](root, metarpc.OpLookup, &metarpc.NameArgs{Parent: layout.RootID, Name: "f"})
+	if err != nil || found.Attr.ID != file.Attr.ID {
+		t.Errorf("%+v, %v", found, err)
+	}
+	if _, err := ask[metarpc.CreateResult](root, metarpc.OpCreate, &metarpc.CreateArgs{Parent: layout.RootID, Name: "g", Mode: 0o644, Access: metarpc.AccessWrite}); err != nil {
+		t.Error(err)
+	}
+	w.even(2)
+}
+
+// A data server that one service has added every other knows at once: a client that has a layout of the one may ask the other where it is.
+func TestClusterDevices(t *testing.T) {
+	w := newClusterWorld(t, 4)
+	urls := w.urls
+	w.urls = nil
+	w.start()
+	w.start()
+	w.even(2)
+	for n, url := range urls {
+		for shard := range w.shards {
+			c := w.session(shard, metarpc.SessionID{})
+			if shard == 0 {
+				if _, err := ask[metarpc.AddDeviceResult](c, metarpc.OpAddDevice, &metarpc.AddDeviceArgs{URL: url}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if devices, err := ask[metarpc.DevicesResult](c, metarpc.OpDevices, &metarpc.Empty{}); err != nil || len(devices.Devices) != n+1 {
+				t.Errorf("the service of shard %d after %d were added: %+v, %v", shard, n+1, devices, err)
+			}
+		}
+	}
+}
+
+func isErrno(err error, errno syscall.Errno) bool {
+	var e *metarpc.Error
+	return errors.As(err, &e) && e.Status == metarpc.Status(errno)
+}
+
+// A volume with one shard has one service at a time; the others stand by.
+func TestStandby(t *testing.T) {
+	w := newClusterWorld(t, 1)
+	_, stop := w.start()
+	w.start()
+	w.await("two services", func(list *metarpc.MetaListResult) bool { return len(list.Services) == 2 })
+	stop()
+	w.addrs = w.addrs[1:]
+	w.even(1)
+	if vol, err := meta.OpenVolume(t.Context(), w.engine, layout.Policy{}, 1); err != nil || vol.Format != schema.Format {
+		t.Errorf("%+v, %v", vol, err)
+	}
+}
+
+func TestMetaCatalog(t *testing.T) {
+	c := &command{args: "ARGS"}
+	for _, row := range []struct {
+		dir, name string
+		want      catalogName
+	}{
+		{"d", "", catalogName{dir: "d"}}, {"", "pebble:d", catalogName{dir: "d"}}, {"d", "pebble:d", catalogName{dir: "d"}}, {"", "d", catalogName{dir: "d"}},
+	} {
+		if got, err := metaCatalog(c, row.dir, row.name); err != nil || got != row.want {
+			t.Errorf("%+v: %+v, %v", row, got, err)
+		}
+	}
+	for _, row := range [][2]string{{"", ""}, {"", "nosql://h"}, {"d", "pebble:e"}} {
+		if got, err := metaCatalog(c, row[0], row[1]); !errors.As(err, new(usageError)) {
+			t.Errorf("%v: %+v, %v", row, got, err)
+		}
+	}
+}
+
+func TestAdvertised(t *testing.T) {
+	for _, listening := range []string{"127.0.0.1:0", ":0"} {
+		l, err := net.Listen("tcp", listening)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		_, port, _ := net.SplitHostPort(l.Addr().String())
+		host, err := os.Hostname()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if listening != ":0" {
+			host = "127.0.0.1"
+		}
+		if got, err := advertised(l); err != nil || got != net.JoinHostPort(host, port) {
+			t.Errorf("%s: %s, %v", listening, got, err)
+		}
+	}
+}

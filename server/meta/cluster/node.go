@@ -1,0 +1,330 @@
+package cluster
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/internal/wire/peerrpc"
+	"github.com/weftfs/weft/server/meta"
+	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+// DefaultLease is how long a member can be silent.
+const DefaultLease = 5 * time.Second
+
+const (
+	helloTimeout = 10 * time.Second // for a connection's first frames
+	tellTimeout  = 10 * time.Second // for a member that is told to look
+	giveTimeout  = 5 * time.Second  // for the calls of a shard that is given away
+)
+
+// Service serves a shard. *meta.Service is one.
+type Service interface {
+	ServeConn(nc net.Conn, r *bufio.Reader, hello *metarpc.Hello)
+	Hold(ctx context.Context, h *meta.Hold) (*meta.Held, error)
+	Settle(ctx context.Context, s *meta.Settle) error
+	LockWaits() []meta.LockWait
+	// Shutdown lets calls end as long as ctx allows. When it returns the service does nothing more. It may be called several times at once.
+	Shutdown(ctx context.Context) error
+}
+
+// Host makes services for one incarnation of the process.
+type Host interface {
+	// Service starts the service of a shard, whose owner the incarnation is. row is the shard's row, which was written for this call, and for no other; what the service
+	// commits to engine has no effect when the row is another one. Close of engine does nothing.
+	Service(ctx context.Context, shard int, row []byte, engine catalog.Engine) (Service, error)
+	// Close is called when all services have been shut down.
+	Close() error
+}
+
+// Incarnation is what a Host works with.
+type Incarnation struct {
+	ID      [16]byte
+	Engine  catalog.Engine // guarded by the member row; Close does nothing
+	Alive   func() bool
+	Ring    func() metarpc.Ring
+	Has     func(shard int) bool // whether it is this one's
+	Peers   meta.Peers
+	Members meta.Members
+}
+
+// Config is what a Node works with.
+type Config struct {
+	Engine  catalog.Engine // not closed by the Node
+	Open    func(ctx context.Context, in *Incarnation) (Host, error)
+	Address string        // HOST:PORT where clients and other members reach this process
+	Host    string        // for people
+	Program string        // "weftd 1.2.3"
+	Lease   time.Duration // for which this process can be silent; 0 = DefaultLease
+	Log     *slog.Logger  // nil = slog.Default
+
+	Dial  func(ctx context.Context, address string) (net.Conn, error) // nil = TCP
+	Clock func() time.Duration                                        // since some moment; nil = CLOCK_BOOTTIME
+}
+
+// Validate checks the configuration.
+func (c *Config) Validate() error {
+	if c.Engine == nil || c.Open == nil {
+		return errors.New("metadata cluster: no catalog or no services")
+	}
+	if c.Address == "" || len(c.Address) > metarpc.MaxAddress {
+		return fmt.Errorf("metadata cluster: address of %d bytes, want 1 to %d", len(c.Address), metarpc.MaxAddress)
+	}
+	if host, port, err := net.SplitHostPort(c.Address); err != nil || host == "" || port == "" {
+		return fmt.Errorf("metadata cluster: address %q that others are told, want HOST:PORT", c.Address)
+	}
+	if least, most := 100*time.Millisecond, time.Hour; c.Lease != 0 && (c.Lease < least || c.Lease > most) {
+		return fmt.Errorf("metadata cluster: member lease of %v, want %v to %v", c.Lease, least, most)
+	}
+	return nil
+}
+
+// Node is this process among those that serve a volume.
+type Node struct {
+	cfg    Config
+	log    *slog.Logger
+	shards int
+	ctx    context.Context // ends with Close
+	stop   context.CancelFunc
+	tasks  sync.WaitGroup // goroutines of the Node and its connections
+
+	mu        sync.Mutex
+	present   *member // nil while it joins
+	leaving   bool
+	conns     map[net.Conn]struct{} // nil once stopped
+	listeners map[net.Listener]struct{}
+}
+
+// Start joins the processes that serve the volume in the catalog, which is there already. Serve lets clients in; Leave or Close ends it.
+func Start(ctx context.Context, cfg Config) (*Node, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Lease == 0 {
+		cfg.Lease = DefaultLease
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	if cfg.Dial == nil {
+		cfg.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", address)
+		}
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = bootTime
+	}
+	raw, err := cfg.Engine.Get(ctx, schema.KeyVolume)
+	if err != nil {
+		return nil, fmt.Errorf("read the volume: %w", err)
+	}
+	var volume schema.Volume
+	if err := schema.Decode(raw, &volume); err != nil {
+		return nil, fmt.Errorf("the catalog's volume row: %w", err)
+	}
+	if err := schema.CheckFormat(volume.Format); err != nil {
+		return nil, err
+	}
+	n := &Node{cfg: cfg, log: cfg.Log, shards: volume.ShardCount(), conns: map[net.Conn]struct{}{}, listeners: map[net.Listener]struct{}{}}
+	n.ctx, n.stop = context.WithCancel(context.Background())
+	m, err := n.join(ctx)
+	if err != nil {
+		n.stop()
+		return nil, fmt.Errorf("join the metadata services of the volume: %w", err)
+	}
+	n.present = m
+	n.tasks.Go(func() { n.run(m) }) // ends with the last incarnation, at Leave or Close
+	return n, nil
+}
+
+// run is one incarnation after another.
+func (n *Node) run(m *member) {
+	for {
+		m.run()
+		n.mu.Lock()
+		n.present = nil
+		leaving := n.leaving
+		n.mu.Unlock()
+		n.tasks.Go(m.end) // ends when its services have, which may take long if the catalog does not answer
+		if n.ctx.Err() != nil || leaving {
+			return
+		}
+		n.log.Warn("other metadata services have taken over from this one, which was silent for too long; it joins again", "member", m.id)
+		for {
+			var err error
+			if m, err = n.join(n.ctx); err == nil {
+				break
+			}
+			if n.ctx.Err() != nil {
+				return
+			}
+			n.log.Warn("cannot join the metadata services of the volume", "error", err)
+			if sleep(n.ctx, n.cfg.Lease/5) != nil {
+				return
+			}
+		}
+		n.mu.Lock()
+		n.present = m
+		n.mu.Unlock()
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// member returns the present incarnation, if it is alive.
+func (n *Node) member() *member {
+	n.mu.Lock()
+	m := n.present
+	n.mu.Unlock()
+	if m == nil || !m.alive() {
+		return nil
+	}
+	return m
+}
+
+// Leave gives all shards to other members, as far as ctx allows, lets the calls of the rest end, and ends the membership, so that nobody needs to wait for its lease. If
+// ctx ends before the catalog answers, others find out by themselves.
+func (n *Node) Leave(ctx context.Context) error {
+	n.mu.Lock()
+	n.leaving = true
+	m := n.present
+	n.mu.Unlock()
+	var err error
+	if m != nil {
+		err = m.leave(ctx)
+	}
+	n.Close()
+	return err
+}
+
+// Close ends everything at once, and tells nobody. It waits for services to end.
+func (n *Node) Close() {
+	n.stop()
+	n.mu.Lock()
+	m := n.present
+	conns := n.conns
+	n.conns = nil
+	for l := range n.listeners {
+		l.Close()
+	}
+	n.mu.Unlock()
+	for nc := range conns {
+		nc.Close()
+	}
+	if m != nil {
+		m.fence.fall()
+	}
+	n.tasks.Wait()
+}
+
+// Serve lets clients and other members in through a listener until the Node ends, or the listener fails. It closes the listener.
+func (n *Node) Serve(l net.Listener) error {
+	defer l.Close()
+	n.mu.Lock()
+	if n.conns == nil {
+		n.mu.Unlock()
+		return net.ErrClosed
+	}
+	n.listeners[l] = struct{}{}
+	n.mu.Unlock()
+	defer func() {
+		n.mu.Lock()
+		delete(n.listeners, l)
+		n.mu.Unlock()
+	}()
+	for {
+		nc, err := l.Accept()
+		if err == nil {
+			n.mu.Lock()
+			if n.conns == nil {
+				nc.Close()
+			} else {
+				n.conns[nc] = struct{}{}
+				n.tasks.Go(func() { // owns the connection; ends with it
+					n.serve(nc)
+					n.mu.Lock()
+					delete(n.conns, nc)
+					n.mu.Unlock()
+				})
+			}
+			n.mu.Unlock()
+			continue
+		}
+		if n.ctx.Err() != nil {
+			return nil
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return fmt.Errorf("metadata service: %w", err)
+		}
+		// Out of descriptors, for example: those who are connected go on.
+		n.log.Warn("connection not accepted", "error", err)
+		if sleep(n.ctx, 100*time.Millisecond) != nil {
+			return nil
+		}
+	}
+}
+
+// serve finds out who has connected.
+func (n *Node) serve(nc net.Conn) {
+	frame, r, err := meta.ReadFirst(nc)
+	if err == nil && peerrpc.IsHello(frame) {
+		err = n.servePeer(nc, r, frame)
+		nc.Close()
+		if err != nil && n.ctx.Err() == nil {
+			n.log.Warn("connection of another metadata service ended", "address", nc.RemoteAddr().String(), "error", err)
+		}
+		return
+	}
+	var hello *metarpc.Hello
+	if err == nil {
+		if hello, err = metarpc.ParseHello(frame); err != nil {
+			err = fmt.Errorf("connection of something else than a weft client: %w", err)
+		}
+	}
+	if err != nil {
+		if err != io.EOF && n.ctx.Err() == nil { // who only looks whether there is somebody is not worth a line
+			n.log.Warn("client refused", "address", nc.RemoteAddr().String(), "error", err)
+		}
+		nc.Close()
+		return
+	}
+	m := n.member()
+	if m == nil { // it cannot say anything that is true
+		nc.Close()
+		return
+	}
+	if svc := m.service(hello.Shard); svc != nil {
+		svc.ServeConn(nc, r, hello)
+		return
+	}
+	w := &metarpc.Welcome{Magic: metarpc.Magic, Version: metarpc.Version, Status: metarpc.StatusMoved, Ring: m.ring(),
+		Message: fmt.Sprintf("this service does not have shard %d", hello.Shard)}
+	if hello.Lowest > metarpc.Version || hello.Highest < metarpc.Version {
+		w.Status, w.Message = metarpc.StatusVersion, fmt.Sprintf("this service speaks version %d of the protocol, the client %d to %d", metarpc.Version, hello.Lowest, hello.Highest)
+	}
+	nc.SetWriteDeadline(time.Now().Add(helloTimeout))
+	if frame, err := metarpc.AppendWelcome(nil, w); err != nil {
+		n.log.Error("welcome not sent", "error", err)
+	} else if _, err := nc.Write(frame); err != nil {
+		n.log.Debug("welcome not sent", "address", nc.RemoteAddr().String(), "error", err)
+	}
+	nc.Close()
+}
