@@ -21,6 +21,7 @@ var rules = map[string][]string{
 	"internal":                {"internal"},
 	"internal/wire/metarpc":   {"internal", "layout"},
 	"internal/wire/flexfiles": {"internal", "layout"},
+	"internal/wire/peerrpc":   {"internal", "layout"},
 	"dataplane":               {"layout", "internal"},
 	"dataplane/faulty":        {"layout", "internal", "dataplane"},
 	"dataplane/targettest":    {"layout", "internal", "dataplane"},
@@ -41,6 +42,7 @@ var outside = map[string][]string{
 	"layout":                {},
 	"internal":              {},
 	"internal/wire/metarpc": {"github.com/vmihailenco/msgpack/v5"},
+	"internal/wire/peerrpc": {"github.com/vmihailenco/msgpack/v5"},
 	"internal/iobuf":        {"golang.org/x/sys/unix"},
 	"internal/fileio":       {"golang.org/x/sys/unix"},
 }

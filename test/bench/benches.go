@@ -55,17 +55,25 @@ var benches = []bench{
 	{name: "cp-2g", unit: "MB/s", baseline: "nfs-cp, same NFS-Ganesha", goal: atLeast(2), measure: copyFile},
 	{name: "fuse-8m-psync", unit: "MB/s", baseline: "1 server", goal: atLeast(3), measure: eightMiB},
 	{name: "fuse-shared-write", unit: "IOPS", baseline: "1 writer", goal: atLeast(3.5), measure: sharedWrite},
-	{name: "md-create-1", unit: "op/s", baseline: bareName, durable: true, third: "local disk", measure: metadata(1, create)},
-	{name: "md-create-16", unit: "op/s", baseline: bareName, durable: true, third: "local disk", measure: metadata(16, create)},
-	{name: "md-mkdir-1", unit: "op/s", baseline: bareName, durable: true, third: "local disk", measure: metadata(1, mkdir)},
-	{name: "md-unlink-1", unit: "op/s", baseline: bareName, durable: true, third: "local disk", measure: metadata(1, unlink)},
-	{name: "md-stat-leased", unit: "op/s", baseline: bareName, third: "local disk", measure: metadata(1, statLeased)},
-	{name: "md-stat-cold", unit: "op/s", baseline: bareName, third: "local disk", measure: statCold},
-	{name: "untar-10k", unit: "files/s", baseline: localName, durable: true, measure: trees(untar)},
-	{name: "ls-lR-10k", unit: "files/s", baseline: localName, measure: trees(lsLR)},
-	{name: "find-10k", unit: "files/s", baseline: localName, measure: trees(findSize)},
-	{name: "git-status-10k", unit: "files/s", baseline: localName, measure: trees(gitStatus)},
-	{name: "rm-rf-10k", unit: "files/s", baseline: localName, durable: true, measure: trees(rmRF)},
+	{name: "md-create-1", unit: "op/s", baseline: bareName, goal: atLeast(0.3), durable: true, third: "local disk", measure: metadata(1, create)},
+	{name: "md-create-16", unit: "op/s", baseline: bareName, goal: atLeast(0.4), durable: true, third: "local disk", measure: metadata(16, create)},
+	{name: "md-mkdir-1", unit: "op/s", baseline: bareName, goal: atLeast(0.3), durable: true, third: "local disk", measure: metadata(1, mkdir)},
+	{name: "md-unlink-1", unit: "op/s", baseline: bareName, goal: atLeast(0.3), durable: true, third: "local disk", measure: metadata(1, unlink)},
+	{name: "md-stat-leased", unit: "op/s", baseline: bareName, goal: atLeast(0.95), third: "local disk", measure: metadata(1, statLeased)},
+	{name: "md-stat-cold", unit: "op/s", baseline: bareName, goal: atLeast(0.4), third: "local disk", measure: statCold},
+	{name: "md-hotdir", unit: "op/s", baseline: "16 directories", goal: atLeast(0.7), durable: true, measure: hotDir},
+	{name: "mdrpc-create-pebble", unit: "op/s", baseline: rawEngine, goal: atLeast(0.35), durable: true, measure: rpcCreates(pebbleUnderTest)},
+	{name: "mdrpc-create-etcd", unit: "op/s", baseline: rawEngine, goal: atLeast(0.7), durable: true, measure: rpcCreates(etcdUnderTest)},
+	{name: "mdrpc-create-postgres", unit: "op/s", baseline: rawEngine, goal: atLeast(0.7), durable: true, measure: rpcCreates(postgresUnderTest)},
+	{name: "md-depth", unit: "µs", baseline: "10,000 files", goal: atMost(1.5), durable: true, measure: depth},
+	{name: "untar-10k", unit: "files/s", baseline: localName, durable: true, measure: trees(smallFiles, untar)},
+	{name: "ls-lR-10k", unit: "files/s", baseline: localName, measure: trees(smallFiles, lsLR)},
+	{name: "find-10k", unit: "files/s", baseline: localName, measure: trees(smallFiles, findSize)},
+	{name: "git-status-10k", unit: "files/s", baseline: localName, measure: trees(smallFiles, gitStatus)},
+	{name: "rm-rf-10k", unit: "files/s", baseline: localName, durable: true, measure: trees(smallFiles, rmRF)},
+	{name: "untar", unit: "files/s", baseline: localName, goal: atLeast(0.16), durable: true, measure: trees(goTree, untar)},
+	{name: "rm-rf", unit: "files/s", baseline: localName, goal: atLeast(0.25), durable: true, measure: trees(goTree, rmRF)},
+	{name: "git-clone", unit: "files/s", baseline: localName, goal: atLeast(0.3), durable: true, measure: trees(goTree, gitClone)},
 	{name: "loop-randread-4k-qd1", unit: "IOPS", baseline: goFuseName, goal: atLeast(0.9), measure: transports(fastServer, loopRun.io, "--rw=randread", "--bs=4k", "--ioengine=psync")},
 	{name: "loop-randread-4k-qd16", unit: "IOPS", baseline: goFuseName, goal: atLeast(2.5), measure: transports(fastServer, loopRun.io, "--rw=randread", "--bs=4k", "--ioengine=io_uring", "--iodepth=16")},
 	{name: "loop-randread-4k-qd16-cpu", unit: "I/O per CPU s", baseline: goFuseName, goal: atLeast(2), measure: transports(fastServer, loopRun.perCPU, "--rw=randread", "--bs=4k", "--ioengine=io_uring", "--iodepth=16")},
@@ -147,11 +155,22 @@ func (l *lab) onBareProcess(validity time.Duration, files int, delay time.Durati
 	return errors.Join(do(dir, p), p.stop())
 }
 
+// hotDir measures creates by 16 workers in one directory, on weft, against the same in a directory each.
+func hotDir(l *lab) (f figures, err error) {
+	for dirs, to := range map[int]*float64{1: &f.weft, 16: &f.baseline} {
+		err := l.onWeft(l.disk, func(dir string) (err error) { *to, err = rate(dir, 16, dirs, create); return })
+		if err != nil {
+			return f, err
+		}
+	}
+	return f, nil
+}
+
 // A load prepares a directory for a worker and returns what the worker calls n times, each time with another i. A call
-// does batch operations.
+// does batch operations. Names begin with who, which no other worker in the directory has.
 type load struct {
 	batch   int
-	prepare func(dir string, n int) (op func(i int) error, err error)
+	prepare func(dir, who string, n int) (op func(i int) error, err error)
 }
 
 // perWorker is how many operations a worker does.
@@ -161,9 +180,10 @@ const perWorker = 2000
 // system, and on the disk's file system.
 func metadata(workers int, what load) func(*lab) (figures, error) {
 	return func(l *lab) (f figures, err error) {
-		err = l.onWeft(l.disk, func(dir string) (err error) { f.weft, err = rate(dir, workers, what); return })
+		rate := func(dir string) (float64, error) { return rate(dir, workers, workers, what) }
+		err = l.onWeft(l.disk, func(dir string) (err error) { f.weft, err = rate(dir); return })
 		if err == nil {
-			err = l.onBare(time.Minute, 0, func(dir string) (err error) { f.baseline, err = rate(dir, workers, what); return })
+			err = l.onBare(time.Minute, 0, func(dir string) (err error) { f.baseline, err = rate(dir); return })
 		}
 		if err != nil {
 			return f, err
@@ -172,21 +192,22 @@ func metadata(workers int, what load) func(*lab) (figures, error) {
 		if err != nil {
 			return f, err
 		}
-		f.disk, err = rate(local, workers, what)
+		f.disk, err = rate(local)
 		return f, errors.Join(err, os.RemoveAll(local))
 	}
 }
 
-// rate is operations per second of all workers together.
-func rate(dir string, workers int, what load) (float64, error) {
+// rate is operations per second of all workers together, which share so many directories.
+func rate(dir string, workers, dirs int, what load) (float64, error) {
 	ops := make([]func(int) error, workers)
-	for w := range workers {
-		sub := filepath.Join(dir, fmt.Sprint("w", w))
-		if err := os.Mkdir(sub, 0o755); err != nil {
+	for d := range dirs {
+		if err := os.Mkdir(filepath.Join(dir, fmt.Sprint("w", d)), 0o755); err != nil {
 			return 0, err
 		}
+	}
+	for w := range workers {
 		var err error
-		if ops[w], err = what.prepare(sub, perWorker); err != nil {
+		if ops[w], err = what.prepare(filepath.Join(dir, fmt.Sprint("w", w%dirs)), fmt.Sprint("w", w, "-"), perWorker); err != nil {
 			return 0, err
 		}
 	}
@@ -213,8 +234,8 @@ func rate(dir string, workers int, what load) (float64, error) {
 	return float64(workers*perWorker*what.batch) / took, nil
 }
 
-func prepareCreate(dir string, _ int) (func(int) error, error) {
-	return func(i int) error { return touch(filepath.Join(dir, fmt.Sprint("f", i))) }, nil
+func prepareCreate(dir, who string, _ int) (func(int) error, error) {
+	return func(i int) error { return touch(filepath.Join(dir, fmt.Sprint(who, i))) }, nil
 }
 
 func touch(path string) error {
@@ -225,29 +246,29 @@ func touch(path string) error {
 	return unix.Close(fd)
 }
 
-func prepareMkdir(dir string, _ int) (func(int) error, error) {
-	return func(i int) error { return unix.Mkdir(filepath.Join(dir, fmt.Sprint("d", i)), 0o755) }, nil
+func prepareMkdir(dir, who string, _ int) (func(int) error, error) {
+	return func(i int) error { return unix.Mkdir(filepath.Join(dir, fmt.Sprint(who, i)), 0o755) }, nil
 }
 
-func prepareUnlink(dir string, n int) (func(int) error, error) {
+func prepareUnlink(dir, who string, n int) (func(int) error, error) {
 	for i := range n {
-		if err := touch(filepath.Join(dir, fmt.Sprint("f", i))); err != nil {
+		if err := touch(filepath.Join(dir, fmt.Sprint(who, i))); err != nil {
 			return nil, err
 		}
 	}
-	return func(i int) error { return unix.Unlink(filepath.Join(dir, fmt.Sprint("f", i))) }, nil
+	return func(i int) error { return unix.Unlink(filepath.Join(dir, fmt.Sprint(who, i))) }, nil
 }
 
 // prepareStat asks again and again for attributes that the client may keep.
-func prepareStat(dir string, _ int) (func(int) error, error) {
+func prepareStat(dir, who string, _ int) (func(int) error, error) {
 	const files = 100
 	for i := range files {
-		if err := touch(filepath.Join(dir, fmt.Sprint("f", i))); err != nil {
+		if err := touch(filepath.Join(dir, fmt.Sprint(who, i))); err != nil {
 			return nil, err
 		}
 	}
 	return func(i int) error {
-		path := filepath.Join(dir, fmt.Sprint("f", i%files))
+		path := filepath.Join(dir, fmt.Sprint(who, i%files))
 		for range statBatch {
 			var st unix.Stat_t
 			if err := unix.Stat(path, &st); err != nil {

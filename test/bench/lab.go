@@ -25,6 +25,9 @@ type lab struct {
 	disk string // a directory on the disk
 	mem  string // a directory on a tmpfs of our own
 	vm   *guest // none before a row wants it
+
+	sources map[string]*source // trees, by name
+	deep    map[int]string     // directories of volumes, by how many files they have
 }
 
 func newLab() (*lab, error) {
@@ -36,7 +39,7 @@ func newLab() (*lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &lab{bin: filepath.Dir(self), disk: dir, mem: filepath.Join(dir, "mem")}
+	l := &lab{bin: filepath.Dir(self), disk: dir, mem: filepath.Join(dir, "mem"), sources: map[string]*source{}, deep: map[int]string{}}
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return nil, err
 	}

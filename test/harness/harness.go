@@ -73,6 +73,8 @@ type Options struct {
 	Room        int64         // bytes of a file system for each data server that is apart, in memory; 0: they share the disk
 	Devices     []string      // URLs as for weft admin device add, in place of data servers of its own; they are not stopped with the volume
 	Remote      bool          // data servers lend no descriptors, so that all goes by RPC
+	Cluster     bool          // three metadata services on a catalog in three etcd members; the data servers are apart
+	Links       bool          // with Cluster: each of them has a network link that can be cut
 	Env         []string      // of weftd and of the mounts, beside that of the test, such as GOMAXPROCS=1
 }
 
@@ -95,6 +97,7 @@ type Volume struct {
 	mu   sync.Mutex
 
 	Servers []*DataServer // if they are apart
+	Cluster *Cluster      // nil if there is one service
 	foreign []string      // URLs of data servers that are not the volume's own
 }
 
@@ -105,12 +108,21 @@ func NewVolume(t testing.TB, opts Options) *Volume {
 	if opts.DataServers == 0 && opts.NVMe == 0 {
 		opts.DataServers = 4
 	}
+	kind := os.Getenv(ClusterEnv)
+	if kind != "" && opts.NVMe == 0 && len(opts.Devices) == 0 {
+		opts.Cluster, opts.Links = true, kind == "chaos"
+	}
+	opts.Apart = opts.Apart || opts.Cluster
 	if os.Getenv(NVMeEnv) != "" && !opts.Apart && opts.NVMe == 0 {
 		opts.DataServers, opts.NVMe = 0, opts.DataServers
 	}
 	v := &Volume{t: t, opts: opts, base: Dir(t), Addr: FreeAddr(t)}
 	v.Dir = filepath.Join(v.base, "volume")
 	v.log = openLog(t, v.base, "weftd")
+	if opts.Cluster {
+		v.Cluster = newCluster(v, opts.Links)
+		v.Addr = v.Cluster.addrs()
+	}
 	if opts.Apart {
 		for i := range opts.DataServers {
 			v.Servers = append(v.Servers, newDataServer(v, fmt.Sprintf("server%d", i), opts.Room, opts.Remote))
@@ -126,6 +138,9 @@ func NewVolume(t testing.TB, opts Options) *Volume {
 		Weft(t, "admin", "device", "add", url, "--server", v.Addr)
 	}
 	t.Cleanup(func() { v.Stop() })
+	if opts.Cluster && kind == "chaos" {
+		v.Cluster.Chaos(uint64(time.Now().UnixNano()))
+	}
 	return v
 }
 
@@ -153,6 +168,10 @@ func (v *Volume) Start() {
 	v.t.Helper()
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if v.Cluster != nil {
+		v.Cluster.start()
+		return
+	}
 	args := []string{"single", "--dir", v.Dir, "--data-servers", fmt.Sprint(v.opts.DataServers), "--listen", v.Addr}
 	if v.opts.NVMe > 0 {
 		args = append(args, "--nvme", fmt.Sprint(v.opts.NVMe))
@@ -192,6 +211,10 @@ func (v *Volume) Stop() { v.end(syscall.SIGTERM) }
 func (v *Volume) end(sig syscall.Signal) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if v.Cluster != nil {
+		v.Cluster.end(sig)
+		return
+	}
 	if v.run == nil {
 		return
 	}
@@ -213,7 +236,11 @@ func (v *Volume) Pid() int { return v.run.cmd.Process.Pid }
 // Fsck checks the stopped volume and fails the test unless it is clean.
 func (v *Volume) Fsck(args ...string) {
 	v.t.Helper()
-	out, err := exec.Command(Bin(v.t, "weftd"), append([]string{"fsck", "--dir", v.Dir}, args...)...).CombinedOutput()
+	where := []string{"fsck", "--dir", v.Dir}
+	if v.Cluster != nil {
+		where = []string{"fsck", "--catalog", v.Cluster.catalog}
+	}
+	out, err := exec.Command(Bin(v.t, "weftd"), append(where, args...)...).CombinedOutput()
 	if err != nil {
 		v.t.Errorf("weftd fsck: %v\n%s", err, out)
 	}

@@ -27,7 +27,12 @@ func launch(t testing.TB, log *os.File, env []string, name string, args ...strin
 // launchUnder does it by another program and its arguments.
 func launchUnder(t testing.TB, starter []string, log *os.File, env []string, name string, args ...string) *child {
 	t.Helper()
-	argv := append(append(append([]string{}, starter...), Bin(t, name)), args...)
+	return launchProgram(t, log, env, append(append(append([]string{}, starter...), Bin(t, name)), args...)...)
+}
+
+// launchProgram starts any program.
+func launchProgram(t testing.TB, log *os.File, env []string, argv ...string) *child {
+	t.Helper()
 	c := &child{cmd: exec.Command(argv[0], argv[1:]...), ended: make(chan struct{})}
 	c.cmd.Env = append(os.Environ(), env...)
 	c.cmd.Stdout, c.cmd.Stderr = log, log

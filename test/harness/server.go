@@ -36,10 +36,18 @@ func (v *Volume) AddLocal(room int64) *DataServer {
 	return d
 }
 
+// freeAddr is FreeAddr where all of the volume's services are reached.
+func (v *Volume) freeAddr() string {
+	if v.Cluster != nil {
+		return v.Cluster.address(1)
+	}
+	return FreeAddr(v.t)
+}
+
 // newDataServer starts one, which ends with the test.
 func newDataServer(v *Volume, name string, room int64, remote bool) *DataServer {
 	v.t.Helper()
-	d := &DataServer{v: v, Dir: filepath.Join(v.base, name), addr: FreeAddr(v.t), Remote: remote}
+	d := &DataServer{v: v, Dir: filepath.Join(v.base, name), addr: v.freeAddr(), Remote: remote}
 	if room > 0 {
 		if err := os.Mkdir(d.Dir, 0o755); err != nil {
 			v.t.Fatal(err)

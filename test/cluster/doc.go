@@ -1,0 +1,7 @@
+// Package cluster has three metadata services on a catalog in three etcd members, and does harm to them while clients work: nobody gets an error, a
+// wrong answer or an old one, and nothing that was answered is lost.
+//
+//	go test ./test/cluster -run TestChaos -args -duration 1h
+//
+// Any other suite of whole systems runs on such a volume with WEFT_TEST_CLUSTER=1, and while harm is done with WEFT_TEST_CLUSTER=chaos.
+package cluster

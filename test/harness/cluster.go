@@ -1,0 +1,289 @@
+package harness
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// ClusterEnv makes NewVolume start three metadata services on a catalog in three etcd members, in place of one with a catalog of its own. Set to
+// chaos, one or the other of them is killed, stopped or cut off all the time. Volumes on namespaces, and those that a test wants to have otherwise,
+// have one service all the same.
+const ClusterEnv = "WEFT_TEST_CLUSTER"
+
+// members is how many services and etcd members there are.
+const members = 3
+
+// Cluster is what a volume has of metadata services and etcd members.
+type Cluster struct {
+	v        *Volume
+	bridge   string // network link to all; empty if they have this host's network
+	Services [members]*Member
+	Etcd     [members]*Member
+	catalog  string // URL
+	begun    bool   // the services have been up
+	calm     func() // ends the chaos; nil: there is none
+	chaos    func() // begins it again; nil: there was none
+}
+
+// Member is one of these processes.
+type Member struct {
+	c       *Cluster
+	Name    string
+	Addr    string // HOST:PORT for clients
+	program string
+	args    []string
+	netns   string // its network namespace, and the link to it; empty if it has none
+	run     *child // nil when it does not run
+}
+
+// newCluster makes the members of a volume and starts etcd. With links each has a network namespace of its own.
+func newCluster(v *Volume, links bool) *Cluster {
+	t := v.t
+	t.Helper()
+	Need(t, "etcd")
+	c := &Cluster{v: v}
+	if links {
+		Need(t, "ip", "nsenter")
+		c.bridge = fmt.Sprintf("wb%d", os.Getpid())
+		Run(t, "", "ip", "link", "add", c.bridge, "type", "bridge")
+		t.Cleanup(func() { exec.Command("ip", "link", "del", c.bridge).Run() })
+		Run(t, "", "ip", "addr", "add", host(1)+"/24", "dev", c.bridge)
+		Run(t, "", "ip", "link", "set", c.bridge, "up")
+	}
+	var initial, endpoints []string
+	peers := [members]string{}
+	for i := range members {
+		c.Etcd[i] = c.member(fmt.Sprintf("etcd%d", i), 11+i)
+		c.Services[i] = c.member(fmt.Sprintf("meta%d", i), 21+i)
+		peers[i] = c.address(11 + i)
+		initial = append(initial, fmt.Sprintf("etcd%d=http://%s", i, peers[i]))
+		endpoints = append(endpoints, c.Etcd[i].Addr)
+	}
+	for i, m := range c.Etcd {
+		m.program = "etcd"
+		m.args = []string{
+			"--name", m.Name, "--data-dir", filepath.Join(v.base, m.Name), "--logger", "zap", "--log-level", "error",
+			"--listen-client-urls", "http://" + m.Addr, "--advertise-client-urls", "http://" + m.Addr,
+			"--listen-peer-urls", "http://" + peers[i], "--initial-advertise-peer-urls", "http://" + peers[i],
+			"--initial-cluster", strings.Join(initial, ","), "--initial-cluster-state", "new", "--initial-cluster-token", v.base,
+			"--unsafe-no-fsync", // what is killed here are processes, not hosts
+		}
+		if out, _ := exec.Command("etcd", "--help").CombinedOutput(); !strings.Contains(string(out), "unsafe-no-fsync") {
+			m.args = m.args[:len(m.args)-1]
+		}
+	}
+	c.catalog = "etcd://" + strings.Join(endpoints, ",") + "/weft"
+	for _, m := range c.Services {
+		m.program = Bin(t, "weftd")
+		m.args = []string{"meta", "--catalog", c.catalog, "--dir", filepath.Join(v.base, m.Name), "--listen", m.Addr}
+		if v.opts.Lease > 0 {
+			m.args = append(m.args, "--lease", v.opts.Lease.String())
+		}
+	}
+	for _, m := range c.Etcd {
+		m.Start()
+	}
+	return c
+}
+
+// host is an address of the bridge's network.
+func host(n int) string { return fmt.Sprintf("198.18.60.%d", n) }
+
+// address is one where nobody listens, for the n-th host.
+func (c *Cluster) address(n int) string {
+	if c.bridge == "" {
+		return FreeAddr(c.v.t)
+	}
+	_, port, _ := net.SplitHostPort(FreeAddr(c.v.t))
+	return net.JoinHostPort(host(n), port)
+}
+
+// member makes one that does not run yet.
+func (c *Cluster) member(name string, n int) *Member {
+	t := c.v.t
+	m := &Member{c: c, Name: name, Addr: c.address(n)}
+	if c.bridge != "" {
+		m.netns = fmt.Sprintf("%s-%s", c.bridge, name)
+		link := fmt.Sprintf("w%d-%d", os.Getpid(), n)
+		Run(t, "", "ip", "netns", "add", m.netns)
+		t.Cleanup(func() { exec.Command("ip", "netns", "del", m.netns).Run() })
+		Run(t, "", "ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", m.netns)
+		Run(t, "", "ip", "link", "set", link, "master", c.bridge, "up")
+		for _, args := range []string{"link set lo up", "addr add " + host(n) + "/24 dev eth0", "link set eth0 up"} {
+			Run(t, "", "ip", append([]string{"-n", m.netns}, strings.Fields(args)...)...)
+		}
+	}
+	t.Cleanup(func() { m.end(syscall.SIGKILL) })
+	return m
+}
+
+// Start starts it again.
+func (m *Member) Start() {
+	argv := append([]string{m.program}, m.args...)
+	if m.netns != "" {
+		argv = append([]string{"nsenter", "--net=/run/netns/" + m.netns}, argv...)
+	}
+	m.run = launchProgram(m.c.v.t, m.c.v.log, m.c.v.opts.Env, argv...)
+}
+
+// Kill ends it with SIGKILL, Stop with SIGTERM; it is no error if it does not run.
+func (m *Member) Kill() { m.end(syscall.SIGKILL) }
+func (m *Member) Stop() { m.end(syscall.SIGTERM) }
+
+func (m *Member) end(sig syscall.Signal) {
+	if m.run == nil {
+		return
+	}
+	m.run.cmd.Process.Signal(syscall.SIGCONT)
+	m.run.end(m.c.v.t, sig)
+	m.run = nil
+}
+
+// Running reports whether it was started and has not ended.
+func (m *Member) Running() bool { return m.run != nil && !m.run.gone() }
+
+// Freeze stops it where it is, until Thaw.
+func (m *Member) Freeze() { m.run.cmd.Process.Signal(syscall.SIGSTOP) }
+func (m *Member) Thaw()   { m.run.cmd.Process.Signal(syscall.SIGCONT) }
+
+// Cut takes it off the network, until Heal. Connections stay as they are.
+func (m *Member) Cut()  { Run(m.c.v.t, "", "ip", "-n", m.netns, "link", "set", "eth0", "down") }
+func (m *Member) Heal() { Run(m.c.v.t, "", "ip", "-n", m.netns, "link", "set", "eth0", "up") }
+
+// addrs are those of the services, as a mount names them.
+func (c *Cluster) addrs() string {
+	var all []string
+	for _, m := range c.Services {
+		all = append(all, m.Addr)
+	}
+	return strings.Join(all, ",")
+}
+
+// start starts the services that do not run and waits until each answers.
+func (c *Cluster) start() {
+	t := c.v.t
+	t.Helper()
+	for _, m := range c.Services {
+		if m.run == nil {
+			m.Start()
+		}
+	}
+	for _, m := range c.Services {
+		c.Await(m)
+	}
+	if !c.begun {
+		c.begun = true
+		for _, d := range c.v.Servers {
+			Weft(t, "admin", "device", "add", d.URL(), "--server", c.v.Addr)
+		}
+	}
+	if c.chaos != nil {
+		c.chaos()
+	}
+}
+
+// end sends all services a signal and waits for their ends.
+func (c *Cluster) end(sig syscall.Signal) {
+	c.Calm()
+	for _, m := range c.Services {
+		m.end(sig)
+	}
+}
+
+// Await waits until a service answers, whoever has the shards.
+func (c *Cluster) Await(m *Member) {
+	t := c.v.t
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		out, err := exec.Command(Bin(t, "weft"), "admin", "device", "ls", "--server", m.Addr).CombinedOutput()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) || !m.Running() {
+			t.Fatalf("%s does not answer: %s", m.Name, out)
+		}
+	}
+}
+
+// Chaos does harm to one member after the other, chosen by seed, until Calm is called, and again when the services are started after a stop.
+// What it does is in the log of weftd. Most of the etcd members are well at any time.
+func (c *Cluster) Chaos(seed uint64) {
+	c.v.t.Helper()
+	c.v.t.Logf("chaos: seed %d", seed)
+	c.chaos = func() {
+		end, ended := make(chan struct{}), make(chan struct{})
+		go func() { // ends with Calm, when all members are well
+			defer close(ended)
+			c.harm(rand.New(rand.NewPCG(seed, 0)), end)
+		}()
+		c.calm = func() {
+			close(end)
+			<-ended
+		}
+	}
+	c.chaos()
+}
+
+// Calm ends the chaos, with all members well again, until the services are started next.
+func (c *Cluster) Calm() {
+	if c.calm != nil {
+		c.calm()
+		c.calm = nil
+	}
+}
+
+// harm does it until end is closed.
+func (c *Cluster) harm(r *rand.Rand, end <-chan struct{}) {
+	wait := func(most time.Duration) {
+		select {
+		case <-time.After(time.Duration(r.Int64N(int64(most)))):
+		case <-end:
+		}
+	}
+	say := func(what, name string) {
+		fmt.Fprintf(c.v.log, "time=%s chaos: %s %s\n", time.Now().Format("2006-01-02T15:04:05.000Z07:00"), what, name)
+	}
+	for {
+		wait(4 * time.Second)
+		select {
+		case <-end:
+			return
+		default:
+		}
+		m := c.Services[r.IntN(members)]
+		if r.IntN(3) == 0 {
+			m = c.Etcd[r.IntN(members)]
+		}
+		what := []string{"kill", "stop", "freeze", "cut"}[r.IntN(4)]
+		if what == "cut" && m.netns == "" {
+			what = "freeze"
+		}
+		say(what, m.Name)
+		switch what {
+		case "kill":
+			m.Kill()
+			wait(8 * time.Second)
+			m.Start()
+		case "stop":
+			m.Stop()
+			wait(4 * time.Second)
+			m.Start()
+		case "freeze":
+			m.Freeze()
+			wait(12 * time.Second)
+			m.Thaw()
+		case "cut":
+			m.Cut()
+			wait(12 * time.Second)
+			m.Heal()
+		}
+		say("back:", m.Name)
+	}
+}
