@@ -257,13 +257,37 @@ type turn struct {
 
 func (t *turn) Done() <-chan struct{} {
 	if t.given.CompareAndSwap(false, true) {
-		t.rd.s.tasks.Go(t.rd.run) // ends with the connection, or gives the reader to the next one
+		t.rd.s.readOn(t.rd)
 	}
 	return t.Context.Done()
 }
 
 // keep takes the reader back after the call. It reports false if another goroutine has it.
 func (t *turn) keep() bool { return t.given.CompareAndSwap(false, true) }
+
+// idleReaders is how many goroutines that have executed a call and lost their reader meanwhile are kept for the next one.
+const idleReaders = 64
+
+// readOn has another goroutine go on reading: one of those that have nothing to read any more, whose stack has grown to what calls need, or else a new one.
+func (s *Service) readOn(rd *reader) {
+	select {
+	case s.readers <- rd:
+	default:
+		s.tasks.Go(func() { // ends when there are enough that have nothing to read, or with s.ctx
+			rd.run()
+			for s.idle.Add(1) <= idleReaders {
+				select {
+				case rd = <-s.readers:
+					s.idle.Add(-1)
+				case <-s.ctx.Done():
+					return
+				}
+				rd.run()
+			}
+			s.idle.Add(-1)
+		})
+	}
+}
 
 // patient is an engine whose commits are waited for.
 type patient struct{ catalog.Engine }

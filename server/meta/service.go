@@ -34,6 +34,8 @@ type Service struct {
 	stop     context.CancelFunc
 	tasks    sync.WaitGroup // every goroutine of the service
 	draining atomic.Bool    // no new call is executed
+	readers  chan *reader   // to goroutines that have nothing to read
+	idle     atomic.Int32   // how many those are
 
 	locks    lockTable
 	caches   cacheTable
@@ -106,6 +108,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		contended: map[layout.FileID]contention{},
 		caches:    newCacheTable(),
 		graceOver: make(chan struct{}),
+		readers:   make(chan *reader),
 		conns:     map[*conn]struct{}{},
 		listeners: map[net.Listener]struct{}{},
 		peers:     make([]peer, volume.ShardCount()),
