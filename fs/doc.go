@@ -35,7 +35,10 @@
 // process that may not be running; waiting for the answer to be written would not help. Entries from READDIRPLUS get the
 // epoch of the moment at which they are made. Such answers carry attributes that are not to be kept, and READDIRPLUS is
 // not used: the kernel asks again, package metaclient answers from its cache, and the service hears nothing of it. That is
-// one GETATTR for each inode that is new to the kernel.
+// one GETATTR for each inode that is new to the kernel, but for files that it makes.
+//
+// Between the answer to CREATE and the end of open(2) the kernel checks the new file's attributes. For that it may keep those in the
+// answer, for some milliseconds. A recall that comes before it has made the inode tries until it has (inode.newborn).
 //
 // Whoever answers GETATTR adds what was written here and the service has not been told of; then it is not kept either, as
 // the time will be another one when it has.

@@ -119,7 +119,14 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	if err := r.opened(ctx, &out.OpenOut, i, in.Flags, in.Pid); err != nil {
 		return r.status(err)
 	}
-	return r.entry(&out.EntryOut, place{in.NodeId, name}, made, asked, nil)
+	status := r.entry(&out.EntryOut, place{in.NodeId, name}, made, asked, nil)
+	i.newborn.Store(true)
+	if a, ok := fs.meta.CachedAttr(i.id); ok && i.merge(a, asked).keep > 0 { // what is recalled from now on finds it newborn
+		out.SetAttrTimeout(min(a.Keep, newbornKeep))
+	} else {
+		i.newborn.Store(false)
+	}
+	return status
 }
 
 // readCall is one READ on its way. It is the ReadResult, too, and returns to the pool when go-fuse is done with it.
@@ -243,6 +250,7 @@ func (r *raw) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	if h == nil {
 		return fuse.EBADF
 	}
+	h.i.newborn.Store(false)
 	var err error
 	if !h.reads {
 		err = h.flush(ctx)

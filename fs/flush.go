@@ -641,6 +641,7 @@ func (fs *FS) release(fh uint64) {
 	}
 	h.unlock()
 	h.window.close()
+	h.i.newborn.Store(false)
 	h.i.mu.Lock()
 	h.i.leave(h.way)
 	h.i.handles--

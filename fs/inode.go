@@ -31,6 +31,9 @@ type inode struct {
 	size  atomic.Int64
 	known atomic.Bool
 
+	// newborn says that CREATE was answered with attributes to keep and that the kernel may not have made its inode yet.
+	newborn atomic.Bool
+
 	times accessTimes
 	reads reads
 

@@ -42,8 +42,8 @@ func (fs *FS) OnLeaseRecall(ctx context.Context, items []metarpc.LeaseItem) {
 		}
 		// What happens here from now on is seen by those who asked the kernel before, too: it does not take answers to
 		// questions that are older than this.
-		if it.Lease&metarpc.LeaseAttrs != 0 {
-			fs.forgetAttrs(it.ID)
+		if it.Lease&metarpc.LeaseAttrs != 0 && !fs.forgetAttrs(it.ID) && i != nil && i.newborn.Load() {
+			i.forgetNewborn(ctx)
 		}
 		if fs.pages.forget(it.ID) || it.Lease&metarpc.LeaseData != 0 && i != nil {
 			pages.Go(func() { fs.forgetPages(ctx, it.ID, i) }) // waits for one file's pages to be dropped
@@ -70,6 +70,29 @@ const (
 	// maxForgetting bounds the threads that are in the kernel to drop pages.
 	maxForgetting = 64
 )
+
+const (
+	// newbornKeep is how long the kernel may keep the attributes that CREATE is answered with: until it has checked them, next to at once.
+	newbornKeep = 10 * time.Millisecond
+	// A process that was answered has the processor soon, unless it is frozen; then a recall waits no longer than that.
+	newbornPatience = time.Second
+	newbornPoll     = time.Millisecond
+)
+
+// forgetNewborn is forgetAttrs for a file that the kernel is about to make an inode for, with the attributes that it was answered: it waits for that.
+func (i *inode) forgetNewborn(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, newbornPatience)
+	defer cancel()
+	tick := time.NewTicker(newbornPoll)
+	defer tick.Stop()
+	for i.newborn.Load() && !i.fs.forgetAttrs(i.id) {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
 
 // forgetPages makes the kernel drop a file's pages, and waits for that unless it may last until the recall itself has been
 // answered; then it goes on without anybody waiting. i is nil if the file is not open here.

@@ -27,16 +27,17 @@ import (
 type fakeKernel struct {
 	attrs, pages func(node uint64)
 	names        func()
+	unknown      atomic.Bool // it knows no inode
 
 	mu       sync.Mutex
 	last     int32
 	backings map[int32]bool // that have begun and not ended
 }
 
-func (k *fakeKernel) forgetAttrs(node uint64) { k.attrs(node) }
-func (k *fakeKernel) forgetPages(node uint64) { k.pages(node) }
-func (k *fakeKernel) forgetNames()            { k.names() }
-func (k *fakeKernel) forgetsNames() bool      { return true }
+func (k *fakeKernel) forgetAttrs(node uint64) bool { k.attrs(node); return !k.unknown.Load() }
+func (k *fakeKernel) forgetPages(node uint64)      { k.pages(node) }
+func (k *fakeKernel) forgetNames()                 { k.names() }
+func (k *fakeKernel) forgetsNames() bool           { return true }
 
 // beginBacking says no unless backings has been made.
 func (k *fakeKernel) beginBacking(int) (int32, error) {
@@ -768,4 +769,50 @@ func TestCloseAfterTimes(t *testing.T) {
 		}
 	}
 	r.wantSize(id, 3000)
+}
+
+// The kernel keeps the attributes of a file that it makes for a moment. A recall that comes before it has made its inode waits until it has.
+func TestNewborn(t *testing.T) {
+	s := newService(2, 64<<10)
+	a, b := newRig(t, s), newRig(t, s)
+	k := a.listen()
+	var told atomic.Int32
+	k.attrs = func(uint64) { told.Add(1) }
+	k.unknown.Store(true)
+	var out fuse.CreateOut
+	in := &fuse.CreateIn{InHeader: header(layout.RootID), Flags: unix.O_RDWR | unix.O_CREAT, Mode: unix.S_IFREG | 0644}
+	a.want(a.raw.Create(nil, in, "f", &out), 0, "create")
+	if keep := out.AttrTimeout(); keep <= 0 || keep > newbornKeep {
+		t.Errorf("the kernel may keep the attributes for %v", keep)
+	}
+	id := layout.FileID(out.NodeId)
+	chmod := func() chan struct{} {
+		done := make(chan struct{})
+		go func() { // ends with the answer
+			defer close(done)
+			_, status := b.setAttr(id, fuse.SetAttrInCommon{Valid: fuse.FATTR_MODE, Mode: 0600})
+			b.want(status, 0, "chmod")
+		}()
+		return done
+	}
+	changed := chmod()
+	eventually(t, "the kernel is told several times", func() bool { return told.Load() > 3 })
+	select {
+	case <-changed:
+		t.Error("changed before the kernel has forgotten the attributes")
+	default:
+	}
+	k.unknown.Store(false)
+	<-changed
+
+	// That the file is closed shows that the kernel has it; what it does not know then it has forgotten.
+	k.unknown.Store(true)
+	a.stat(id)
+	a.closeFile(id, out.Fh)
+	told.Store(0)
+	a.stat(id)
+	<-chmod()
+	if n := told.Load(); n > 1 {
+		t.Errorf("the kernel was told %d times to forget an inode that it knows no more", n)
+	}
 }

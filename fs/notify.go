@@ -10,8 +10,8 @@ import (
 // kernel is who keeps what this mount says of names, attributes and pages. *Server is the real one.
 type kernel interface {
 	// forgetAttrs makes it ask for an inode's attributes again. It takes no lock that is held while a request waits for its
-	// answer.
-	forgetAttrs(node uint64)
+	// answer. It reports false if the kernel does not know the inode, or not yet.
+	forgetAttrs(node uint64) bool
 	// forgetPages makes it drop a file's pages, and attributes. It waits for READs and WRITEs of pages.
 	forgetPages(node uint64)
 	// forgetNames makes it ask for every name again, also those it knows not to exist, and takes no lock at all. Without
@@ -65,9 +65,9 @@ func (s *Server) send(code uint32, payload ...uint64) error {
 
 // An inode that the kernel does not know, and a mount that is gone, are errors that need nothing done.
 
-func (s *Server) forgetAttrs(node uint64) {
+func (s *Server) forgetAttrs(node uint64) bool {
 	const noPages = ^uint64(0) // -1
-	_ = s.send(notifyInvalInode, node, noPages, 0)
+	return !errors.Is(s.send(notifyInvalInode, node, noPages, 0), unix.ENOENT)
 }
 
 func (s *Server) forgetPages(node uint64) {

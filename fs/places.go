@@ -144,7 +144,7 @@ func (p *places) id(node uint64) layout.FileID {
 }
 
 // all calls f with the node ids of a directory, and reports whether there are any.
-func (p *places) all(id layout.FileID, f func(node uint64)) bool {
+func (p *places) all(id layout.FileID, f func(node uint64) bool) bool {
 	var nodes [4]uint64
 	list := nodes[:0]
 	p.mu.RLock()
@@ -175,12 +175,10 @@ func (fs *FS) enter(at place, id layout.FileID) (node uint64) {
 	return node
 }
 
-// forgetAttrs makes the kernel forget the attributes of an inode.
-func (fs *FS) forgetAttrs(id layout.FileID) {
+// forgetAttrs makes the kernel forget the attributes of an inode. It reports false if the kernel does not know it.
+func (fs *FS) forgetAttrs(id layout.FileID) bool {
 	k := fs.kernel.Load()
-	if k != nil && !fs.places.all(id, (*k).forgetAttrs) {
-		(*k).forgetAttrs(fs.node(id))
-	}
+	return k == nil || fs.places.all(id, (*k).forgetAttrs) || (*k).forgetAttrs(fs.node(id))
 }
 
 // keepAttr is how long the kernel may keep attributes.

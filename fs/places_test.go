@@ -10,7 +10,7 @@ import (
 func TestPlaces(t *testing.T) {
 	p := newPlaces()
 	nodes := func(id layout.FileID) (list []uint64) {
-		p.all(id, func(node uint64) { list = append(list, node) })
+		p.all(id, func(node uint64) bool { list = append(list, node); return true })
 		return list
 	}
 	enter := func(at place, id layout.FileID, want uint64, wantFresh bool) uint64 {
