@@ -16,7 +16,7 @@ import (
 
 const (
 	// gather is how long garbage is let come together before it is collected.
-	gather = 50 * time.Millisecond
+	gather = 500 * time.Millisecond
 	// sweepAgain is when garbage that could not be removed is tried again.
 	sweepAgain = time.Minute
 	// settle is how long after a data server was met a CREATE of an earlier Manager may still be executed.
