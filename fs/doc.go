@@ -60,6 +60,9 @@
 // (transfers.go). Under go-fuse's server the handlers of READ and WRITE are a thin layer that starts and waits. All other
 // handlers are the same.
 //
+// A file that is made to be written is made with its layout (metarpc.CreateArgs.Layout) if the last one was written of which it is known (FS.filling): so of
+// files that are unpacked or copied each but the first costs no call for a layout, and of those that are only made, as by touch(1), none takes data files.
+//
 // A size is exact while there is a lease on the attributes: nobody else writes to the file then. Without one, what is known
 // is a lower bound, since a file that is cut is recalled from all who have it open. So a read below it needs no question as
 // long as the session lives for sure (Meta.Alive), and one that reaches beyond asks.

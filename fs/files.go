@@ -99,6 +99,8 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 		Parent: fs.id(in.NodeId), Name: name, Mode: in.Mode & 07777, Exclusive: in.Flags&unix.O_EXCL != 0,
 		Umask: in.Umask & 07777, Access: accessOf(in.Flags),
 	}
+	// Whoever appends asks for a layout for appends.
+	args.Layout = args.Access&metarpc.AccessWrite != 0 && in.Flags&unix.O_APPEND == 0 && fs.filling.Load()
 	made, created, err := fs.meta.Create(ctx, cred(&in.InHeader), args)
 	if err != nil {
 		return r.status(err)
@@ -108,7 +110,7 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	i.mu.Lock()
 	i.opens++
 	i.opened()
-	i.capsGone = i.capsGone || created
+	i.capsGone, i.blank = i.capsGone || created, i.blank || created
 	i.mu.Unlock()
 	if !created {
 		// Somebody else made it since the kernel looked. It must look again, and open what there is with the checks of

@@ -177,6 +177,10 @@ type FS struct {
 	flusher  flusher
 	accesses *accesses
 
+	// filling says that of the files that were made here the last one of which that is known was written, and not closed empty. So the next one
+	// is likely to be, and is made with a layout.
+	filling atomic.Bool
+
 	lostLocks atomic.Int64 // open files through which a lock was set that has been lost
 
 	// caller tells what became of the thread that made an interrupted request; disconnected whether the kernel has

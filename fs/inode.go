@@ -59,6 +59,7 @@ type inode struct {
 
 	mode     uint32 // when last heard; 0 = never
 	capsGone bool   // it has no file capabilities that a write would have to take away
+	blank    bool   // made here, and neither written nor closed since
 
 	// Writes. A write belongs to the phase in which it began; a flush turns the phase over to wait for the older
 	// ones without being kept waiting by newer ones.
@@ -192,6 +193,10 @@ func (i *inode) finish(a admission, to, at int64, err error) error {
 func (i *inode) wrote(to, at int64) {
 	if at == 0 {
 		at = time.Now().UnixNano()
+	}
+	if i.blank {
+		i.blank = false
+		i.fs.filling.Store(true)
 	}
 	i.written++
 	i.end = max(i.end, to)
@@ -478,6 +483,10 @@ func (i *inode) forget() {
 func (i *inode) letGo() {
 	if i.handles > 0 || i.opens > 0 || i.writes[0]+i.writes[1]+i.reporting > 0 || i.settling || i.quieting {
 		return
+	}
+	if i.blank {
+		i.blank = false
+		i.fs.filling.Store(false)
 	}
 	if i.dirty() {
 		i.enqueue()

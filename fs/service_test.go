@@ -77,6 +77,7 @@ type session struct {
 	writes      map[layout.FileID]writing
 	holds       map[layout.FileID]layout.IOMode // what it has on a namespace
 	cached      map[cached]bool                 // what the lease of the node covers
+	granted     []layout.FileID                 // files that were made with a layout
 	calls       map[string]int                  // that went to the service
 	asked       map[string]int                  // of the FS
 	dead        bool                            // its lease may have run out
@@ -901,6 +902,13 @@ func (m *session) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.C
 		}
 	}
 	m.opens[n.attr.ID] = true
+	if created && args.Layout && m.s.space == nil {
+		m.granted = append(m.granted, n.attr.ID)
+		m.claim(n.attr.ID, writes)
+		if _, err := m.grant(n.attr.ID, layout.IOModeRW, 0, 1); err != nil {
+			return metaclient.Answer{}, false, err
+		}
+	}
 	return m.made(n, args.Parent, args.Name), created, nil
 }
 

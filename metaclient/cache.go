@@ -24,9 +24,16 @@ const fileSegments = 64
 type cache struct {
 	limit int
 
-	mu    sync.Mutex
-	files map[layout.FileID]*list.Element
-	order list.List // of *cached, the last used first
+	mu        sync.Mutex
+	files     map[layout.FileID]*list.Element
+	order     list.List // of *cached, the last used first
+	creations map[*creation]struct{}
+}
+
+// creation is a call that makes a file, and may be answered with a layout. Of which file is known only then, but what is recalled of it before is
+// that layout: an answer that was lost is repeated, and grants nothing anew.
+type creation struct {
+	recalled []layout.FileID // since the call was begun
 }
 
 type cached struct {
@@ -151,6 +158,35 @@ func replaces(s, old *layout.Segment) bool {
 	return s.IOMode == old.IOMode || s.IOMode == layout.IOModeRW && s.Flags&layout.FlagNoReadIO == 0
 }
 
+// create is called before a call that makes a file; created follows when that has ended, and returns what was recalled meanwhile.
+func (k *cache) create() *creation {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.creations == nil {
+		k.creations = make(map[*creation]struct{})
+	}
+	cr := new(creation)
+	k.creations[cr] = struct{}{}
+	return cr
+}
+
+func (k *cache) created(cr *creation) (recalled []layout.FileID) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.creations, cr)
+	return cr.recalled
+}
+
+// calledBack is recall because the service says so.
+func (k *cache) calledBack(id layout.FileID, r layout.Range) {
+	k.mu.Lock()
+	for cr := range k.creations {
+		cr.recalled = append(cr.recalled, id)
+	}
+	k.mu.Unlock()
+	k.recall(id, r, false)
+}
+
 // recall forgets the segments that share a byte with r, or only those of them that are on namespaces.
 func (k *cache) recall(id layout.FileID, r layout.Range, onNamespaces bool) {
 	k.mu.Lock()
@@ -228,7 +264,7 @@ func (c *Client) Renew(ctx context.Context, id layout.FileID) ([]layout.Segment,
 		var status *metarpc.Error
 		switch {
 		case err == nil:
-			return segmentsOf(&r)
+			return segmentsOf(r.Segments)
 		case errors.As(err, &status) && status.Status == metarpc.StatusLayoutUnavailable:
 			if !retry.wait(ctx) {
 				return nil, fmt.Errorf("inode %d: %w (%w)", id, ctx.Err(), err)
@@ -312,13 +348,13 @@ func decodeLayout(raw []byte) (granted []layout.Segment, pinned metarpc.CopyRef,
 	if err := metarpc.DecodeResult(metarpc.OpLayoutGet, raw, &r); err != nil {
 		return nil, pinned, err
 	}
-	granted, err = segmentsOf(&r)
+	granted, err = segmentsOf(r.Segments)
 	return granted, r.Pinned, err
 }
 
-func segmentsOf(r *metarpc.LayoutResult) (list []layout.Segment, err error) {
-	for i := range r.Segments {
-		s, err := r.Segments[i].Layout()
+func segmentsOf(wire []metarpc.Segment) (list []layout.Segment, err error) {
+	for i := range wire {
+		s, err := wire[i].Layout()
 		if err != nil {
 			return nil, err
 		}

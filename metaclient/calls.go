@@ -55,8 +55,12 @@ func (c *Client) lookup(ctx context.Context, cred metarpc.Cred, parent layout.Fi
 	return a, nil
 }
 
-// Create makes a regular file or finds it, and opens it as Open does.
+// Create makes a regular file or finds it, and opens it as Open does. With Layout a new one may come with a layout for writing, which is cached;
+// args.Near is set here.
 func (c *Client) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (a Answer, created bool, err error) {
+	if args.Layout && c.cfg.Near != nil {
+		args.Near = c.cfg.Near()
+	}
 	for try := 1; ; try++ {
 		ch := c.leases.beginIn(args.Parent, args.Name)
 		a, created, err = c.create(ctx, metarpc.OpCreate, cred, args, ch)
@@ -91,6 +95,7 @@ func (c *Client) TmpFile(ctx context.Context, cred metarpc.Cred, args *metarpc.T
 func (c *Client) create(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args any, ch *change) (a Answer, created bool, err error) {
 	r := new(metarpc.CreateResult)
 	var attrs, name bool
+	cr := c.cache.create()
 	err = c.change(ctx, op, cred, args, r, ch, func() {
 		attrs = c.leases.keep(ch.asked, &r.Attr, r.Lease)
 		for _, k := range ch.names {
@@ -108,11 +113,29 @@ func (c *Client) create(ctx context.Context, op metarpc.Op, cred metarpc.Cred, a
 			// outstanding.
 			c.opens.hold(r.Attr.ID)
 		}
+		if recalled := c.cache.created(cr); ok && r.Granted {
+			c.granted(r, slices.Contains(recalled, r.Attr.ID), o.abandoned)
+		}
 	})
 	if err != nil {
 		return Answer{}, false, err
 	}
 	return c.answerWith(r.Attr, attrs, name), r.Created, nil
+}
+
+// granted takes in the layout that came with a new file, unless it was recalled before the answer came.
+func (c *Client) granted(r *metarpc.CreateResult, recalled, abandoned bool) {
+	id := r.Attr.ID
+	segments, _ := segmentsOf(r.Segments) // which have been checked
+	if len(segments) == 0 || abandoned {
+		c.grants.stray(id)
+		return
+	}
+	c.bind(segments)
+	if !recalled {
+		c.cache.add(id, segments, false)
+	}
+	c.grants.hold(id) // nobody else can have known the file, so no LayoutReturn of it is outstanding
 }
 
 func (c *Client) MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc.MakeNodeArgs) (Answer, error) {

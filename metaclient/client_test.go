@@ -208,11 +208,11 @@ func TestDialErrors(t *testing.T) {
 		{"version", func(nc net.Conn, w *metarpc.Welcome) bool {
 			w.Version, w.Status = 7, metarpc.StatusVersion
 			return true
-		}, "service:7049 speaks protocol version 7, this weft speaks 2"},
+		}, "service:7049 speaks protocol version 7, this weft speaks 3"},
 		{"version without a status", func(nc net.Conn, w *metarpc.Welcome) bool {
-			w.Version = 3
+			w.Version = 4
 			return true
-		}, "service:7049 speaks protocol version 3, this weft speaks 2"},
+		}, "service:7049 speaks protocol version 4, this weft speaks 3"},
 		{"shutdown", func(nc net.Conn, w *metarpc.Welcome) bool {
 			w.Status, w.Message = metarpc.StatusShutdown, "back soon"
 			return true

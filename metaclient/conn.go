@@ -367,7 +367,7 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 	var answer func() metarpc.Status
 	switch a := args.(type) {
 	case *metarpc.LayoutRecallArgs:
-		c.cache.recall(a.ID, layout.Range{Off: a.Off, Len: a.Len}, false)
+		c.cache.calledBack(a.ID, layout.Range{Off: a.Off, Len: a.Len})
 		answer = c.inOrder([]metarpc.LeaseItem{{ID: a.ID}}, func() metarpc.Status { return c.answer(a) })
 	case *metarpc.LeaseRecallArgs:
 		c.leases.recall(a.Items)
@@ -385,7 +385,7 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 			return metarpc.StatusOK
 		}
 	case *metarpc.CopiesStaleArgs:
-		c.cache.recall(a.ID, layout.Range{Len: layout.ToEOF}, false)
+		c.cache.calledBack(a.ID, layout.Range{Len: layout.ToEOF})
 		answer = func() metarpc.Status {
 			if c.cfg.OnCopiesStale != nil {
 				c.cfg.OnCopiesStale(a.ID, a.Copies)

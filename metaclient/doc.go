@@ -49,7 +49,8 @@
 // descriptor) wait until that has been tried, except with the contexts given to OnRecall and OnReset.
 //
 // Layouts granted by replies and taken by recalls are applied to the cache by the goroutine that reads the connection,
-// hence in the order in which the service sent them.
+// hence in the order in which the service sent them. Create may be answered with a layout, too. It is executed once, so its answer may come again after a
+// recall: what is recalled while calls that make files are under way is remembered for these (type creation).
 //
 // A segment whose data files lie on NVMe namespaces says where the bytes were when it was granted. So what is granted later takes its
 // range away from older segments (outdates): a file that was read and is then written is read by the layout for writing, where that

@@ -43,7 +43,11 @@ func layouts(t *testing.T, get func(*metarpc.LayoutGetArgs) (metarpc.Status, *me
 		case *metarpc.LayoutCommitArgs:
 			return metarpc.StatusOK, &metarpc.LayoutCommitResult{Attrs: make([]metarpc.Attr, len(a.Reports))}
 		case *metarpc.CreateArgs:
-			return metarpc.StatusOK, &metarpc.CreateResult{Attr: metarpc.Attr{ID: idOf(a.Name)}, Created: a.Exclusive}
+			r := &metarpc.CreateResult{Attr: metarpc.Attr{ID: idOf(a.Name)}, Created: a.Exclusive}
+			if a.Layout {
+				r.Granted, r.Segments = true, []metarpc.Segment{segment(0, unit, layout.IOModeRW)}
+			}
+			return metarpc.StatusOK, r
 		}
 		return metarpc.StatusOK, nil
 	}
@@ -450,7 +454,7 @@ func TestAbandonedCreate(t *testing.T) {
 		c := connected(t, s, Config{})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, _, err := c.Create(ctx, metarpc.Cred{}, &metarpc.CreateArgs{Parent: 1, Name: "a", Exclusive: true}); !errors.Is(err, context.DeadlineExceeded) {
+		if _, _, err := c.Create(ctx, metarpc.Cred{}, &metarpc.CreateArgs{Parent: 1, Name: "a", Exclusive: true, Layout: true}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
 		close(gate)
@@ -459,7 +463,111 @@ func TestAbandonedCreate(t *testing.T) {
 		if s.executed(metarpc.OpClose) != 1 || len(c.opens.files) != 0 {
 			t.Errorf("%d closes, ledger %v", s.executed(metarpc.OpClose), c.opens.files)
 		}
+		if s.executed(metarpc.OpLayoutReturn) != 1 || len(c.grants.files) != 0 || c.cache.len() != 0 {
+			t.Errorf("%d returns of layouts, ledger %v", s.executed(metarpc.OpLayoutReturn), c.grants.files)
+		}
 	})
+}
+
+// A file that comes with a layout is written without asking for one, and gives it back when it is let go.
+func TestCreateWithLayout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(t)
+		var near []layout.DeviceID
+		granted, segments := true, []metarpc.Segment{segment(0, unit, layout.IOModeRW)}
+		next := layouts(t, nil)
+		s.handle = func(op metarpc.Op, args any) (metarpc.Status, any) {
+			if a, ok := args.(*metarpc.CreateArgs); ok && a.Layout {
+				near = a.Near
+				return metarpc.StatusOK, &metarpc.CreateResult{Attr: metarpc.Attr{ID: idOf(a.Name)}, Created: true, Granted: granted, Segments: segments}
+			}
+			return next(op, args)
+		}
+		c := connected(t, s, Config{Near: func() []layout.DeviceID { return []layout.DeviceID{{7}} }})
+		create := func(name string) layout.FileID {
+			t.Helper()
+			a, created, err := c.Create(t.Context(), metarpc.Cred{}, &metarpc.CreateArgs{Parent: 1, Name: name, Exclusive: true, Layout: true})
+			if err != nil || !created {
+				t.Fatal(created, err)
+			}
+			return a.Attr.ID
+		}
+		id := create("a")
+		if !slices.Equal(near, []layout.DeviceID{{7}}) {
+			t.Errorf("near %v", near)
+		}
+		if seg := c.CachedLayout(id, layout.IOModeRW, 0, 1); seg == nil || seg.End() != unit {
+			t.Errorf("cached: %v", seg)
+		}
+		if _, err := c.Layout(t.Context(), id, layout.IOModeRW, 0, unit, false); err != nil || s.executed(metarpc.OpLayoutGet) != 0 {
+			t.Errorf("%v, asked %d times", err, s.executed(metarpc.OpLayoutGet))
+		}
+		time.Sleep(time.Minute)
+		if n := s.executed(metarpc.OpLayoutReturn); n != 0 {
+			t.Errorf("%d returns of what is used", n)
+		}
+		c.Forget(id)
+		time.Sleep(time.Minute)
+		if n := s.executed(metarpc.OpLayoutReturn); n != 1 || len(c.grants.files) != 0 {
+			t.Errorf("%d returns, ledger %v", n, c.grants.files)
+		}
+
+		// What another instance has granted is given back, or asked for.
+		segments = nil
+		id = create("b")
+		if _, err := c.Layout(t.Context(), id, layout.IOModeRW, 0, 1, false); err != nil || s.executed(metarpc.OpLayoutGet) != 1 {
+			t.Errorf("%v, asked %d times", err, s.executed(metarpc.OpLayoutGet))
+		}
+		create("c")
+		time.Sleep(time.Minute)
+		if n := s.executed(metarpc.OpLayoutReturn); n < 2 || !c.grants.holds(id) || c.grants.holds(idOf("c")) {
+			t.Errorf("%d returns, ledger %v", n, c.grants.files)
+		}
+		granted = false
+		create("d")
+		if len(c.cache.creations) != 0 || c.grants.files[idOf("d")] != nil {
+			t.Errorf("%d creations, ledger %v", len(c.cache.creations), c.grants.files)
+		}
+	})
+}
+
+// An answer that was lost is given again after its layout was recalled: the recall wins.
+func TestRecallOvertakesCreate(t *testing.T) {
+	for _, recalled := range []string{"a", "b"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newService(t)
+			next := layouts(t, nil)
+			s.handle = func(op metarpc.Op, args any) (metarpc.Status, any) {
+				if a, ok := args.(*metarpc.CreateArgs); ok {
+					return metarpc.StatusOK, &metarpc.CreateResult{Attr: metarpc.Attr{ID: idOf(a.Name)}, Created: true, Granted: true,
+						Segments: []metarpc.Segment{segment(0, layout.ToEOF, layout.IOModeRW)}}
+				}
+				return next(op, args)
+			}
+			var resent atomic.Bool
+			s.cut = func(point string, op metarpc.Op) bool {
+				if op != metarpc.OpCreate {
+					return false
+				}
+				if point == "received" && resent.Load() { // what waited for a connection comes first
+					s.recall(1, idOf(recalled), unit, 1)
+					<-s.backs
+				}
+				return point == "executed" && !resent.Swap(true)
+			}
+			c := connected(t, s, Config{})
+			a, created, err := c.Create(t.Context(), metarpc.Cred{}, &metarpc.CreateArgs{Parent: 1, Name: "a", Exclusive: true, Layout: true})
+			if err != nil || !created {
+				t.Fatal(created, err)
+			}
+			if kept := c.CachedLayout(a.Attr.ID, layout.IOModeRW, 0, 1) != nil; kept != (recalled == "b") {
+				t.Errorf("recall of %s: layout kept %t", recalled, kept)
+			}
+			if !c.grants.holds(a.Attr.ID) || s.executed(metarpc.OpCreate) != 1 {
+				t.Errorf("ledger %v, executed %d times", c.grants.files, s.executed(metarpc.OpCreate))
+			}
+		})
+	}
 }
 
 // Taking and giving back are never outstanding together for one file, whatever callers do and however the connection

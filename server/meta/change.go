@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +37,9 @@ type tx struct {
 	dirtied  []layout.FileID // whose usage, but for the root
 	lost     []layout.FileID // that lose their last names, of other shards
 	holding  *holding        // what the services of those hold for the change
+	answer   []byte          // as it is sent,
+	stored   []byte          // and as it is stored with the batch
+	err      error           // when the outcome is told: why it was not committed, which may not be known for certain
 }
 
 // affects says what of an inode will no longer be as others know it.
@@ -92,9 +96,12 @@ func change[R any](ctx context.Context, s *Service, c *call, build func(*tx) (*R
 			err = s.commit(ctx, c, t, result)
 			h.lostHold(err)
 		}
+		t.err = err
 		if errors.Is(err, catalog.ErrUnknown) && c != nil {
 			h.doubt = true
-			err = s.findOut(ctx, c)
+			if err = s.findOut(ctx, c, t); err == nil {
+				t.err = nil
+			}
 		}
 		t.settle(err == nil)
 		if t.usage {
@@ -118,26 +125,27 @@ func (s *Service) commit(ctx context.Context, c *call, t *tx, result any) error 
 	if c == nil {
 		return s.engine.Commit(ctx, &t.Batch)
 	}
-	frame, err := c.reply(result)
-	stored := frame
+	var err error
+	t.answer, err = c.reply(result)
+	t.stored = t.answer
 	if bare := withoutLease(result); err == nil && bare != result {
-		stored, err = c.reply(bare)
+		t.stored, err = c.reply(bare)
 	}
 	if err != nil {
 		return err
 	}
-	t.Put(schema.ReplyKey(c.sess.id, c.h.Slot), schema.Encode(&schema.Reply{Sequence: c.h.Sequence, Frame: stored}))
+	t.Put(schema.ReplyKey(c.sess.id, c.h.Slot), schema.Encode(&schema.Reply{Sequence: c.h.Sequence, Frame: t.stored}))
 	if err := s.engine.Commit(ctx, &t.Batch); err != nil {
 		return err
 	}
-	c.frame = frame
+	c.frame = t.answer
 	return nil
 }
 
-// findOut looks whether the try of c whose outcome is unknown was committed, and then takes the answer from there;
+// findOut looks whether t, the try of c whose outcome is unknown, was committed, and then sets the answer;
 // errRetry if not. Should it be committed later still, the guards of the next try do not hold, and what that one reads
 // is this one's work.
-func (s *Service) findOut(ctx context.Context, c *call) error {
+func (s *Service) findOut(ctx context.Context, c *call, t *tx) error {
 	if err := s.engine.Commit(ctx, new(catalog.Batch)); err != nil { // what is read next must not be lost in a crash
 		return err
 	}
@@ -147,7 +155,9 @@ func (s *Service) findOut(ctx context.Context, c *call) error {
 		err = errRetry
 	}
 	if err == nil {
-		c.frame = row.Frame
+		if c.frame = row.Frame; bytes.Equal(row.Frame, t.stored) { // else it is that of an earlier try
+			c.frame = t.answer
+		}
 	}
 	return err
 }

@@ -19,6 +19,10 @@ type Files interface {
 	// session's writer row are durable when it returns. An error that is ENOSPC or ESTALE (errors.Is) is the
 	// caller's; after any other the range may be asked for again later. near are the data servers on the session's host.
 	Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, near []layout.DeviceID) (schema.Layout, error)
+	// AssignNew adds to the batch that makes a file what gives it the data files for its first stripe unit, and session's writer row. It waits
+	// for nothing: ok is false, and nothing added, if that cannot be done at once, or would not be all that a layout for writing needs.
+	// Otherwise settle must be called with the error of the batch's commit, once, or any other error if there was no commit.
+	AssignNew(b *catalog.Batch, id layout.FileID, ino schema.Inode, session metarpc.SessionID, near []layout.DeviceID) (row schema.Layout, settle func(error), ok bool)
 	// Segments is a row as layouts for clients.
 	Segments(row schema.Layout, mode layout.IOMode) []metarpc.Segment
 	// OnNamespaces reports whether a row has a data file on an NVMe namespace. Layouts say then where its bytes are (Extents), which

@@ -102,6 +102,12 @@
 // CREATE and MAKENODE guess, the first time they are tried, that the directory is as it was when it was read last and that the name is not there, since clients have
 // looked it up before (newPlace). Guards of the batch say whether that is so. An error that a guess led to is none: the next try reads.
 //
+// CREATE may grant a layout for writing in the batch that makes the file (grantNew), to a client that says it is about to write. It does so only if
+// that takes no time and nothing has to be found out: there are data files ready, none of them on a namespace, and no quota of bytes. Before the commit the session
+// is a writer, has all of a file with copies alone, and holds up recalls until the answer is on its way, as with LAYOUTGET. The answer that is
+// stored says that a layout was granted and not which, since it may have been recalled by the time another instance gives it: the client gives
+// it back, or asks for it. An answer that is repeated by the same instance says which, though it may have been recalled as well; that the client sees (package metarpc).
+//
 // # Permission
 //
 // The service decides who may do what, as the Linux VFS does and in its order (perm.go, xattr.go, package acl), by the

@@ -39,11 +39,14 @@ type fakeFiles struct {
 	next     uint64
 	length   map[uint64]int64 // of each data file, by number
 	unstable map[uint64]bool
-	down     error         // what Sync and Truncate fail with
-	grown    int64         // the largest size that Grow was called with
-	stall    chan struct{} // Sync and Truncate wait for it, or for ctx
-	assign   error         // what Assign fails with
-	assigned func()        // called before Assign returns; nil: nothing is
+	down     error             // what Sync and Truncate fail with
+	grown    int64             // the largest size that Grow was called with
+	stall    chan struct{}     // Sync and Truncate wait for it, or for ctx
+	assign   error             // what Assign fails with
+	assigned func()            // called before Assign returns; nil: nothing is
+	short    bool              // AssignNew has nothing
+	near     []layout.DeviceID // what AssignNew was told
+	settled  []error           // what became of the batches that AssignNew added to
 	stale    []metarpc.CopyRef
 	filled   func(ctx context.Context, r layout.Range) error // called by Fill; nil: there is nothing to fill
 	fillEnd  int64                                           // what Fill returns
@@ -133,6 +136,30 @@ func (f *fakeFiles) Assign(ctx context.Context, id layout.FileID, ino schema.Ino
 			return row, err
 		}
 	}
+}
+
+// AssignNew gives data files unless there is to be a shortage of them.
+func (f *fakeFiles) AssignNew(b *catalog.Batch, id layout.FileID, ino schema.Inode, session metarpc.SessionID, near []layout.DeviceID) (row schema.Layout, settle func(error), ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.short {
+		return row, nil, false
+	}
+	row = schema.Layout{StripeUnit: ino.Policy.StripeUnit, Width: ino.Policy.StripeCount, Mirrors: make([][]schema.DataFile, ino.Policy.Mirrors)}
+	for i := range row.Mirrors {
+		f.next++
+		row.Mirrors[i] = []schema.DataFile{{Device: layout.DeviceID{1}, Number: f.next, Handle: []byte{1}, UID: 1000, GID: 1000}}
+		f.length[f.next] = 0
+	}
+	f.near = near
+	b.GuardAbsent(schema.LayoutKey(id))
+	b.Put(schema.LayoutKey(id), schema.Encode(&row))
+	b.Put(schema.WriterKey(id, session), nil)
+	return row, func(err error) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.settled = append(f.settled, err)
+	}, true
 }
 
 func (f *fakeFiles) Segments(row schema.Layout, mode layout.IOMode) []metarpc.Segment {

@@ -283,6 +283,47 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 	return r, err
 }
 
+// grantNew grants the caller a layout for writing of a file that t makes and openNew has opened, if nothing has to be waited for: else none, and the
+// client asks when it writes.
+func (s *Service) grantNew(ctx context.Context, t *tx, c *call, id layout.FileID, row *schema.Inode, near []layout.DeviceID) ([]metarpc.Segment, error) {
+	limited, err := s.limited(ctx, id, row)
+	if err != nil || limited {
+		return nil, err
+	}
+	l, settle, ok := s.cfg.Files.AssignNew(&t.Batch, id, *row, c.sess.id, near)
+	if !ok {
+		return nil, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.file(id)
+	cl := f.claim(c.sess)
+	// Before there is a row, as in grant. Nobody else has anything of the file yet.
+	cl.writer = true
+	cl.assigning++
+	if s.exclusive(&l) {
+		cl.keeps(layout.IOModeRW, layout.Range{Len: layout.ToEOF})
+		cl.granted = time.Now()
+	}
+	f.granting++
+	over := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		f.granting--
+		cl.assigning--
+		s.changedFile(f)
+	}
+	t.onOutcome(func(committed bool) {
+		settle(t.err)
+		if committed {
+			c.after = over
+		} else {
+			over() // the claim goes with the file
+		}
+	})
+	return s.cfg.Files.Segments(l, layout.IOModeRW), nil
+}
+
 // awaitTurn is awaitGrant for a session that, if the file is exclusive, must be the only one to write what it gets, or read it while nobody writes
 // it.
 func (s *Service) awaitTurn(ctx context.Context, f *file, cl *claim, mode layout.IOMode, wanted layout.Range, exclusive bool) (got layout.Range, err error) {

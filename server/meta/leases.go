@@ -412,7 +412,8 @@ func (s *Service) settleSize(ctx context.Context, sess *session, ids ...layout.F
 	return nil
 }
 
-// withoutLease is a result as it goes into the catalog: when another instance gives it again, no lease is behind it.
+// withoutLease is a result as it goes into the catalog: when another instance gives it again, no lease is behind it, and a layout
+// may have been recalled.
 func withoutLease(result any) any {
 	switch r := result.(type) {
 	case *metarpc.AttrResult:
@@ -422,9 +423,9 @@ func withoutLease(result any) any {
 			return &bare
 		}
 	case *metarpc.CreateResult:
-		if r.Lease != 0 {
+		if r.Lease != 0 || len(r.Segments) > 0 {
 			bare := *r
-			bare.Lease = 0
+			bare.Lease, bare.Segments = 0, nil
 			return &bare
 		}
 	}

@@ -222,7 +222,12 @@ func (s *Service) create(ctx context.Context, c *call, a *metarpc.CreateArgs) (*
 		}
 		s.openNew(t, c.sess, id)
 		p.insert(t, id, n)
-		return &metarpc.CreateResult{Attr: attrOf(id, &n.row, nil, report{}), Created: true, Lease: s.leaseNew(t, c, id, metarpc.LeaseAttrs)}, nil
+		r := &metarpc.CreateResult{Attr: attrOf(id, &n.row, nil, report{}), Created: true, Lease: s.leaseNew(t, c, id, metarpc.LeaseAttrs)}
+		if a.Layout {
+			r.Segments, err = s.grantNew(ctx, t, c, id, &n.row, a.Near)
+			r.Granted = len(r.Segments) > 0
+		}
+		return r, err
 	})
 }
 

@@ -45,6 +45,7 @@ func onceCalls(c *client) []onceCall {
 		{"setattr", metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: f, Mask: metarpc.SetMode | metarpc.SetMtimeNow, Mode: 0o600}},
 		{"truncate", metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: long, Mask: metarpc.SetSize, Size: 1000}},
 		{"create", metarpc.OpCreate, &metarpc.CreateArgs{Parent: root, Name: "new", Mode: 0o644, Exclusive: true}},
+		{"create with a layout", metarpc.OpCreate, &metarpc.CreateArgs{Parent: root, Name: "to be written", Mode: 0o644, Exclusive: true, Layout: true}},
 		{"mkdir", metarpc.OpMakeNode, &metarpc.MakeNodeArgs{Parent: root, Name: "newdir", Mode: syscall.S_IFDIR | 0o755}},
 		{"link", metarpc.OpLink, &metarpc.LinkArgs{ID: f, Parent: d, Name: "hard"}},
 		{"unlink", metarpc.OpRemove, &metarpc.RemoveArgs{Parent: root, Name: "unlink-me"}},

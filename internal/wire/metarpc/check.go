@@ -184,7 +184,7 @@ func (a *SetAttrArgs) check(Op) error {
 }
 
 func (a *CreateArgs) check(Op) error {
-	return first(checkID(a.Parent), checkName(a.Name), checkPerm(a.Mode), checkPerm(a.Umask), checkAccess(a.Access))
+	return first(checkID(a.Parent), checkName(a.Name), checkPerm(a.Mode), checkPerm(a.Umask), checkAccess(a.Access), checkNear(a.Near))
 }
 
 func (a *TmpFileArgs) check(Op) error {
@@ -291,8 +291,15 @@ func (a *LeaseShrinkArgs) check(Op) error {
 
 func (a *ReserveArgs) check(Op) error { return first(checkID(a.ID), checkRange(0, a.Len)) }
 
-// MaxNear bounds LayoutGetArgs.Near.
+// MaxNear bounds LayoutGetArgs.Near and CreateArgs.Near.
 const MaxNear = 64
+
+func checkNear(near []layout.DeviceID) error {
+	if len(near) > MaxNear {
+		return fmt.Errorf("%d data servers on the client's host, want at most %d", len(near), MaxNear)
+	}
+	return nil
+}
 
 func (a *LayoutGetArgs) check(Op) error {
 	err := first(checkID(a.ID), checkRange(a.Off, a.Len))
@@ -305,10 +312,7 @@ func (a *LayoutGetArgs) check(Op) error {
 	if a.Renew && (a.IOMode != layout.IOModeRW || a.Pin != PinNone) {
 		err = first(err, fmt.Errorf("renewal with iomode %v and pin %d", a.IOMode, a.Pin))
 	}
-	if len(a.Near) > MaxNear {
-		err = first(err, fmt.Errorf("%d data servers on the client's host, want at most %d", len(a.Near), MaxNear))
-	}
-	return err
+	return first(err, checkNear(a.Near))
 }
 
 func (a *CacheStartArgs) check(Op) error {
@@ -458,6 +462,18 @@ func (r *AttrResult) check(op Op) error {
 }
 
 func (r *CreateResult) check(op Op) error {
+	if r.Granted && !r.Created || len(r.Segments) > 0 && !r.Granted {
+		return fmt.Errorf("%d layout segments of inode %d: created %t, granted %t", len(r.Segments), r.Attr.ID, r.Created, r.Granted)
+	}
+	for i := range r.Segments {
+		seg, err := r.Segments[i].Layout()
+		if err != nil {
+			return err
+		}
+		if seg.IOMode != layout.IOModeRW {
+			return fmt.Errorf("%v layout of a new file", seg.IOMode)
+		}
+	}
 	return first(r.Attr.check(op), checkLease(r.Lease, LeaseAttrs))
 }
 

@@ -112,7 +112,11 @@ func tame(v any) any {
 		v.Lease = LeaseAttrs
 	case *CreateResult:
 		tame(&v.Attr)
-		v.Lease = LeaseAttrs
+		v.Created, v.Granted, v.Lease = true, true, LeaseAttrs
+		for i := range v.Segments {
+			tame(&v.Segments[i])
+			v.Segments[i].IOMode = layout.IOModeRW
+		}
 	case *LookupResult:
 		tame(&v.Attr)
 		v.Lease, v.Names = LeaseAttrs, LeaseNames
@@ -350,13 +354,13 @@ func TestGolden(t *testing.T) {
 		want string
 	}{
 		{"hello", func() ([]byte, error) {
-			return AppendHello(nil, &Hello{Magic: Magic, Lowest: 2, Highest: 2, Client: ClientInfo{ID: id, Host: "n1", PID: 300, Program: "weft", Mount: "/w"}, Shard: 300})
-		}, "0000003f" + "97 00 a477656674 02 02" + "95 c410 010000000000000000000000000000fe a26e31 cd012c a477656674 a22f77" +
+			return AppendHello(nil, &Hello{Magic: Magic, Lowest: 3, Highest: 3, Client: ClientInfo{ID: id, Host: "n1", PID: 300, Program: "weft", Mount: "/w"}, Shard: 300})
+		}, "0000003f" + "97 00 a477656674 03 03" + "95 c410 010000000000000000000000000000fe a26e31 cd012c a477656674 a22f77" +
 			"c410 00000000000000000000000000000000 cd012c"},
 		{"moved", func() ([]byte, error) {
-			return AppendWelcome(nil, &Welcome{Magic: Magic, Version: 2, Status: StatusMoved, Message: "no",
+			return AppendWelcome(nil, &Welcome{Magic: Magic, Version: 3, Status: StatusMoved, Message: "no",
 				Ring: Ring{Epoch: 9, Services: []string{"n1:1", "n2:2"}, Owners: []int{1, -1, 0}}})
-		}, "00000057" + "9b 01 a477656674 02 cd03f5 a26e6f" + strings.Repeat("c410 00000000000000000000000000000000", 3) + "00 00" +
+		}, "00000057" + "9b 01 a477656674 03 cd03f5 a26e6f" + strings.Repeat("c410 00000000000000000000000000000000", 3) + "00 00" +
 			"93 09 92 a46e313a31 a46e323a32 93 01 ff 00"},
 		{"call", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLookup, Cred: Cred{UID: 1000, GID: 100}}, &NameArgs{Parent: layout.RootID, Name: "a\xff"})
@@ -364,6 +368,15 @@ func TestGolden(t *testing.T) {
 		{"call of a member of groups", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpRenew, Cred: Cred{UID: 1, GID: 2, Groups: []uint32{3, 1000}, ByUID: true}}, &Empty{})
 		}, "0000000f" + "96 02 02 07 01 94 01 02 9203cd03e8 c3 90"},
+		{"create", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpCreate}, &CreateArgs{
+				Parent: layout.RootID, Name: "a", Mode: 0o644, Umask: 0o22, Access: AccessWrite, Layout: true, Near: []layout.DeviceID{id}})
+		}, "00000028" + "96 02 02 07 06 940000c0c2 98 01 a161 cd01a4 12 c2 02 c3 91 c410 010000000000000000000000000000fe"},
+		{"created, with a layout", func() ([]byte, error) {
+			return AppendReply(nil, ReplyHeader{Slot: 2, Sequence: 7}, &CreateResult{Attr: Attr{ID: 3}, Created: true, Granted: true, Segments: []Segment{
+				{Len: 4096, IOMode: layout.IOModeRW, StripeUnit: 4096, Mirrors: [][]DataFile{{{Device: id, Handle: []byte{0xaa}, UID: 1, GID: 2}}}}}})
+		}, "0000003f" + "96 03 02 07 00 a0 95 9c030000000000000000000000 c3 00 c3" +
+			"91 97 00 cd1000 02 cd1000 91 91 96 c410 010000000000000000000000000000fe 00 c401aa 01 02 00 00 00"},
 		{"refusal", func() ([]byte, error) {
 			return AppendReply(nil, ReplyHeader{Slot: 2, Sequence: 7, Status: Status(syscall.ENOENT), Message: "no"}, nil)
 		}, "00000009" + "96 03 02 07 02 a26e6f c0"},
@@ -515,6 +528,8 @@ func TestRefusedArguments(t *testing.T) {
 		{OpCreate, &CreateArgs{Parent: 1, Name: "a", Umask: 0o7777, Access: accessAll}, fine},
 		{OpCreate, &CreateArgs{Parent: 1, Name: "a", Umask: 0o10000}, bad},
 		{OpCreate, &CreateArgs{Parent: 1, Name: "a", Access: accessAll + 1}, bad},
+		{OpCreate, &CreateArgs{Parent: 1, Name: "a", Layout: true, Near: make([]layout.DeviceID, MaxNear)}, fine},
+		{OpCreate, &CreateArgs{Parent: 1, Name: "a", Layout: true, Near: make([]layout.DeviceID, MaxNear+1)}, bad},
 		{OpTmpFile, &TmpFileArgs{Parent: 1, Mode: 0o600, Umask: 0o22}, fine},
 		{OpTmpFile, &TmpFileArgs{Mode: 0o600}, bad},
 		{OpTmpFile, &TmpFileArgs{Parent: 1, Mode: syscall.S_IFREG}, bad},
@@ -673,6 +688,9 @@ func TestRefusedArguments(t *testing.T) {
 
 func TestRefusedResults(t *testing.T) {
 	attr := Attr{ID: 1}
+	created := func(created, granted bool, mode layout.IOMode) *CreateResult {
+		return &CreateResult{Attr: attr, Created: created, Granted: granted, Segments: []Segment{{Len: 1, IOMode: mode, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}}
+	}
 	entry := func(cookie uint64) DirEntry { return DirEntry{Name: "a", Cookie: cookie, Attr: attr} }
 	cases := []struct {
 		op     Op
@@ -689,6 +707,13 @@ func TestRefusedResults(t *testing.T) {
 		{OpCreate, &CreateResult{}, false},
 		{OpCreate, &CreateResult{Attr: attr, Lease: LeaseData}, false},
 		{OpTmpFile, &CreateResult{Attr: attr, Created: true, Lease: LeaseAttrs}, true},
+		{OpCreate, created(true, true, layout.IOModeRW), true},
+		{OpCreate, created(false, true, layout.IOModeRW), false},
+		{OpCreate, created(true, false, layout.IOModeRW), false},
+		{OpCreate, created(true, true, layout.IOModeRead), false},
+		{OpCreate, &CreateResult{Attr: attr, Created: true, Granted: true}, true},
+		{OpCreate, &CreateResult{Attr: attr, Granted: true}, false},
+		{OpCreate, &CreateResult{Attr: attr, Created: true, Granted: true, Segments: []Segment{{Len: 1, IOMode: layout.IOModeRW}}}, false},
 		{OpMakeNode, &AttrResult{Attr: Attr{ID: 1, Mode: syscall.S_IFDIR | 0o755}, Lease: LeaseAttrs | LeaseNames}, true},
 		{OpMakeNode, &AttrResult{Attr: Attr{ID: 1, Mode: syscall.S_IFLNK | 0o777}, Lease: LeaseAttrs | LeaseNames}, false},
 		{OpMakeNode, &AttrResult{Attr: Attr{ID: 1, Mode: syscall.S_IFDIR | 0o755}, Lease: LeaseData}, false},
@@ -956,8 +981,8 @@ func TestHellos(t *testing.T) {
 		}
 	}
 	// A later version may go on in any way.
-	h, err := ParseHello(unhex(t, "9a 00 a477656674 03 05 c0 c0 c0 c0 c0 c0"))
-	if err != nil || h.Lowest != 3 || h.Highest != 5 {
+	h, err := ParseHello(unhex(t, "9a 00 a477656674 04 05 c0 c0 c0 c0 c0 c0"))
+	if err != nil || h.Lowest != 4 || h.Highest != 5 {
 		t.Errorf("later hello: %+v, %v", h, err)
 	}
 	if h, err := ParseHello(unhex(t, "97 00 a477656674 02 01 c0 c0")); err == nil || errors.Is(err, ErrMagic) || h != nil {

@@ -117,6 +117,9 @@
 // largest End reported since the last truncation. After a restart of the service clients send their provisional
 // reports again.
 //
+// Create grants the layout of a new file, or of the beginning of it, with the answer if the client wants that and nobody has to be waited for. That answer is not
+// executed again but repeated when it was lost: a recall of that file which came before it, on whatever connection, is for what it grants.
+//
 // LayoutRecall makes the client finish its writes in the range, make them stable, and forget its layouts and retained
 // data there before it answers. The service does this before it truncates a file that others may write. The reply that
 // grants a layout is sent before a recall of it.

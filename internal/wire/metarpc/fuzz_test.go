@@ -89,6 +89,7 @@ func FuzzParseCall(f *testing.F) {
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpSetAttr}, &SetAttrArgs{ID: 1, Mask: SetSize, Size: 7}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpMakeNode}, &MakeNodeArgs{Parent: 1, Name: "l", Mode: 0o120777, Target: "t"}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpCreate, Cred: Cred{UID: 1, Groups: []uint32{2, 3}}}, &CreateArgs{Parent: 1, Name: "f", Umask: 0o22, Access: AccessRead}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpCreate}, &CreateArgs{Parent: 1, Name: "f", Access: AccessWrite, Layout: true, Near: []layout.DeviceID{{1}}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpTmpFile, Cred: Cred{ByUID: true}}, &TmpFileArgs{Parent: 1, Mode: 0o600}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLock}, &LockArgs{ID: 1, Owner: 2, Type: LockWrite, End: 9, Wait: true}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpReserve}, &ReserveArgs{ID: 1, Len: 9}},
@@ -127,9 +128,10 @@ func FuzzParseCall(f *testing.F) {
 func FuzzParseReply(f *testing.F) {
 	attr := Attr{ID: 1, Mode: 0o100644, Size: 5}
 	for op, result := range map[Op]any{
-		OpGetAttr:  &AttrResult{Attr: attr, Lease: LeaseAttrs},
-		OpLookup:   &LookupResult{Attr: attr, Lease: LeaseAttrs, Names: LeaseNames},
-		OpCreate:   &CreateResult{Attr: attr, Created: true, Lease: LeaseAttrs},
+		OpGetAttr: &AttrResult{Attr: attr, Lease: LeaseAttrs},
+		OpLookup:  &LookupResult{Attr: attr, Lease: LeaseAttrs, Names: LeaseNames},
+		OpCreate: &CreateResult{Attr: attr, Created: true, Lease: LeaseAttrs, Granted: true, Segments: []Segment{
+			{Len: 1, IOMode: layout.IOModeRW, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}},
 		OpRemove:   &RemoveResult{At: 7},
 		OpTestLock: &LockResult{Type: LockRead, End: 5, Host: "h"},
 		OpReserve:  &ReserveResult{Off: 5, Mtime: 6},

@@ -7,7 +7,7 @@ import (
 )
 
 // Version is the one version of the protocol that is spoken.
-const Version = 2
+const Version = 3
 
 // Magic starts the first frame in each direction.
 const Magic = "weft"
@@ -315,6 +315,9 @@ type (
 		Umask     uint32 // applied unless the directory has a default access control list
 		Exclusive bool   // EEXIST if the name exists
 		Access    Access
+		// Layout asks for a layout for writing of a new file, as it is about to be written; Near is that of LayoutGetArgs.
+		Layout bool
+		Near   []layout.DeviceID
 	}
 	// TmpFileArgs makes a regular file without a name, open for the session for reading and writing (O_TMPFILE). Link may
 	// give it one.
@@ -329,6 +332,11 @@ type (
 		Attr     Attr
 		Created  bool
 		Lease    Lease // on the inode: LeaseAttrs or 0
+		// Granted says that the session has a layout for writing of the new file, which is not the case if it did not ask, or would have had to
+		// wait: then LayoutGet does it. Without Segments this is what an earlier instance of the service has done; the layout may have been
+		// recalled since.
+		Granted  bool
+		Segments []Segment
 	}
 	// MakeNodeArgs makes anything but a regular file for writing: directory, symbolic link, FIFO, socket, device, and
 	// regular files by mknod(2).

@@ -55,9 +55,8 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 		}
 	} else {
 		m.mu.Lock()
-		unit := m.unit()
+		row = m.blank(policy)
 		m.mu.Unlock()
-		row.StripeUnit = min((policy.StripeUnit+unit-1)/unit*unit, layout.MaxStripeUnit)
 	}
 	var taken []schema.DataFile
 	covered := covers(&row, end)
@@ -92,15 +91,7 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 		if !writer {
 			b.Put(writerKey, nil)
 		}
-		firstTaken = b.Len()
-		for i := range taken {
-			key := schema.GarbageKey(taken[i].Device, taken[i].Number)
-			if guard := b.GuardPresent(key); i == 0 {
-				firstTaken = guard
-			}
-			b.Delete(key)
-			b.Add(schema.InUseKey(taken[i].Device), 0, 1)
-		}
+		firstTaken = own(b, taken)
 	}
 	if len(requests) > 0 {
 		err = m.allocate(ctx, requests, len(row.Mirrors), add)
@@ -109,28 +100,19 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 		add(&b)
 		err = m.cfg.Engine.Commit(ctx, &b)
 	}
+	m.settle(taken, firstTaken, err)
 	var guard *catalog.GuardError
 	switch {
 	case err == nil:
-		m.release(taken)
 		return row, true, nil
 	case errors.As(err, &guard):
-		if lost := guard.Index - firstTaken; lost >= 0 && lost < len(taken) {
-			m.log.Error("a data file lost its garbage row: was its data server declared lost, or is there another metadata service?",
-				"device", taken[lost].Device, "number", taken[lost].Number)
-			m.release(taken[lost : lost+1])
-			taken = slices.Delete(taken, lost, lost+1)
-		}
-		m.putBack(taken)
 		if guard.Index == inode {
 			return row, false, ErrNoInode
 		}
 		return row, false, nil
 	case errors.Is(err, catalog.ErrConflict):
-		m.putBack(taken)
 		return row, false, nil
 	case errors.Is(err, extent.ErrNoSpace):
-		m.putBack(taken)
 		again := m.becameFull(ctx, taken) // and others may not be
 		if !again {
 			var stale error
@@ -142,12 +124,69 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 			return row, false, nil
 		}
 		return row, false, fmt.Errorf("%w: %w", ErrNoSpace, err)
+	}
+	return row, false, err
+}
+
+// AssignNew adds to the batch that makes file id, whose inode is ino, what gives it the data files for its first stripe unit and makes session a
+// writer, and returns the layout row. It waits for nothing: ok is false, and the batch as it came, if there are not the data files
+// ready, or they would need space on namespaces. Otherwise settle must be called with the error of the batch's commit, once, or
+// any other error if there was no commit.
+func (m *Manager) AssignNew(b *catalog.Batch, id layout.FileID, ino schema.Inode, session metarpc.SessionID, near []layout.DeviceID) (row schema.Layout, settle func(error), ok bool) {
+	policy := ino.Policy.Layout().Or(defaultPolicy)
+	m.mu.Lock()
+	row = m.blank(policy)
+	plan, err := m.plan(id, &row, policy, false, near)
+	if err != nil || plan.onNamespaces() || !plan.stocked() {
+		m.mu.Unlock()
+		return row, nil, false
+	}
+	row, taken := plan.take(row)
+	m.mu.Unlock()
+	b.GuardAbsent(schema.LayoutKey(id))
+	b.Put(schema.LayoutKey(id), schema.Encode(&row))
+	b.Put(schema.WriterKey(id, session), nil)
+	firstTaken := own(b, taken)
+	return row, func(err error) { m.settle(taken, firstTaken, err) }, true
+}
+
+// blank is the row of a file without data files; m.mu is held.
+func (m *Manager) blank(policy layout.Policy) schema.Layout {
+	unit := m.unit()
+	return schema.Layout{StripeUnit: min((policy.StripeUnit+unit-1)/unit*unit, layout.MaxStripeUnit)}
+}
+
+// own adds to a batch that data files of pools are a file's, and returns the index of the first of their guards, which follow one another.
+func own(b *catalog.Batch, taken []schema.DataFile) (firstTaken int) {
+	firstTaken = len(b.Guards)
+	for i := range taken {
+		key := schema.GarbageKey(taken[i].Device, taken[i].Number)
+		b.GuardPresent(key)
+		b.Delete(key)
+		b.Add(schema.InUseKey(taken[i].Device), 0, 1)
+	}
+	return firstTaken
+}
+
+// settle releases data files that were taken, or puts them back, when it is known how the commit ended of a batch that own was given.
+func (m *Manager) settle(taken []schema.DataFile, firstTaken int, err error) {
+	var guard *catalog.GuardError
+	switch {
+	case err == nil:
+		m.release(taken)
+		return
 	case errors.Is(err, catalog.ErrUnknown):
 		// They may or may not be the file's, so they stay held. The next Manager sees which.
-		return row, false, err
+		return
+	case errors.As(err, &guard):
+		if lost := guard.Index - firstTaken; lost >= 0 && lost < len(taken) {
+			m.log.Error("a data file lost its garbage row: was its data server declared lost, or is there another metadata service?",
+				"device", taken[lost].Device, "number", taken[lost].Number)
+			m.release(taken[lost : lost+1])
+			taken = slices.Delete(taken, lost, lost+1)
+		}
 	}
 	m.putBack(taken)
-	return row, false, err
 }
 
 // covers reports whether the row has the data files for every byte before end.
@@ -292,6 +331,13 @@ func (m *Manager) plan(id layout.FileID, row *schema.Layout, policy layout.Polic
 		p.columns = append(p.columns, column)
 	}
 	return p, nil
+}
+
+// onNamespaces reports whether the plan has a data file on a namespace.
+func (p *plan) onNamespaces() bool {
+	return slices.ContainsFunc(p.columns, func(column []*device) bool {
+		return slices.ContainsFunc(column, func(d *device) bool { return d.space != nil })
+	})
 }
 
 // compareBool orders false before true.

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -304,6 +306,152 @@ func TestCommitFails(t *testing.T) {
 		calm()
 		w.check()
 	})
+}
+
+// newFile makes an inode with what AssignNew gives it; change, if there is one, comes right before the commit.
+func (w *world) newFile(id layout.FileID, policy layout.Policy, near []layout.DeviceID, change func()) (row schema.Layout, ok bool, err error) {
+	w.t.Helper()
+	ino := schema.Inode{Mode: syscall.S_IFREG | 0o644, Nlink: 1, Policy: schema.PolicyOf(policy)}
+	var b catalog.Batch
+	b.GuardAbsent(schema.InodeKey(id))
+	b.Put(schema.InodeKey(id), schema.Encode(&ino))
+	n := b.Len()
+	row, settle, ok := w.m.AssignNew(&b, id, ino, session, near)
+	if !ok {
+		if b.Len() != n {
+			w.t.Errorf("%d: nothing is given, but %d entries", id, b.Len()-n)
+		}
+		return row, false, nil
+	}
+	if change != nil {
+		change()
+	}
+	err = w.engine.Commit(w.t.Context(), &b)
+	settle(err)
+	return row, true, err
+}
+
+// New files get their data files in the batch that makes them.
+func TestAssignNew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 3)
+		calm()
+		policies := []layout.Policy{{}, {Mirrors: 2}, {StripeCount: 1}, {StripeCount: 1, Mirrors: 3}}
+		for i, policy := range policies {
+			id := layout.FileID(10 + i)
+			row, ok, err := w.newFile(id, policy, nil, nil)
+			if !ok || err != nil {
+				t.Fatalf("%+v: given %t, %v", policy, ok, err)
+			}
+			if asked, err := w.m.Assign(t.Context(), id, schema.Inode{Policy: schema.PolicyOf(policy)}, 0, 1, session, nil); err != nil || !reflect.DeepEqual(asked, row) {
+				t.Errorf("%+v: given %+v; asked for again, %+v, %v", policy, row, asked, err)
+			}
+			if _, err := w.engine.Get(t.Context(), schema.WriterKey(id, session)); err != nil {
+				t.Errorf("%+v: writer row: %v", policy, err)
+			}
+		}
+		for i := range w.exports {
+			near := []layout.DeviceID{w.device(i).id}
+			row, ok, err := w.newFile(layout.FileID(20+i), layout.Policy{Placement: layout.PlacementLocal}, near, nil)
+			if !ok || err != nil || row.Mirrors[0][0].Device != near[0] || row.Width != 1 {
+				t.Errorf("on its writer's host: %+v, %t, %v", row, ok, err)
+			}
+		}
+		calm()
+		w.remove(10)
+		calm()
+		w.check()
+	})
+}
+
+// What a batch that is not committed took is in the pools again, and of unknown outcome in nobody's hands.
+func TestAssignNewNotCommitted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		calm()
+		d := w.device(0)
+		have := func(what string, pool, held int) {
+			t.Helper()
+			w.m.mu.Lock()
+			defer w.m.mu.Unlock()
+			if len(d.pool) != pool || len(d.held) != held {
+				t.Errorf("%s: %d data files in the pool, %d numbers held; want %d and %d", what, len(d.pool), len(d.held), pool, held)
+			}
+		}
+		w.inode(5, layout.Policy{})
+		if _, ok, err := w.newFile(5, layout.Policy{}, nil, nil); !ok || err == nil {
+			t.Errorf("a file that is there: %t, %v", ok, err)
+		}
+		have("put back", testPool, testPool)
+
+		lose := func() { // as when the data server is declared lost
+			w.m.mu.Lock()
+			held := slices.Sorted(maps.Keys(d.held))
+			for _, f := range d.pool {
+				held = slices.DeleteFunc(held, func(n uint64) bool { return n == f.Number })
+			}
+			w.m.mu.Unlock()
+			var b catalog.Batch
+			b.Delete(schema.GarbageKey(d.id, held[0]))
+			w.commit(&b)
+		}
+		var guard *catalog.GuardError
+		if _, ok, err := w.newFile(6, layout.Policy{}, nil, lose); !ok || !errors.As(err, &guard) {
+			t.Errorf("a data file without a garbage row: %t, %v", ok, err)
+		}
+		have("lost", testPool-1, testPool-1)
+		if _, ok, err := w.newFile(6, layout.Policy{}, nil, nil); !ok || err != nil {
+			t.Errorf("another one instead: %t, %v", ok, err)
+		}
+		calm()
+
+		var b catalog.Batch
+		_, settle, _ := w.m.AssignNew(&b, 7, schema.Inode{}, session, nil)
+		w.m.mu.Lock()
+		pool, held := len(d.pool), len(d.held)
+		w.m.mu.Unlock()
+		settle(catalog.ErrUnknown)
+		have("unknown", pool, held)
+	})
+}
+
+// AssignNew waits for nothing.
+func TestAssignNewNothingReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		calm()
+		if _, ok, _ := w.newFile(5, layout.Policy{Mirrors: 3}, nil, nil); ok {
+			t.Error("three copies on two devices")
+		}
+		w.m.mu.Lock()
+		pools := make([][]schema.DataFile, 2)
+		for i := range pools {
+			d := w.m.devices[i]
+			pools[i], d.pool = d.pool, nil
+		}
+		w.m.mu.Unlock()
+		if _, ok, _ := w.newFile(6, layout.Policy{}, nil, nil); ok {
+			t.Error("a data file of an empty pool")
+		}
+		for _, files := range pools {
+			w.m.putBack(files)
+		}
+		calm()
+		if _, ok, err := w.newFile(6, layout.Policy{}, nil, nil); !ok || err != nil {
+			t.Errorf("with full pools: %t, %v", ok, err)
+		}
+		calm()
+		w.check()
+	})
+	w, _ := newBlockWorld(t, 1<<30)
+	w.eventually("a pool", func() bool {
+		w.m.mu.Lock()
+		defer w.m.mu.Unlock()
+		return len(w.m.devices[0].pool) > 0
+	})
+	if _, ok, _ := w.newFile(7, layout.Policy{}, nil, nil); ok {
+		t.Error("a data file on a namespace, without space")
+	}
 }
 
 // Data files that are made while garbage is being looked for are none.

@@ -56,7 +56,8 @@
 //
 // # Which data files a file gets
 //
-// None until it is written to. For a range within the first stripe unit, one in each mirror; for a range that goes
+// None until it is written to, or made by somebody who is about to (AssignNew: then only what is in the pools at once, and with the batch that makes
+// the file). For a range within the first stripe unit, one in each mirror; for a range that goes
 // further, one for each of the W servers of each mirror. What a file has is only added to, but for stale copies, and W is
 // settled when the second one is added. New data files go to data servers that are reachable and have room; files begin
 // at a device that depends on a hash of their number, so that small ones spread.
