@@ -117,7 +117,7 @@
 // count of acknowledged writes the inode has the end and the time of those which the service has not been told of for good.
 //
 //   - close(2) waits for the writes under way and reports size and time provisionally, so that others see them, but for a size alone that
-//     data servers tell, too, should we be gone. With Config.StableClose it does as fsync(2).
+//     data servers tell, too, should we be gone, and for the first of a new file (inode.mayWait). With Config.StableClose it does as fsync(2).
 //   - fsync(2), and each write through O_SYNC or O_DSYNC, makes data stable and then size and time durable.
 //   - The flusher does the same for every file about a second after it was written to, or when memory runs short.
 //   - rename(2) over another file does it for the file that takes its place.

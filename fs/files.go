@@ -110,7 +110,7 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	i.mu.Lock()
 	i.opens++
 	i.opened()
-	i.capsGone, i.blank = i.capsGone || created, i.blank || created
+	i.capsGone, i.born, i.blank = i.capsGone || created, i.born || created, i.blank || created
 	i.mu.Unlock()
 	if !created {
 		// Somebody else made it since the kernel looked. It must look again, and open what there is with the checks of

@@ -539,19 +539,20 @@ func (h *handle) flush(ctx context.Context) error {
 	if err := h.i.drain(ctx); err != nil {
 		return err
 	}
-	if h.i.sizeOnly() {
+	if h.i.mayWait() {
 		return h.outcome(ctx, nil)
 	}
 	return h.outcome(ctx, h.i.fs.publish(ctx, []*inode{h.i}))
 }
 
-// sizeOnly reports whether all that the service has not been told of is the size, as after the time was set, by tar(1) or cp(1). Then it need
-// not be told before it is durable: whoever asks for it makes the service ask us, who have a layout for writing, and should we be
-// gone, the data files. Those on namespaces do not tell where a file ends, and what the kernel writes by itself is not known here.
-func (i *inode) sizeOnly() bool {
+// mayWait reports whether what the service has not been told of need not be told before it is durable: whoever asks for it makes the service ask us, who have a
+// layout for writing, and should we be gone, the data files tell the size. So that is for a size alone, as after the time was set, by tar(1) or cp(1),
+// and for a file that was made here of which nothing was told yet: should its time be lost with us, it has that at which it was made. Files on namespaces do
+// not tell where they end, and what the kernel writes by itself is not known here.
+func (i *inode) mayWait() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.mtime == 0 && i.passed == nil && !i.reads.any.Load()
+	return (i.mtime == 0 || i.born && i.durable+i.provisional == 0) && i.passed == nil && !i.reads.any.Load()
 }
 
 // fsync is fsync(2) and fdatasync(2).

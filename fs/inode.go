@@ -59,6 +59,7 @@ type inode struct {
 
 	mode     uint32 // when last heard; 0 = never
 	capsGone bool   // it has no file capabilities that a write would have to take away
+	born     bool   // made here
 	blank    bool   // made here, and neither written nor closed since
 
 	// Writes. A write belongs to the phase in which it began; a flush turns the phase over to wait for the older

@@ -21,6 +21,8 @@ func TestSessionReport(t *testing.T) {
 			r := newRig(t, newService(1, 1<<20))
 			id, fh := r.create("f")
 			r.write(id, 0, pattern(1, 1000))
+			r.OnSizeQuery(t.Context(), []layout.FileID{id}) // or close would not tell anything of a new file
+			r.write(id, 1000, pattern(1, 1000))
 			begun, over := make(chan struct{}), make(chan error, 1)
 			call, report := "LayoutCommit provisional", func() fuse.Status { return r.flush(id, fh) }
 			if when == "durable" {
