@@ -1,15 +1,20 @@
 package harness
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/weftfs/weft/layout"
 )
 
 // ClusterEnv makes NewVolume start three metadata services on a catalog in three etcd members, in place of one with a catalog of its own. Set to
@@ -210,6 +215,52 @@ func (c *Cluster) Await(m *Member) {
 			t.Fatalf("%s does not answer: %s", m.Name, out)
 		}
 	}
+}
+
+// Spread makes a new directory below a mount for each service, in a shard that it has, and returns their names. It first waits until all services have shards.
+func (c *Cluster) Spread(mount string) (names [members]string) {
+	t := c.v.t
+	t.Helper()
+	var st struct {
+		Shards   int
+		Services []struct {
+			Address string
+			Shards  []int
+		}
+	}
+	Await(t, "shards for all services", func() bool {
+		if err := json.Unmarshal([]byte(Weft(t, "admin", "meta", "ls", "--json", "--server", c.v.Addr)), &st); err != nil {
+			t.Fatal(err)
+		}
+		all, least := 0, st.Shards
+		for _, s := range st.Services {
+			all += len(s.Shards)
+			least = min(least, len(s.Shards))
+		}
+		return all == st.Shards && len(st.Services) == members && least >= st.Shards/members
+	})
+	for i, m := range c.Services {
+		for n := 0; names[i] == ""; n++ {
+			name := fmt.Sprintf("%s-%d", m.Name, n)
+			dir := filepath.Join(mount, name)
+			info, err := os.Stat(dir)
+			if errors.Is(err, os.ErrNotExist) {
+				if err = os.Mkdir(dir, 0o755); err == nil {
+					info, err = os.Stat(dir)
+				}
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			shard := layout.ShardOf(layout.FileID(info.Sys().(*syscall.Stat_t).Ino), st.Shards)
+			for _, s := range st.Services {
+				if s.Address == m.Addr && slices.Contains(s.Shards, shard) {
+					names[i] = name
+				}
+			}
+		}
+	}
+	return names
 }
 
 // Chaos does harm to one member after the other, chosen by seed, until Calm is called, and again when the services are started after a stop.

@@ -179,17 +179,21 @@ func (a *Worker) answer() string {
 	}
 }
 
+// Tell gives a command, and Answers gets the answer, for those who do not know how long that may take.
+func (a *Worker) Tell(command string)    { fmt.Fprintln(a.in, command) }
+func (a *Worker) Answers() <-chan string { return a.answers }
+
 // Ask gives a command and returns the answer.
 func (a *Worker) Ask(command string) string {
 	a.t.Helper()
-	fmt.Fprintln(a.in, command)
+	a.Tell(command)
 	return a.answer()
 }
 
 // Do gives a command and checks the answer.
 func (a *Worker) Do(command, want string) {
 	a.t.Helper()
-	fmt.Fprintln(a.in, command)
+	a.Tell(command)
 	a.Want(command, want)
 }
 
@@ -207,7 +211,7 @@ const blocked = 300 * time.Millisecond
 // Blocks gives a command that must not be answered soon.
 func (a *Worker) Blocks(command string) {
 	a.t.Helper()
-	fmt.Fprintln(a.in, command)
+	a.Tell(command)
 	select {
 	case got := <-a.answers:
 		a.t.Errorf("%s: %s, want to wait", command, got)
