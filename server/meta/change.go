@@ -103,21 +103,33 @@ func change[R any](ctx context.Context, s *Service, c *call, build func(*tx) (*R
 				t.err = nil
 			}
 		}
+		late := false
+		if guard := (*catalog.GuardError)(nil); err != nil && h.doubt && !again(err) && !errors.As(err, &guard) && c.h.Op != metarpc.OpSetAttr {
+			// What speaks against the change may be its own work: that of a try which was committed after findOut had looked.
+			late = s.findOut(ctx, c, t) == nil
+		}
 		t.settle(err == nil)
 		if t.usage {
 			s.usageSoon()
 		}
-		if err == nil {
+		if err == nil || late {
 			h.committed = true
+			if late {
+				c.late = true
+				result = new(R) // the answer is in c.frame
+			}
 			return result, nil
 		}
-		guard := (*catalog.GuardError)(nil)
-		if !errors.Is(err, errRetry) && !errors.Is(err, catalog.ErrConflict) && !errors.Is(err, catalog.ErrUnknown) &&
-			!errors.As(err, &guard) {
+		if guard := (*catalog.GuardError)(nil); !again(err) && !errors.As(err, &guard) {
 			return nil, err
 		}
 	}
 	return nil, errContended
+}
+
+// again reports whether an error, which is no guard's, is a reason to try a change again.
+func again(err error) bool {
+	return errors.Is(err, errRetry) || errors.Is(err, catalog.ErrConflict) || errors.Is(err, catalog.ErrUnknown)
 }
 
 // commit commits t, with the answer of c if there is a call.
@@ -142,12 +154,21 @@ func (s *Service) commit(ctx context.Context, c *call, t *tx, result any) error 
 	return nil
 }
 
-// findOut looks whether t, the try of c whose outcome is unknown, was committed, and then sets the answer;
+// findOut looks whether t, the try of c whose outcome is unknown, was committed, or an earlier one, and then sets the answer;
 // errRetry if not. Should it be committed later still, the guards of the next try do not hold, and what that one reads
-// is this one's work.
+// is this one's work: before the change is refused for that, it is looked again.
 func (s *Service) findOut(ctx context.Context, c *call, t *tx) error {
-	if err := s.engine.Commit(ctx, new(catalog.Batch)); err != nil { // what is read next must not be lost in a crash
-		return err
+	for try := 0; ; try++ {
+		if err := backOff(ctx, try); err != nil {
+			return err
+		}
+		err := s.engine.Commit(ctx, new(catalog.Batch)) // what is read next must not be lost in a crash
+		if err == nil {
+			break
+		}
+		if !again(err) {
+			return err
+		}
 	}
 	var row schema.Reply
 	raw, err := s.get(ctx, schema.ReplyKey(c.sess.id, c.h.Slot), &row)

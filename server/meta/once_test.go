@@ -152,7 +152,10 @@ func TestExactlyOnce(t *testing.T) {
 // uncertain is an engine whose commits sometimes do not say how they ended.
 type uncertain struct {
 	catalog.Engine
-	next atomic.Int32 // what happens to the next commit that is a call's: 0 nothing, 1 done but unknown, 2 not done and unknown
+	next atomic.Int32 // what happens to the next commit that is a call's: 0 nothing, 1 done but unknown, 2 not done and unknown,
+	// 3 done but unknown, and so are some more that find out, 4 unknown, and done just before the next one of a call's
+	unknown atomic.Int32 // commits without an effect that do not say how they ended
+	late    atomic.Pointer[catalog.Batch]
 }
 
 func (e *uncertain) Commit(ctx context.Context, b *catalog.Batch) error {
@@ -160,10 +163,26 @@ func (e *uncertain) Commit(ctx context.Context, b *catalog.Batch) error {
 	for _, row := range b.Puts {
 		answer = answer || row.Key[0] == schema.PrefixReply
 	}
+	if b.Len() == 0 && e.unknown.Load() > 0 {
+		e.unknown.Add(-1)
+		return catalog.ErrUnknown
+	}
 	if !answer {
 		return e.Engine.Commit(ctx, b)
 	}
+	if late := e.late.Swap(nil); late != nil {
+		if err := e.Engine.Commit(context.WithoutCancel(ctx), late); err != nil {
+			return err
+		}
+	}
 	switch e.next.Swap(0) {
+	case 3:
+		e.unknown.Store(3)
+		return errors.Join(e.Engine.Commit(ctx, b), catalog.ErrUnknown)
+	case 4:
+		late := *b
+		e.late.Store(&late)
+		return catalog.ErrUnknown
 	case 1:
 		return errors.Join(e.Engine.Commit(ctx, b), catalog.ErrUnknown)
 	case 2:
@@ -174,7 +193,7 @@ func (e *uncertain) Commit(ctx context.Context, b *catalog.Batch) error {
 
 // TestUnknownOutcome has each such call executed exactly once though the engine did not say whether it did.
 func TestUnknownOutcome(t *testing.T) {
-	for _, fault := range []int32{1, 2} {
+	for _, fault := range []int32{1, 2, 3, 4} {
 		engine := &uncertain{Engine: memory.New()}
 		h := newHost(t, engine).start()
 		c := h.client()

@@ -230,6 +230,7 @@ type call struct {
 	h     metarpc.CallHeader
 	who   *caller // see Service.caller
 	frame []byte  // the answer, once it is settled by a batch that holds it
+	late  bool    // that batch was committed when it was taken for lost already: what executing the call would have made known is not
 	after func()  // called when the answer is in the connection's queue, behind which a callback's frame would come
 }
 
@@ -324,6 +325,9 @@ func (s *Service) answer(c *call, args any, refusal *metarpc.Error) {
 		}
 		if err == nil {
 			result, err = s.execute(c, args)
+		}
+		if err == nil && c.late {
+			err = s.replay(c.ctx, c, args)
 		}
 		if err == nil && c.frame != nil {
 			return
