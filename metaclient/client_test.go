@@ -727,15 +727,25 @@ func TestBadResult(t *testing.T) {
 	})
 }
 
-// Another file system at the same address is not taken for the one mounted.
+// Another file system at the same address is not taken for the one mounted, and does not end its session: that knows no such one says nothing.
 func TestOtherVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newService(t)
 		c := connected(t, s, Config{})
+		id := c.State().Session
 		s.mu.Lock()
-		s.volume = [16]byte{0xbb}
+		volume, sessions := s.volume, s.sessions
+		s.volume, s.sessions = [16]byte{0xbb}, map[metarpc.SessionID]*serviceSession{}
 		s.mu.Unlock()
 		s.hangUp()
+		defer func() {
+			s.mu.Lock()
+			s.volume, s.sessions = volume, sessions
+			s.mu.Unlock()
+			if _, err := c.StatFS(t.Context(), layout.RootID); err != nil || c.State().Session != id {
+				t.Errorf("back at its own volume: %v, session %x instead of %x", err, c.State().Session, id)
+			}
+		}()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		_, err := c.StatFS(ctx, layout.RootID)

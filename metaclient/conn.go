@@ -115,23 +115,21 @@ func (c *Client) hello(ctx context.Context, nc net.Conn, addr string, session me
 	if err != nil {
 		return nil, helloError(addr, err)
 	}
-	switch {
-	case w.Version != metarpc.Version || w.Status == metarpc.StatusVersion:
+	if w.Version != metarpc.Version || w.Status == metarpc.StatusVersion {
 		return nil, fmt.Errorf("%s speaks protocol version %d, this weft speaks %d", addr, w.Version, metarpc.Version)
+	}
+	if err := c.v.places.learn(addr, w); err != nil {
+		return nil, err // whatever else it says is not about our volume
+	}
+	switch {
 	case w.Status == metarpc.StatusBadSession && session != metarpc.SessionID{}:
 		return nil, errSessionGone
 	case w.Status == metarpc.StatusMoved:
-		if err := c.v.places.learn(addr, w); err != nil {
-			return nil, err
-		}
 		return nil, fmt.Errorf("%s %w (shard %d)", addr, errMoved, c.shard)
 	case w.Status != metarpc.StatusOK:
 		return nil, fmt.Errorf("metadata service at %s: %v: %s", addr, w.Status, w.Message)
 	case session != metarpc.SessionID{} && w.Session != session:
 		return nil, fmt.Errorf("%s answers for another session than it was asked for", addr)
-	}
-	if err := c.v.places.learn(addr, w); err != nil {
-		return nil, err
 	}
 	nc.SetDeadline(time.Time{})
 	return &conn{addr: addr, nc: nc, began: began, r: r, welcome: w, wake: make(chan struct{}, 1),

@@ -14,7 +14,7 @@ type places struct {
 	given []string // Config.Addrs
 
 	mu     sync.Mutex
-	volume [16]byte     // zero: no service has taken us yet
+	volume [16]byte     // zero: no service has told yet
 	ring   metarpc.Ring // the newest; without Owners: none yet
 }
 
@@ -32,23 +32,26 @@ func (p *places) volumeID() [16]byte {
 	return p.volume
 }
 
-// learn takes in what a service at addr has answered to a hello, which may be that another one has the shard. An error says that it is not of this
-// volume.
+// learn takes in what a service at addr has answered to a hello: of which volume it is, and, if it does not refuse us for another reason than that
+// another one has the shard, where the shards are. The first one that tells so decides which volume is ours. With an error nothing was taken in,
+// and nothing that the service has answered counts: it is not of this volume.
 func (p *places) learn(addr string, w *metarpc.Welcome) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	shards, told := len(p.ring.Owners), len(w.Ring.Owners)
-	if w.Status == metarpc.StatusOK {
-		if p.volume != [16]byte{} && w.Volume != p.volume {
-			return fmt.Errorf("%s serves another file system (volume %x) than the one mounted (%x)", addr, w.Volume, p.volume)
-		}
-		if shards > 0 && told != shards {
-			return fmt.Errorf("%s serves a volume of %d shards, which had %d when it was mounted: mount it again", addr, told, shards)
-		}
-		p.volume = w.Volume
+	switch {
+	case w.Volume == [16]byte{}:
+		return fmt.Errorf("%s does not say which file system it serves (%v %s)", addr, w.Status, w.Message)
+	case p.volume != [16]byte{} && w.Volume != p.volume:
+		return fmt.Errorf("%s serves another file system (volume %x) than the one mounted (%x)", addr, w.Volume, p.volume)
+	case w.Status != metarpc.StatusOK && w.Status != metarpc.StatusMoved:
+		return nil
 	}
-	// Who sends us elsewhere does not say of which volume it is.
-	if shards == 0 || told == shards && w.Ring.Epoch > p.ring.Epoch {
+	shards, told := len(p.ring.Owners), len(w.Ring.Owners)
+	if shards > 0 && told != shards {
+		return fmt.Errorf("%s serves a volume of %d shards, which had %d when it was mounted: mount it again", addr, told, shards)
+	}
+	p.volume = w.Volume
+	if shards == 0 || w.Ring.Epoch > p.ring.Epoch {
 		p.ring = w.Ring
 	}
 	return nil

@@ -139,7 +139,7 @@ func (cl *cluster) dial(ctx context.Context, addr string) (net.Conn, error) {
 		cl.mu.Lock()
 		owner := cl.ring.Owners[hello.Shard]
 		here := owner >= 0 && cl.ring.Services[owner] == addr
-		w := &metarpc.Welcome{Magic: metarpc.Magic, Version: metarpc.Version, Status: metarpc.StatusMoved, Message: "elsewhere", Ring: cl.tell()}
+		w := &metarpc.Welcome{Magic: metarpc.Magic, Version: metarpc.Version, Status: metarpc.StatusMoved, Message: "elsewhere", Volume: cl.parts[0].volume, Ring: cl.tell()}
 		if here && hello.Session == (metarpc.SessionID{}) {
 			cl.sessions[hello.Shard]++
 		}
@@ -934,6 +934,51 @@ func TestShardsDial(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A service of another volume at one of the addresses does not tell us where the shards of ours are.
+func TestShardsOtherVolume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cl := newCluster(t)
+		asked := 0
+		dial := func(ctx context.Context, addr string) (net.Conn, error) {
+			if addr != "x:1" {
+				return cl.dial(ctx, addr)
+			}
+			asked++
+			client, server := net.Pipe()
+			cl.tasks.Go(func() {
+				defer server.Close()
+				if _, err := metarpc.ReadFrame(server, nil, metarpc.MaxHello); err != nil {
+					return
+				}
+				b, err := metarpc.AppendWelcome(nil, &metarpc.Welcome{Magic: metarpc.Magic, Version: metarpc.Version, Status: metarpc.StatusMoved, Volume: [16]byte{0xbb},
+					Ring: metarpc.Ring{Epoch: 100, Services: []string{"x:1"}, Owners: []int{0, 0, 0}}})
+				if err != nil {
+					t.Error(err)
+				}
+				server.Write(b)
+			})
+			return client, nil
+		}
+		v, err := start(t.Context(), Config{Addrs: []string{"a:1", "x:1"}, Log: quiet()}, dial)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer cl.stop()
+		defer v.Close(t.Context())
+		cl.move(0, -1)
+		time.Sleep(10 * time.Second)
+		if epoch := v.State().Ring.Epoch; asked == 0 || epoch != 2 {
+			t.Errorf("the ring is that of epoch %d after the other volume's service was asked %d times", epoch, asked)
+		}
+		cl.move(0, 1)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := v.StatFS(ctx, layout.RootID); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // Sizes of files of several shards are reported together, and a shard that is away keeps only its own from being so.

@@ -115,7 +115,7 @@ func (s *Service) welcome(c *conn, hello *metarpc.Hello, address string) (*sessi
 }
 
 func (s *Service) welcomeFrame(w *metarpc.Welcome) []byte {
-	w.Magic, w.Version = metarpc.Magic, metarpc.Version
+	w.Magic, w.Version, w.Volume = metarpc.Magic, metarpc.Version, s.volume.ID
 	if s.cfg.Ring != nil {
 		w.Ring = s.cfg.Ring()
 	}
@@ -180,7 +180,7 @@ func (s *Service) attach(sess *session, c *conn, address string, export Export) 
 	old, first := sess.conn, !sess.returned
 	sess.conn, sess.address, sess.export, sess.returned = c, address, export, true
 	flush := c.enqueue(s.welcomeFrame(&metarpc.Welcome{
-		Session: sess.id, Volume: s.volume.ID, Instance: s.instance, Slots: s.cfg.Slots, Lease: int64(s.cfg.Lease),
+		Session: sess.id, Instance: s.instance, Slots: s.cfg.Slots, Lease: int64(s.cfg.Lease),
 	}))
 	again := make(map[uint64]*callback, len(sess.backs))
 	for _, cb := range sess.backs {

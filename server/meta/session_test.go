@@ -497,6 +497,9 @@ func TestHello(t *testing.T) {
 		if w.Status != row.want || w.Status != metarpc.StatusOK && w.Message == "" {
 			t.Errorf("%s: %v %q, want %v", row.name, w.Status, w.Message, row.want)
 		}
+		if w.Volume != h.svc.volume.ID {
+			t.Errorf("%s: the welcome is of volume %x", row.name, w.Volume)
+		}
 		conn.Close()
 	}
 	for name, bytes := range map[string]string{

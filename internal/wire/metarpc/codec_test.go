@@ -272,13 +272,21 @@ func TestRoundTrip(t *testing.T) {
 		}
 		same(t, "welcome", gotWelcome, welcome)
 
-		moved := &Welcome{Magic: Magic, Version: Version, Status: StatusMoved, Message: "elsewhere", Ring: welcome.Ring}
+		moved := &Welcome{Magic: Magic, Version: Version, Status: StatusMoved, Message: "elsewhere", Volume: welcome.Volume, Ring: welcome.Ring}
 		b, err = AppendWelcome(nil, moved)
 		gotMoved, err := ParseWelcome(body(t, b, err))
 		if err != nil {
 			t.Fatal(err)
 		}
 		same(t, "moved", gotMoved, moved)
+
+		refused := &Welcome{Magic: Magic, Version: Version, Status: StatusBadSession, Message: "gone", Volume: welcome.Volume}
+		b, err = AppendWelcome(nil, refused)
+		gotRefused, err := ParseWelcome(body(t, b, err))
+		if err != nil {
+			t.Fatal(err)
+		}
+		same(t, "refused", gotRefused, refused)
 
 		for op := Op(1); op < opEnd; op++ {
 			call := CallHeader{Slot: r.IntN(MaxSlots), Sequence: 1 + r.Uint64()>>1, Op: op, Cred: *filled(r, new(Cred)).(*Cred)}

@@ -58,8 +58,8 @@ func ParseHello(frame []byte) (*Hello, error) {
 }
 
 // ParseWelcome reads a Welcome frame. Magic, version, status and message come first in every version of the protocol;
-// if the version is another one nothing else is looked at or set. With StatusMoved only the ring is, with any other status but StatusOK
-// nothing. ErrMagic tells that it is no welcome at all.
+// if the version is another one nothing else is looked at or set. With a status other than StatusOK only the volume is, and with StatusMoved
+// the ring. ErrMagic tells that it is no welcome at all.
 func ParseWelcome(frame []byte) (*Welcome, error) {
 	c := start(frame, KindWelcome, 0)
 	w := &Welcome{Magic: string(c.str())}
@@ -72,7 +72,7 @@ func ParseWelcome(frame []byte) (*Welcome, error) {
 	if c.err != nil {
 		return nil, c.err
 	}
-	if w.Version != Version || w.Status != StatusOK && w.Status != StatusMoved {
+	if w.Version != Version {
 		return w, nil
 	}
 	w.Session, w.Volume, w.Instance = c.bin16(), c.bin16(), c.bin16()
@@ -84,8 +84,11 @@ func ParseWelcome(frame []byte) (*Welcome, error) {
 	if err := w.Ring.check(); err != nil {
 		return nil, malformed("welcome: %v", err)
 	}
-	if w.Status == StatusMoved {
-		w.Session, w.Volume, w.Instance = SessionID{}, [16]byte{}, [16]byte{}
+	if w.Status != StatusOK {
+		w.Session, w.Instance = SessionID{}, [16]byte{}
+		if w.Status != StatusMoved {
+			w.Ring = Ring{}
+		}
 		return w, nil
 	}
 	switch {

@@ -24,7 +24,9 @@
 //
 // The client's first frame is Hello, with the magic string "weft", the versions it speaks, who it is ([ClientInfo]) and
 // the session it wants to go on with, or a zero session for a new one. Welcome answers it. A status other than OK
-// (StatusVersion, StatusBadSession, ...) comes with a message for people and ends the connection. Whoever receives
+// (StatusVersion, StatusBadSession, ...) comes with a message for people and ends the connection. Every Welcome of a version that both speak
+// names the volume. A client believes nothing of one that names another volume than its own, or none: that there is no such session does
+// not end the session then, and where shards are is not taken in. Whoever receives
 // something else than the expected hello is not talking to a weft peer. Before the hello is done a frame has at most
 // [MaxHello] bytes.
 //

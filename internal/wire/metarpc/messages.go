@@ -98,7 +98,7 @@ type Welcome struct {
 	Status   Status
 	Message  string
 	Session  SessionID
-	Volume   [16]byte // never changes
+	Volume   [16]byte // never changes; also with any other status than StatusOK
 	Instance [16]byte // changes with each start of the service
 	Slots    int      // MinSlots to MaxSlots
 	Lease    int64    // nanoseconds, MinLease to MaxLease

@@ -479,6 +479,9 @@ func TestRing(t *testing.T) {
 				if got.Status != want {
 					t.Errorf("shard %d at %s: %v %s", shard, addr, got.Status, got.Message)
 				}
+				if want == metarpc.StatusMoved && got.Volume != w.volume {
+					t.Errorf("shard %d at %s: moved, in volume %x", shard, addr, got.Volume)
+				}
 				if first.Epoch == 0 {
 					first = got.Ring
 				}

@@ -92,6 +92,7 @@ func (c *Config) Validate() error {
 type Node struct {
 	cfg    Config
 	log    *slog.Logger
+	volume [16]byte
 	shards int
 	ctx    context.Context // ends with Close
 	stop   context.CancelFunc
@@ -134,7 +135,7 @@ func Start(ctx context.Context, cfg Config) (*Node, error) {
 	if err := schema.CheckFormat(volume.Format); err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, log: cfg.Log, shards: volume.ShardCount(), conns: map[net.Conn]struct{}{}, listeners: map[net.Listener]struct{}{}}
+	n := &Node{cfg: cfg, log: cfg.Log, volume: volume.ID, shards: volume.ShardCount(), conns: map[net.Conn]struct{}{}, listeners: map[net.Listener]struct{}{}}
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	m, err := n.join(ctx)
 	if err != nil {
@@ -315,7 +316,7 @@ func (n *Node) serve(nc net.Conn) {
 		svc.ServeConn(nc, r, hello)
 		return
 	}
-	w := &metarpc.Welcome{Magic: metarpc.Magic, Version: metarpc.Version, Status: metarpc.StatusMoved, Ring: m.ring(),
+	w := &metarpc.Welcome{Magic: metarpc.Magic, Version: metarpc.Version, Status: metarpc.StatusMoved, Volume: n.volume, Ring: m.ring(),
 		Message: fmt.Sprintf("this service does not have shard %d", hello.Shard)}
 	if hello.Lowest > metarpc.Version || hello.Highest < metarpc.Version {
 		w.Status, w.Message = metarpc.StatusVersion, fmt.Sprintf("this service speaks version %d of the protocol, the client %d to %d", metarpc.Version, hello.Lowest, hello.Highest)

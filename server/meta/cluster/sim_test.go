@@ -26,6 +26,7 @@ import (
 type world struct {
 	t      *testing.T
 	engine catalog.Engine
+	volume [16]byte
 	shards int
 	epoch  time.Time
 	log    *slog.Logger
@@ -40,9 +41,11 @@ type world struct {
 func newWorld(t *testing.T, shards int) *world {
 	w := &world{t: t, engine: &judge{Engine: memory.New(), t: t, epochs: map[string]int64{}}, shards: shards, epoch: time.Now(), listeners: map[string]*pipeListener{}, answered: make([]uint64, shards)}
 	w.log = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
-	if _, err := meta.OpenVolume(t.Context(), w.engine, layout.Policy{}, shards); err != nil {
+	volume, err := meta.OpenVolume(t.Context(), w.engine, layout.Policy{}, shards)
+	if err != nil {
 		t.Fatal(err)
 	}
+	w.volume = volume.ID
 	return w
 }
 
@@ -348,7 +351,7 @@ func (s *stub) ask(ctx context.Context, change bool) error {
 func (s *stub) ServeConn(nc net.Conn, _ *bufio.Reader, _ *metarpc.Hello) {
 	defer nc.Close()
 	frame, err := metarpc.AppendWelcome(nil, &metarpc.Welcome{Magic: metarpc.Magic, Version: metarpc.Version, Ring: s.host.in.Ring(),
-		Session: metarpc.SessionID{1}, Volume: [16]byte{1}, Instance: [16]byte{byte(s.epoch)}, Slots: metarpc.MinSlots, Lease: int64(time.Second)})
+		Session: metarpc.SessionID{1}, Volume: s.host.p.w.volume, Instance: [16]byte{byte(s.epoch)}, Slots: metarpc.MinSlots, Lease: int64(time.Second)})
 	if err == nil {
 		nc.Write(frame)
 	}

@@ -145,11 +145,10 @@ func newPlan(salt uint64, b *catalog.Batch, careful bool) (*plan, error) {
 			p.delta(g, onKey)
 		}
 	}
+	p.shared(p.everything())
+	p.sortLocks() // most rows are guarded as well as put, and many share a class: what counts is what is left
 	if wide || len(p.locks) > maxLocks {
 		p.locks = append(p.locks[:0], p.everything()|exclusive)
-	} else {
-		p.shared(p.everything())
-		p.sortLocks()
 	}
 	return p, nil
 }
