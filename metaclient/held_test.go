@@ -503,11 +503,13 @@ func TestCreateWithLayout(t *testing.T) {
 			t.Errorf("%v, asked %d times", err, s.executed(metarpc.OpLayoutGet))
 		}
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if n := s.executed(metarpc.OpLayoutReturn); n != 0 {
 			t.Errorf("%d returns of what is used", n)
 		}
 		c.Forget(id)
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if n := s.executed(metarpc.OpLayoutReturn); n != 1 || len(c.grants.files) != 0 {
 			t.Errorf("%d returns, ledger %v", n, c.grants.files)
 		}
@@ -520,11 +522,13 @@ func TestCreateWithLayout(t *testing.T) {
 		}
 		create("c")
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if n := s.executed(metarpc.OpLayoutReturn); n < 2 || !c.grants.holds(id) || c.grants.holds(idOf("c")) {
 			t.Errorf("%d returns, ledger %v", n, c.grants.files)
 		}
 		granted = false
 		create("d")
+		synctest.Wait()
 		if len(c.cache.creations) != 0 || c.grants.files[idOf("d")] != nil {
 			t.Errorf("%d creations, ledger %v", len(c.cache.creations), c.grants.files)
 		}
@@ -563,6 +567,7 @@ func TestRecallOvertakesCreate(t *testing.T) {
 			if kept := c.CachedLayout(a.Attr.ID, layout.IOModeRW, 0, 1) != nil; kept != (recalled == "b") {
 				t.Errorf("recall of %s: layout kept %t", recalled, kept)
 			}
+			synctest.Wait()
 			if !c.grants.holds(a.Attr.ID) || s.executed(metarpc.OpCreate) != 1 {
 				t.Errorf("ledger %v, executed %d times", c.grants.files, s.executed(metarpc.OpCreate))
 			}

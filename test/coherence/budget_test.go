@@ -148,7 +148,7 @@ func TestCalls(t *testing.T) {
 		{"stat another one's file", many("f%d", create), nothing, many("f%d", stat), n, 1.2, false},
 		{"a name known to be missing", nothing, many("f%d", missing), many("f%d", missing), n, 0, false},
 		{"open, read, close a known file", nothing, both(many("f%d", create), many("f%d", read)), many("f%d", read), n, 2.2, true},
-		{"create, write, close", nothing, nothing, many("f%d", create), n, 5.5, true},
+		{"create, write, close", nothing, nothing, many("f%d", create), n, 4.5, true},
 		{"ls -l of 1000 files of another one", thousand, nothing, all, 1, 10, false},
 		{"ls -l of 1000 files again", thousand, all, all, 1, 10, false},
 		{"rename", nothing, many("f%d", create), many("f%d", func(path string) error { return os.Rename(path, path+"-new") }), n, 3.2, true},

@@ -406,12 +406,18 @@ func TestAssignNewNotCommitted(t *testing.T) {
 		calm()
 
 		var b catalog.Batch
-		_, settle, _ := w.m.AssignNew(&b, 7, schema.Inode{}, session, nil)
-		w.m.mu.Lock()
-		pool, held := len(d.pool), len(d.held)
-		w.m.mu.Unlock()
+		row, settle, ok := w.m.AssignNew(&b, 7, schema.Inode{}, session, nil)
+		if !ok {
+			t.Fatal("nothing is given")
+		}
 		settle(catalog.ErrUnknown)
-		have("unknown", pool, held)
+		calm()
+		w.m.mu.Lock()
+		defer w.m.mu.Unlock()
+		number := row.Mirrors[0][0].Number
+		if _, held := d.held[number]; !held || slices.ContainsFunc(d.pool, func(f schema.DataFile) bool { return f.Number == number }) {
+			t.Errorf("of unknown outcome: held %t, %d data files in the pool", held, len(d.pool))
+		}
 	})
 }
 
