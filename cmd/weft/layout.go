@@ -50,7 +50,7 @@ type layoutServer struct {
 
 // describe turns the service's answer into what is printed.
 func describe(d metarpc.Described) fileLayout {
-	l := fileLayout{Size: d.Size, StripeUnit: d.StripeUnit, Mirrors: []layoutMirror{}, Caches: []layoutCache{}}
+	l := fileLayout{StripeUnit: d.StripeUnit, Mirrors: []layoutMirror{}, Caches: []layoutCache{}}
 	for _, servers := range d.Mirrors {
 		m := layoutMirror{Servers: []layoutServer{}}
 		for i, s := range servers {
@@ -105,7 +105,7 @@ func runLayout(ctx context.Context, c *command, args []string) error {
 	if err := control(ctx, m, controlRequest{Op: "layout", File: layout.FileID(st.Ino)}, &l); err != nil {
 		return err
 	}
-	l.File = path
+	l.File, l.Size = path, st.Size
 	if *asJSON {
 		return json.NewEncoder(os.Stdout).Encode(l)
 	}

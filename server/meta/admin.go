@@ -12,14 +12,7 @@ import (
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
-func (s *Service) describeLayout(ctx context.Context, c *call, a *metarpc.IDArgs) (*metarpc.Described, error) {
-	if err := s.settleSize(ctx, c.sess, a.ID); err != nil {
-		return nil, err
-	}
-	attr, err := s.attributes(ctx, a.ID)
-	if err != nil {
-		return nil, err
-	}
+func (s *Service) describeLayout(ctx context.Context, _ *call, a *metarpc.IDArgs) (*metarpc.Described, error) {
 	ino, _, err := s.regular(ctx, a.ID)
 	if err != nil {
 		return nil, err
@@ -29,7 +22,6 @@ func (s *Service) describeLayout(ctx context.Context, c *call, a *metarpc.IDArgs
 		return nil, err
 	}
 	d := s.cfg.Files.Describe(row, ino)
-	d.Size = attr.Size // with what is reported and not yet in the inode row
 	return &d, nil
 }
 

@@ -186,7 +186,7 @@ func (f *fakeFiles) Segments(row schema.Layout, mode layout.IOMode) []metarpc.Se
 }
 
 func (f *fakeFiles) Describe(row schema.Layout, ino schema.Inode) metarpc.Described {
-	return metarpc.Described{Size: ino.Size, StripeUnit: ino.Policy.StripeUnit, Mirrors: make([][]metarpc.DescribedServer, len(row.Mirrors))}
+	return metarpc.Described{StripeUnit: ino.Policy.StripeUnit, Mirrors: make([][]metarpc.DescribedServer, len(row.Mirrors))}
 }
 
 func (f *fakeFiles) Discard(b *catalog.Batch, id layout.FileID, row schema.Layout) {
@@ -935,6 +935,10 @@ func (c *client) read(conn net.Conn) {
 			}
 			key := [2]uint64{uint64(h.Slot), h.Sequence}
 			c.mu.Lock()
+			if h.Status == metarpc.StatusShutdown && c.resend[key] != nil {
+				c.mu.Unlock()
+				continue
+			}
 			gets := c.layouts[key]
 			delete(c.layouts, key)
 			c.mu.Unlock()

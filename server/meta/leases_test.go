@@ -443,10 +443,6 @@ func TestSizeQuery(t *testing.T) {
 	want = grow()
 	check("link", must[metarpc.AttrResult](r, metarpc.OpLink, &metarpc.LinkArgs{ID: f, Parent: dir, Name: "l"}).Attr, want)
 	want = grow()
-	if d := must[metarpc.Described](r, metarpc.OpDescribeLayout, &metarpc.IDArgs{ID: f}); d.Size != want {
-		t.Errorf("describe: %d, want %d", d.Size, want)
-	}
-	want = grow()
 	for _, e := range r.list(dir, 10) {
 		size := want
 		if e.Attr.ID == ids[2] {

@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/weftfs/weft/test/harness"
 )
 
@@ -199,7 +201,8 @@ func TestMoveDirectory(t *testing.T) {
 		write(fmt.Sprintf("sub/mirrored/m%d", i), 3<<20)
 	}
 	for _, err := range []error{
-		os.WriteFile(dir+"/empty", nil, 0o644),
+		os.WriteFile(dir+"/empty", nil, 0o644), // opened for writing, so it has a data file
+		unix.Mknod(dir+"/nothing", unix.S_IFREG|0o644, 0),
 		os.Link(dir+"/small1", dir+"/sub/link"),
 		os.Symlink("small1", dir+"/symlink"),
 		os.WriteFile(m.Dir+"/beside", []byte("beside"), 0o644),
@@ -214,7 +217,7 @@ func TestMoveDirectory(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), "1 have no data yet") || strings.Contains(string(out), "could not") {
 		t.Errorf("%v: %s", err, out)
 	}
-	paths := []string{m.Dir + "/beside"}
+	paths := []string{m.Dir + "/beside", dir + "/empty"}
 	for name, data := range want {
 		same(t, dir+"/"+name, data)
 		same(t, other.Dir+"/dir/"+name, data)

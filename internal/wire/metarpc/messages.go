@@ -489,7 +489,6 @@ type (
 	// Described is a layout for people and tools.
 	Described struct {
 		_msgpack   struct{} `msgpack:",as_array"`
-		Size       int64
 		StripeUnit int64
 		Mirrors    [][]DescribedServer
 		Caches     []DescribedCache

@@ -504,7 +504,7 @@ func (m *Manager) Segments(row schema.Layout, mode layout.IOMode) []metarpc.Segm
 
 // Describe tells people where a file lies. A server that the file may get later has an empty record.
 func (m *Manager) Describe(row schema.Layout, ino schema.Inode) metarpc.Described {
-	desc := metarpc.Described{Size: ino.Size, StripeUnit: row.StripeUnit}
+	desc := metarpc.Described{StripeUnit: row.StripeUnit}
 	if desc.StripeUnit == 0 {
 		desc.StripeUnit = ino.Policy.Layout().Or(defaultPolicy).StripeUnit
 	}
