@@ -164,10 +164,15 @@ func TestFaultMatrix(t *testing.T) {
 		shape shape
 	}
 	var cases []kase
+	some := rand.New(rand.NewPCG(seed, 0))
 	for _, f := range faults() {
 		for _, a := range acts {
 			for _, p := range []phase{before, during, after} {
-				for _, sh := range shapes {
+				from := shapes
+				if testing.Short() {
+					from = shapes[some.IntN(len(shapes)):][:1]
+				}
+				for _, sh := range from {
 					if (f.procs == nil || slices.Contains(f.procs, a.proc)) && (f.late || !a.late) && (f.only == nil || slices.Contains(f.only, p)) {
 						cases = append(cases, kase{f, a, p, sh})
 					}

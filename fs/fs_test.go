@@ -626,9 +626,6 @@ func TestWriteErrors(t *testing.T) {
 		{"no errno", errors.New("nonsense"), 1, syscall.EIO},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if testing.Short() && c.times == 0 {
-				t.Skip("takes seconds")
-			}
 			t.Parallel()
 			r := newRig(t, newService(1, 1<<20))
 			id, fh := r.create("f")

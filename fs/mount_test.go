@@ -155,9 +155,6 @@ type testMount struct {
 
 func needMount(t *testing.T) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("mounts: left to the long form of the tests")
-	}
 	if os.Getuid() != 0 {
 		t.Skip("missing: root, to mount")
 	}
@@ -727,6 +724,10 @@ func TestMountConcurrency(t *testing.T) { eachTransport(t, testMountConcurrency)
 func testMountConcurrency(t *testing.T) {
 	m := startMount(t)
 	const region, regions = 4 << 20, 8
+	rounds := 25
+	if testing.Short() {
+		rounds = 8
+	}
 	p := m.path("shared")
 	var wg sync.WaitGroup
 	sums := make([][32]byte, regions)
@@ -740,7 +741,7 @@ func testMountConcurrency(t *testing.T) {
 			defer f.Close()
 			rnd := rand.New(rand.NewPCG(uint64(n), 1))
 			model := make([]byte, region)
-			for range 25 {
+			for range rounds {
 				off := rnd.IntN(region)
 				part := model[off:min(region, off+rnd.IntN(3<<20))]
 				if rnd.IntN(2) == 0 {

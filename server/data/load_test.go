@@ -29,6 +29,10 @@ func pattern(b []byte, file, off, round uint64) {
 func TestConcurrency(t *testing.T) {
 	ts := start(t, ramDir(t), limitFiles(3))
 	const workers = 4
+	rounds := uint64(5)
+	if testing.Short() {
+		rounds = 3
+	}
 	setup := ts.dial()
 	shared := setup.create(ts.root, "shared", 1000, 1001)
 	var wg sync.WaitGroup
@@ -41,7 +45,7 @@ func TestConcurrency(t *testing.T) {
 			}
 			cred := as(1000, 1001)
 			buf := make([]byte, size)
-			for round := range uint64(5) {
+			for round := range rounds {
 				name := fmt.Sprintf("own-%d-%d", w, round)
 				own := c.createAs(super, ts.root, name, wire.Exclusive, wire.Sattr{}, wire.CreateVerf{byte(w), byte(round)})
 				if own.Status != wire.OK || c.setattr(super, own.FH.FH, owned(1000, 1001)).Status != wire.OK {

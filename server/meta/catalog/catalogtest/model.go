@@ -18,11 +18,13 @@ import (
 // model is what the rows should be.
 type model map[string][]byte
 
-// modelFor is after what time the steps of a slow engine are enough, if they are fewSteps.
-const (
-	modelFor = 15 * time.Second
-	fewSteps = 2000
-)
+// enough is after what time the steps are enough, if they are so many.
+func enough() (time.Duration, int) {
+	if testing.Short() {
+		return 3 * time.Second, 1000
+	}
+	return 15 * time.Second, 2000
+}
 
 // runModel does random things to an engine and to a model, and compares every answer. It reopens the catalog after
 // every reopenEvery steps, never if that is 0, and closes it at the end.
@@ -34,6 +36,7 @@ func runModel(t *testing.T, open func() catalog.Engine, steps, reopenEvery int) 
 		rows: model{}, snapshots: map[catalog.Snapshot]model{},
 	}
 	begin := time.Now()
+	modelFor, fewSteps := enough()
 	for step := range steps {
 		if step >= fewSteps && time.Since(begin) > modelFor {
 			t.Logf("%d steps of %d", step, steps)

@@ -216,8 +216,11 @@ func TestNoSyncOrder(t *testing.T) {
 	e := mustOpen(t, cfg)
 	ctx := context.Background()
 	var durable uint64
-	lost := 0
-	for id := uint64(1); id <= 3000; id++ {
+	lost, last := 0, uint64(3000)
+	if testing.Short() {
+		last = 800
+	}
+	for id := uint64(1); id <= last; id++ {
 		b := crashBatch(id)
 		switch rng.IntN(20) {
 		case 0:

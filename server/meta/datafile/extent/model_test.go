@@ -68,6 +68,9 @@ func TestModel(t *testing.T) {
 				m.e = squeeze(p.open(t))
 				m.s = format(t, m.e, geo.block, geo.unit, 150)
 				calls := 800
+				if testing.Short() {
+					calls = 200
+				}
 				if p.name == "pebble" {
 					calls = 150
 				}
