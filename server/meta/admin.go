@@ -131,15 +131,18 @@ func (s *Service) layoutStats(_ context.Context, c *call, a *metarpc.LayoutStats
 }
 
 func (s *Service) statFS(ctx context.Context, _ *call, a *metarpc.IDArgs) (*metarpc.StatFSResult, error) {
-	raw, err := s.engine.Get(ctx, schema.KeyUsage)
-	if err != nil {
-		return nil, err
+	r := new(metarpc.StatFSResult)
+	for kv, err := range s.rows(ctx, schema.PrefixFiles, 1, 1+2) {
+		if err != nil {
+			return nil, err
+		}
+		counters, err := decodeCounters(kv.Key, kv.Value)
+		if err != nil {
+			return nil, err
+		}
+		r.Files += counters.Field(0)
 	}
-	usage, err := decodeCounters(schema.KeyUsage, raw)
-	if err != nil {
-		return nil, err
-	}
-	r := &metarpc.StatFSResult{Files: max(usage.Field(0), 0)}
+	r.Files = max(r.Files, 0)
 	r.Total, r.Free, r.Avail = s.cfg.Files.StatFS()
 	return r, s.limitSpace(ctx, a.ID, r)
 }

@@ -33,6 +33,7 @@ type tx struct {
 	guessed  bool // it relies on what was read before, and so do errors
 	outcome  []func(committed bool)
 	affected []metarpc.LeaseItem
+	shard    int             // of the service: the counters of that one it changes
 	usage    bool            // it changes usage
 	dirtied  []layout.FileID // whose usage, but for the root
 	lost     []layout.FileID // that lose their last names, of other shards
@@ -80,7 +81,7 @@ func change[R any](ctx context.Context, s *Service, c *call, build func(*tx) (*R
 		if err := backOff(ctx, try); err != nil {
 			return nil, err
 		}
-		t := &tx{holding: &h, first: try == 0}
+		t := &tx{shard: s.cfg.Shard, holding: &h, first: try == 0}
 		result, err := build(t)
 		if err != nil && t.guessed {
 			err = errRetry

@@ -27,7 +27,7 @@ func checkCatalog(t testing.TB, engine catalog.Engine) {
 	orphans, layouts, xattrs := map[layout.FileID]bool{}, map[layout.FileID]bool{}, map[layout.FileID]int{}
 	parents := map[layout.FileID]layout.FileID{}
 	var inUse int64
-	owners, told, dirty := map[string]catalog.Counters{}, map[layout.FileID]usage{}, map[layout.FileID]bool{}
+	owners, told, dirty := map[string]usage{}, map[layout.FileID]usage{}, map[layout.FileID]bool{}
 	for kv, err := range snap.Scan(ctx, nil, nil, catalog.ScanOptions{}) {
 		if err != nil {
 			t.Fatal(err)
@@ -59,12 +59,16 @@ func checkCatalog(t testing.TB, engine catalog.Engine) {
 			layouts[schema.IDOf(kv.Key)] = true
 		case schema.PrefixXattr:
 			xattrs[schema.IDOf(kv.Key)]++
-		case schema.KeyUsage[0]:
+		case schema.PrefixFiles:
 			var c catalog.Counters
 			c, bad = catalog.DecodeCounters(kv.Value)
-			inUse = c.Field(0)
+			inUse += c.Field(0)
 		case schema.PrefixOwner:
-			owners[string(kv.Key)], bad = catalog.DecodeCounters(kv.Value)
+			var c catalog.Counters
+			c, bad = catalog.DecodeCounters(kv.Value)
+			uid, gid := schema.OwnerOf(kv.Key)
+			key := string(schema.OwnerKey(uid, gid, 0))
+			owners[key] = owners[key].plus(usage{c.Field(schema.OwnerBytes), c.Field(schema.OwnerFiles), 0})
 		case schema.PrefixTold:
 			var c catalog.Counters
 			c, bad = catalog.DecodeCounters(kv.Value)
@@ -140,11 +144,11 @@ func checkCatalog(t testing.TB, engine catalog.Engine) {
 
 // checkUsage tests what directories and owners are charged with.
 func checkUsage(t testing.TB, inodes map[layout.FileID]schema.Inode, counters map[layout.FileID]catalog.Counters,
-	owners map[string]catalog.Counters, told map[layout.FileID]usage, dirty map[layout.FileID]bool) {
+	owners map[string]usage, told map[layout.FileID]usage, dirty map[layout.FileID]bool) {
 	t.Helper()
 	direct, sub, owned := map[layout.FileID]usage{}, map[layout.FileID]usage{}, map[string]usage{}
 	for id, row := range inodes {
-		key := string(schema.OwnerKey(row.UID, row.GID))
+		key := string(schema.OwnerKey(row.UID, row.GID, 0))
 		owned[key] = owned[key].plus(usage{sizeOf(&row), 1, 0})
 		switch {
 		case !isDir(row.Mode):
@@ -170,8 +174,8 @@ func checkUsage(t testing.TB, inodes map[layout.FileID]schema.Inode, counters ma
 		delete(told, id)
 		delete(dirty, id)
 	}
-	for key, c := range owners {
-		if got := (usage{c.Field(schema.OwnerBytes), c.Field(schema.OwnerFiles), 0}); got != owned[key] {
+	for key, got := range owners {
+		if got != owned[key] {
 			t.Errorf("owner %x has %+v, there is %+v", key[1:], got, owned[key])
 		}
 		delete(owned, key)

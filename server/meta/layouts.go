@@ -692,7 +692,7 @@ func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileRe
 		}
 	}
 	s.mu.Unlock()
-	var t tx
+	t := tx{shard: s.cfg.Shard}
 	at := now()
 	for i, row := range rows {
 		if row == nil {

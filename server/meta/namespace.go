@@ -191,7 +191,6 @@ func (p *place) insert(t *tx, id layout.FileID, n *newborn) {
 	}
 	touch(t, p.dir, 1, subdirs, row.Btime)
 	charge(t, row, 1)
-	t.Add(schema.KeyUsage, 0, 1)
 	t.affects(p.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
 }
 
@@ -507,7 +506,6 @@ func (s *Service) unlink(ctx context.Context, t *tx, p *place, at int64) error {
 func (s *Service) destroy(ctx context.Context, t *tx, id layout.FileID, row *schema.Inode) error {
 	t.Delete(schema.InodeKey(id))
 	charge(t, row, -1)
-	t.Add(schema.KeyUsage, 0, -1)
 	t.onOutcome(func(committed bool) {
 		if committed {
 			s.unleaseAll(id)

@@ -403,7 +403,7 @@ func (s *Service) readOwners(ctx context.Context, t *quotaTable) error {
 
 // owners calls f with what each user and group have.
 func (s *Service) owners(ctx context.Context, f func(uid, gid uint32, u usage)) error {
-	for kv, err := range s.rows(ctx, schema.PrefixOwner, 1+4+4) {
+	for kv, err := range s.rows(ctx, schema.PrefixOwner, 1+4+4, 1+4+4+2) {
 		if err != nil {
 			return err
 		}

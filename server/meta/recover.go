@@ -562,12 +562,12 @@ func (s *Service) load(ctx context.Context) error {
 	return s.loadCaches(ctx)
 }
 
-// rows scans all rows of a prefix and refuses keys that do not have the length they must have.
-func (s *Service) rows(ctx context.Context, prefix byte, length int) func(func(catalog.Row, error) bool) {
+// rows scans all rows of a prefix and refuses keys that do not have a length they must have.
+func (s *Service) rows(ctx context.Context, prefix byte, lengths ...int) func(func(catalog.Row, error) bool) {
 	from, to := schema.Of(prefix)
 	return func(yield func(catalog.Row, error) bool) {
 		for kv, err := range s.engine.Scan(ctx, from, to, catalog.ScanOptions{}) {
-			if err == nil && len(kv.Key) != length {
+			if err == nil && !slices.Contains(lengths, len(kv.Key)) {
 				err = fmt.Errorf("row %q: %w: a key of %d bytes", kv.Key, catalog.ErrCorrupt, len(kv.Key))
 			}
 			if !yield(kv, err) || err != nil {

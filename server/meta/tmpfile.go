@@ -43,7 +43,6 @@ func (s *Service) tmpFile(ctx context.Context, c *call, a *metarpc.TmpFileArgs) 
 		t.Put(schema.InodeKey(id), schema.Encode(&n.row))
 		t.Put(schema.OrphanKey(id), nil)
 		charge(t, &n.row, 1)
-		t.Add(schema.KeyUsage, 0, 1)
 		return &metarpc.CreateResult{Attr: attrOf(id, &n.row, nil, report{}), Created: true}, nil
 	})
 }

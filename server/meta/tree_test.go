@@ -137,7 +137,6 @@ func fill(t testing.TB, h *host, dir layout.FileID, n int) {
 			charge(&b, &row, 1)
 		}
 		b.Add(schema.CountersKey(dir), schema.CounterEntries, int64(many))
-		b.Add(schema.KeyUsage, 0, int64(many))
 		if err := h.engine.Commit(context.Background(), &b.Batch); err != nil {
 			t.Fatal(err)
 		}

@@ -36,7 +36,7 @@ func countUsage(ctx context.Context, engine catalog.Engine, raw []byte, vol sche
 	inodes := int64(0)
 	for owner, n := range u.owners {
 		inodes += n.files
-		u.batch.Put(schema.OwnerKey(owner[0], owner[1]), catalog.EncodeCounters(n.bytes, n.files))
+		u.batch.Put(schema.OwnerKey(owner[0], owner[1], 0), catalog.EncodeCounters(n.bytes, n.files))
 		if err := u.commit(ctx, false); err != nil {
 			return vol, err
 		}

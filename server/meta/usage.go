@@ -64,7 +64,7 @@ func sizeOf(row *schema.Inode) int64 {
 	return row.Size
 }
 
-// charge adds to t that an inode has come (files is 1) or gone (-1), at its home and at its owner. That a directory is one of its parent's is
+// charge adds to t that an inode has come (files is 1) or gone (-1), to all of them, at its home and at its owner. That a directory is one of its parent's is
 // in what touch adds.
 func charge(t *tx, row *schema.Inode, files int64) {
 	bytes := files * sizeOf(row)
@@ -74,6 +74,7 @@ func charge(t *tx, row *schema.Inode, files int64) {
 		chargeHome(t, row.Parent, bytes, files)
 	}
 	chargeOwner(t, row.UID, row.GID, bytes, files)
+	t.Add(schema.FilesKey(t.shard), 0, files)
 }
 
 // recharge adds to t what an inode's new size and owner change.
@@ -111,7 +112,7 @@ func chargeHome(t *tx, home layout.FileID, bytes, files int64) {
 }
 
 func chargeOwner(t *tx, uid, gid uint32, bytes, files int64) {
-	key := schema.OwnerKey(uid, gid)
+	key := schema.OwnerKey(uid, gid, t.shard)
 	addTo(t, key, schema.OwnerBytes, bytes)
 	addTo(t, key, schema.OwnerFiles, files)
 }

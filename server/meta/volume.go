@@ -76,8 +76,8 @@ func makeVolume(ctx context.Context, engine catalog.Engine, policy layout.Policy
 	b.Put(schema.KeyVolume, schema.Encode(&vol))
 	b.Put(schema.InodeKey(layout.RootID), schema.Encode(&root))
 	b.Put(schema.KeyNextInode, catalog.EncodeCounters(int64(layout.RootID)+1))
-	b.Put(schema.KeyUsage, catalog.EncodeCounters(1))
-	b.Add(schema.OwnerKey(root.UID, root.GID), schema.OwnerFiles, 1)
+	b.Put(schema.FilesKey(0), catalog.EncodeCounters(1))
+	b.Add(schema.OwnerKey(root.UID, root.GID, 0), schema.OwnerFiles, 1)
 	return engine.Commit(ctx, &b)
 }
 

@@ -138,6 +138,6 @@ func writeFiles(ctx context.Context, engine catalog.Engine, files int) error {
 	}
 	b.Put(schema.CountersKey(layout.RootID), catalog.EncodeCounters(int64(dirs), int64(dirs), now, now))
 	b.Put(schema.KeyNextInode, catalog.EncodeCounters(int64(next)))
-	b.Put(schema.KeyUsage, catalog.EncodeCounters(int64(1+dirs+dirs*perDir)))
+	b.Put(schema.FilesKey(0), catalog.EncodeCounters(int64(1+dirs+dirs*perDir)))
 	return engine.Commit(ctx, b)
 }

@@ -155,8 +155,8 @@ func engineCreates(engine catalog.Engine) (float64, error) {
 		b.Max(counters, schema.CounterCtime, at)
 		b.Add(counters, schema.CounterFiles, 1)
 		b.Add(schema.DirtyKey(dir), 0, 1)
-		b.Add(schema.OwnerKey(0, 0), schema.OwnerFiles, 1)
-		b.Add(schema.KeyUsage, 0, 1)
+		b.Add(schema.OwnerKey(0, 0, 0), schema.OwnerFiles, 1)
+		b.Add(schema.FilesKey(0), 0, 1)
 		return engine.Commit(ctx, b)
 	})
 }

@@ -388,16 +388,29 @@ var damages = []damage{
 		name: "what owners have", alone: true,
 		do: func(w *tree) {
 			w.do(func(b *catalog.Batch) {
-				b.Add(schema.OwnerKey(0, 0), schema.OwnerFiles, -1)
-				b.Add(schema.OwnerKey(7, 0), schema.OwnerBytes, 5)
+				b.Add(schema.OwnerKey(0, 0, 0), schema.OwnerFiles, -1)
+				b.Add(schema.OwnerKey(7, 0, 0), schema.OwnerBytes, 5)
 			})
 		},
 		want: map[Kind]int64{OwnerUsage: 2},
 	},
 	{
+		name: "what a shard has counted of owners", alone: true,
+		do: func(w *tree) {
+			w.do(func(b *catalog.Batch) { // the sums stay as they are, but for one
+				b.Add(schema.OwnerKey(0, 0, 0), schema.OwnerFiles, -2)
+				b.Add(schema.OwnerKey(0, 0, 3), schema.OwnerFiles, 2)
+				b.Add(schema.FilesKey(0), 0, -2)
+				b.Add(schema.FilesKey(3), 0, 2)
+				b.Add(schema.OwnerKey(9, 0, 3), schema.OwnerFiles, 1)
+			})
+		},
+		want: map[Kind]int64{OwnerUsage: 1},
+	},
+	{
 		name: "an owner is forgotten", alone: true,
 		do: func(w *tree) {
-			w.do(func(b *catalog.Batch) { b.Delete(schema.OwnerKey(0, 0)) })
+			w.do(func(b *catalog.Batch) { b.Delete(schema.OwnerKey(0, 0, 0)) })
 		},
 		want: map[Kind]int64{OwnerUsage: 1},
 	},
@@ -432,7 +445,7 @@ var damages = []damage{
 	},
 	{
 		name: "wrong usage counter",
-		do:   func(w *tree) { w.do(func(b *catalog.Batch) { b.Add(schema.KeyUsage, 0, -3) }) },
+		do:   func(w *tree) { w.do(func(b *catalog.Batch) { b.Add(schema.FilesKey(0), 0, -3) }) },
 		want: map[Kind]int64{Usage: 1},
 	},
 	{
@@ -445,7 +458,7 @@ var damages = []damage{
 		do: func(w *tree) {
 			w.do(func(b *catalog.Batch) {
 				b.Delete(schema.InodeKey(layout.RootID))
-				b.Add(schema.KeyUsage, 0, -1)
+				b.Add(schema.FilesKey(0), 0, -1)
 			})
 		},
 		// Without a repair everything in it hangs in the air.
@@ -479,7 +492,7 @@ var damages = []damage{
 				b.Delete(schema.InodeKey(wide))
 				b.Delete(schema.EntryKey(dirA, "wide"))
 				b.Add(schema.CountersKey(dirA), schema.CounterEntries, -1)
-				b.Add(schema.KeyUsage, 0, -1)
+				b.Add(schema.FilesKey(0), 0, -1)
 			})
 		},
 		want: map[Kind]int64{StrayRow: 1},

@@ -65,7 +65,7 @@ func (c *checker) missingRoot(ctx context.Context, other bool) error {
 	err := c.found(ctx, p, func(b *catalog.Batch) error {
 		b.GuardAbsent(schema.InodeKey(layout.RootID))
 		b.Put(schema.InodeKey(layout.RootID), schema.Encode(&row))
-		b.Add(schema.KeyUsage, 0, 1)
+		b.Add(schema.FilesKey(0), 0, 1)
 		return nil
 	})
 	if err == nil && c.cfg.Repair {
@@ -412,7 +412,7 @@ func (c *checker) findLost(ctx context.Context) error {
 	b.Add(root, schema.CounterSubdirs, 1)
 	b.Max(root, schema.CounterMtime, row.Mtime)
 	b.Max(root, schema.CounterCtime, row.Ctime)
-	b.Add(schema.KeyUsage, 0, 1)
+	b.Add(schema.FilesKey(0), 0, 1)
 	if err := c.cfg.Engine.Commit(ctx, &b); err != nil {
 		return err
 	}
@@ -608,14 +608,22 @@ func (c *checker) checkTotals(ctx context.Context) error {
 	c.report.Volume = fmt.Sprintf("%x", c.volume.ID)
 	c.report.Inodes = int64(len(c.inodes))
 	c.report.Directories = int64(len(c.dirs))
-	usage, err := c.counters(ctx, schema.KeyUsage)
+	used := int64(0)
+	err := c.scan(ctx, schema.PrefixFiles, func(key, value []byte) error {
+		counters, err := catalog.DecodeCounters(value)
+		if err != nil {
+			return fmt.Errorf("row %q: %w", key, err)
+		}
+		used += counters.Field(0)
+		return nil
+	})
 	if err != nil {
 		return err
 	}
-	if used := usage.Field(0); used != c.report.Inodes {
+	if used != c.report.Inodes {
 		p := Problem{Kind: Usage, Detail: fmt.Sprintf("%d inodes, there are %d", used, c.report.Inodes)}
 		err := c.found(ctx, p, func(b *catalog.Batch) error {
-			b.Add(schema.KeyUsage, 0, c.report.Inodes-used)
+			b.Add(schema.FilesKey(0), 0, c.report.Inodes-used)
 			return nil
 		})
 		if err != nil {

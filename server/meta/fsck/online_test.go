@@ -82,7 +82,7 @@ func (w *tree) unlink(id, dir layout.FileID, name string) {
 		b.Delete(schema.LayoutKey(id))
 		b.Delete(schema.EntryKey(dir, name))
 		b.Add(schema.CountersKey(dir), schema.CounterEntries, -1)
-		b.Add(schema.KeyUsage, 0, -1)
+		b.Add(schema.FilesKey(0), 0, -1)
 		w.m.Discard(b, id, row)
 	})
 	w.m.Kick()

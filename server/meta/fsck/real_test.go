@@ -122,7 +122,7 @@ func TestReal(t *testing.T) {
 	commit(func(b *catalog.Batch) {
 		b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: uncounted, ID: volume}))
 		b.Put(schema.KeyNextInode, catalog.EncodeCounters(100))
-		b.Put(schema.KeyUsage, catalog.EncodeCounters(1))
+		b.Put(schema.FilesKey(0), catalog.EncodeCounters(1))
 		b.Put(schema.InodeKey(layout.RootID), schema.Encode(&root))
 	})
 	var m *datafile.Manager
@@ -157,7 +157,7 @@ func TestReal(t *testing.T) {
 			name := fmt.Sprint("file", id)
 			b.Put(schema.EntryKey(layout.RootID, name), schema.Encode(&schema.Entry{ID: id, Type: syscall.S_IFREG}))
 			b.Add(schema.CountersKey(layout.RootID), schema.CounterEntries, 1)
-			b.Add(schema.KeyUsage, 0, 1)
+			b.Add(schema.FilesKey(0), 0, 1)
 		})
 		length := int64(id%4) * unit
 		row, err := m.Assign(ctx, id, ino, 0, length, session, nil)
@@ -220,7 +220,7 @@ func TestReal(t *testing.T) {
 		b.Delete(schema.InodeKey(11))
 		b.Delete(schema.EntryKey(layout.RootID, "file11"))
 		b.Add(schema.CountersKey(layout.RootID), schema.CounterEntries, -1)
-		b.Add(schema.KeyUsage, 0, -1)
+		b.Add(schema.FilesKey(0), 0, -1)
 		m.Discard(b, 11, gone)
 	})
 	m.Kick()

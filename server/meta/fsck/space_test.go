@@ -67,7 +67,7 @@ func newSpaces(t *testing.T) (*tree, []*disk) {
 	b.Put(schema.KeyNextInode, catalog.EncodeCounters(int64(last)))
 	root := schema.Inode{Mode: syscall.S_IFDIR | 0o755, Parent: layout.RootID}
 	b.Put(schema.InodeKey(layout.RootID), schema.Encode(&root))
-	b.Add(schema.KeyUsage, 0, 1)
+	b.Add(schema.FilesKey(0), 0, 1)
 	w.commit(&b)
 	for i := range disks {
 		d := &disk{id: extent.Identity{NGUID: [16]byte{1, byte(i)}}, block: 4096, data: make([]byte, 16*mib)}
@@ -561,7 +561,7 @@ func TestRealNamespace(t *testing.T) {
 		b.Put(schema.KeyNextInode, catalog.EncodeCounters(int64(last)))
 		root := schema.Inode{Mode: syscall.S_IFDIR | 0o755, Parent: layout.RootID}
 		b.Put(schema.InodeKey(layout.RootID), schema.Encode(&root))
-		b.Add(schema.KeyUsage, 0, 1)
+		b.Add(schema.FilesKey(0), 0, 1)
 	})
 	w.add(oneBlock, layout.RootID, "f", syscall.S_IFREG)
 	manage := func() {

@@ -65,7 +65,7 @@ func newTree(t *testing.T) *tree {
 	b.Put(schema.KeyNextInode, catalog.EncodeCounters(int64(end)))
 	root := schema.Inode{Mode: syscall.S_IFDIR | 0o755, Parent: layout.RootID}
 	b.Put(schema.InodeKey(layout.RootID), schema.Encode(&root))
-	b.Add(schema.KeyUsage, 0, 1)
+	b.Add(schema.FilesKey(0), 0, 1)
 	b.Put(schema.SessionKey(session), schema.Encode(&schema.Session{}))
 	b.Put(schema.ReplyKey(session, 0), schema.Encode(&schema.Reply{Sequence: 1}))
 	w.commit(&b)
@@ -106,7 +106,7 @@ func newTree(t *testing.T) *tree {
 	gone := schema.Inode{Mode: syscall.S_IFREG}
 	b.Put(schema.InodeKey(ghost), schema.Encode(&gone))
 	b.Put(schema.OrphanKey(ghost), nil)
-	b.Add(schema.KeyUsage, 0, 1)
+	b.Add(schema.FilesKey(0), 0, 1)
 	w.commit(&b)
 	w.countUsage()
 	time.Sleep(time.Second) // the pools are full
@@ -141,8 +141,8 @@ func (w *tree) countUsage() {
 	tell(dirC, dirB, 77, 0, 0)
 	b.Add(schema.DirtyKey(dirC), 0, 3)
 	tell(dirB, layout.RootID, 77, 0, 1)
-	b.Add(schema.OwnerKey(0, 0), schema.OwnerFiles, 13)
-	b.Add(schema.OwnerKey(0, 0), schema.OwnerBytes, 100+10*unit+5+3*unit+10+10)
+	b.Add(schema.OwnerKey(0, 0, 0), schema.OwnerFiles, 13)
+	b.Add(schema.OwnerKey(0, 0, 0), schema.OwnerBytes, 100+10*unit+5+3*unit+10+10)
 	w.commit(&b)
 }
 
@@ -204,7 +204,7 @@ func (w *tree) add(id, dir layout.FileID, name string, kind uint32) {
 	}
 	w.do(func(b *catalog.Batch) {
 		b.Put(schema.InodeKey(id), schema.Encode(&row))
-		b.Add(schema.KeyUsage, 0, 1)
+		b.Add(schema.FilesKey(0), 0, 1)
 		w.entry(b, id, dir, name, kind)
 	})
 }

@@ -210,11 +210,19 @@ func (c *checker) checkOwners(ctx context.Context, owners map[[2]uint32]usage) e
 		p := Problem{Kind: OwnerUsage, Detail: fmt.Sprintf("user %d, group %d: %d bytes in %d inodes, there are %d in %d",
 			owner[0], owner[1], is.bytes, is.files, want.bytes, want.files)}
 		return c.foundUsage(ctx, p, func(b *catalog.Batch) error {
-			key := schema.OwnerKey(owner[0], owner[1])
+			key := schema.OwnerKey(owner[0], owner[1], 0)
 			b.Add(key, ownerFields[0], want.bytes-is.bytes)
 			b.Add(key, ownerFields[1], want.files-is.files)
 			return nil
 		})
+	}
+	// The rows of an owner, one for each shard that has changed something of his, follow one another.
+	var last [2]uint32
+	var is usage
+	done := func() error {
+		want := owners[last]
+		delete(owners, last)
+		return check(last, is, want)
 	}
 	err := c.scan(ctx, schema.PrefixOwner, func(key, value []byte) error {
 		counters, err := catalog.DecodeCounters(value)
@@ -222,11 +230,19 @@ func (c *checker) checkOwners(ctx context.Context, owners map[[2]uint32]usage) e
 			return fmt.Errorf("row %q: %w", key, err)
 		}
 		uid, gid := schema.OwnerOf(key)
-		owner := [2]uint32{uid, gid}
-		want := owners[owner]
-		delete(owners, owner)
-		return check(owner, usage{counters.Field(schema.OwnerBytes), counters.Field(schema.OwnerFiles), 0}, want)
+		if owner := [2]uint32{uid, gid}; owner != last {
+			if err := done(); err != nil {
+				return err
+			}
+			last, is = owner, usage{}
+		}
+		is.bytes += counters.Field(schema.OwnerBytes)
+		is.files += counters.Field(schema.OwnerFiles)
+		return nil
 	})
+	if err == nil {
+		err = done()
+	}
 	if err != nil {
 		return err
 	}

@@ -26,7 +26,8 @@
 //	"r" session[16] slot[2]            Reply      the last answer of a slot that changed the catalog
 //	"s" session[16]                    Session    a client's session
 //	"t" id[8]                          Truncate   data files are to be cut to this size
-//	"u"                                counters   field 0: inodes in use
+//	"u" shard[2]                       counters   field 0: inodes in use, by what the shard's service has added and removed. One for each shard, so that
+//	                                              services do not collide; all of them together count. The first shard's has no shard in its key
 //	"v"                                Volume     the volume itself
 //	"w" id[8] session[16]              empty      the session may have written data past the durable size
 //	"x" id[8] name                     raw        an extended attribute
@@ -39,7 +40,7 @@
 //	"R"                                counters   field 0: raised with every change of the rows of members and shards
 //	"S" shard[2]                       Shard      who serves the shard
 //	"T" dir[8]                         counters   the usage that the directory has told its parent, fields Told...; absent: nothing
-//	"U" uid[4] gid[4]                  counters   the usage of an owner, fields Owner...
+//	"U" uid[4] gid[4] shard[2]         counters   the usage of an owner, fields Owner..., one for each shard as with "u"
 //
 // Number c*layout.ShardChunk and those behind it are of shard c mod n of a volume with n shards. The next free number is one that was never handed out or kept
 // for later, of any shard: who needs numbers of a shard takes the next chunk of it, and leaves out those in between. The rows of sessions, and what belongs to them,

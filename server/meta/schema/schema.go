@@ -42,6 +42,7 @@ const (
 	PrefixShard     = 'S'
 	PrefixTold      = 'T'
 	PrefixOwner     = 'U'
+	PrefixFiles     = 'u'
 )
 
 // Keys of single rows.
@@ -50,7 +51,6 @@ var (
 	KeyMoves     = []byte("m")
 	KeyNextInode = []byte("n")
 	KeyRing      = []byte("R")
-	KeyUsage     = []byte("u")
 	KeyVolume    = []byte("v")
 )
 
@@ -673,15 +673,27 @@ func DirtyKey(dir layout.FileID) []byte { return idKey(PrefixDirty, dir, 0) }
 // ToldKey is what a directory has told its parent, fields Told....
 func ToldKey(dir layout.FileID) []byte { return idKey(PrefixTold, dir, 0) }
 
-// OwnerKey is the counter of what belongs to a user and a group.
-func OwnerKey(uid, gid uint32) []byte {
+// FilesKey is a counter of inodes. There is one for what each shard changes, so that services do not collide at a row that every creation
+// changes; together they say how many inodes there are, while one of them may be less than nothing.
+func FilesKey(shard int) []byte { return ofShard([]byte{PrefixFiles}, shard) }
+
+// OwnerKey is the counter of what belongs to a user and a group, by what a shard has changed, as a FilesKey.
+func OwnerKey(uid, gid uint32, shard int) []byte {
 	k := binary.BigEndian.AppendUint32([]byte{PrefixOwner}, uid)
-	return binary.BigEndian.AppendUint32(k, gid)
+	return ofShard(binary.BigEndian.AppendUint32(k, gid), shard)
 }
 
 // OwnerOf takes an OwnerKey apart.
 func OwnerOf(key []byte) (uid, gid uint32) {
 	return binary.BigEndian.Uint32(key[1:5]), binary.BigEndian.Uint32(key[5:9])
+}
+
+// ofShard appends a shard to a key; nothing stands for the first one.
+func ofShard(key []byte, shard int) []byte {
+	if shard == 0 {
+		return key
+	}
+	return binary.BigEndian.AppendUint16(key, uint16(shard))
 }
 
 // QuotaKey is the key of the quota of a directory, a user or a group.

@@ -85,7 +85,7 @@ func populate(t *testing.T, e catalog.Engine, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	commit(t, e, func(b *catalog.Batch) {
 		b.Put(schema.KeyVolume, schema.Encode(&volume))
-		b.Put(schema.KeyUsage, catalog.EncodeCounters(3000))
+		b.Put(schema.FilesKey(0), catalog.EncodeCounters(3000))
 		b.Put(schema.KeyNextInode, catalog.EncodeCounters(8000))
 		b.Put(schema.DeviceKey(layout.DeviceID{1}), schema.Encode(&schema.Device{Next: 77}))
 		b.Put(schema.SessionKey([16]byte{1}), schema.Encode(&schema.Session{Created: 4}))

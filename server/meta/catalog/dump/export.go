@@ -169,16 +169,19 @@ func (p *Progress) count(key []byte) {
 }
 
 // inodes is how many inodes a catalog says it has.
-func inodes(ctx context.Context, r catalog.Reader) (int64, error) {
-	value, err := r.Get(ctx, schema.KeyUsage)
-	if err != nil && !errors.Is(err, catalog.ErrNotFound) {
-		return 0, err
+func inodes(ctx context.Context, r catalog.Reader) (n int64, err error) {
+	from, to := schema.Of(schema.PrefixFiles)
+	for kv, err := range r.Scan(ctx, from, to, catalog.ScanOptions{}) {
+		if err != nil {
+			return 0, err
+		}
+		counters, err := catalog.DecodeCounters(kv.Value)
+		if err != nil {
+			return 0, fmt.Errorf("row %q: %w", kv.Key, err)
+		}
+		n += counters.Field(0)
 	}
-	counters, err := catalog.DecodeCounters(value)
-	if err != nil {
-		return 0, fmt.Errorf("row %q: %w", schema.KeyUsage, err)
-	}
-	return counters.Field(0), nil
+	return n, nil
 }
 
 // volumeOf reads a volume row.
