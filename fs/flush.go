@@ -156,6 +156,7 @@ type report struct {
 	count, epoch uint64 // inode.written and inode.epoch
 	end, mtime   int64
 	written      []dataplane.Written // what is to become valid, unless the report is provisional
+	set          metarpc.Times       // what was put off, unless the report is provisional; as of when it is sent
 }
 
 // report says how things stand. mu is held.
@@ -378,14 +379,20 @@ func (fs *FS) tell(ctx context.Context, reports []report, provisional bool) (out
 		if len(r.written) > 0 {
 			r.written = i.untold() // others may have told it since, and answered a recall
 		}
+		if !provisional {
+			r.set = i.putOff // which does not change while it is on its way
+		}
 		switch {
-		case i.losing, i.durable >= r.count && len(r.written) == 0 || provisional && i.provisional >= r.count:
+		case i.losing, i.durable >= r.count && len(r.written) == 0 && r.set.Ctime == 0 || provisional && i.provisional >= r.count:
 		case i.epoch != r.epoch || r.session != session:
 			outdated = append(outdated, i)
 		default:
 			i.reporting++
 			live = append(live, r)
-			args = append(args, metarpc.SizeReport{ID: i.id, End: r.end, Mtime: r.mtime, Written: wireWritten(r.written)})
+			args = append(args, metarpc.SizeReport{ID: i.id, End: r.end, Mtime: r.mtime, Written: wireWritten(r.written), Set: r.set})
+			if r.set.Ctime != 0 {
+				i.setting++
+			}
 		}
 		i.mu.Unlock()
 	}
@@ -476,6 +483,9 @@ func (r *report) told(a *metarpc.Attr, asked uint64, provisional bool) {
 	defer i.mu.Unlock()
 	defer i.letGo()
 	i.reporting--
+	if r.set.Ctime != 0 {
+		i.setting--
+	}
 	i.notify()
 	if a == nil {
 		return
@@ -488,6 +498,9 @@ func (r *report) told(a *metarpc.Attr, asked uint64, provisional bool) {
 	if !provisional {
 		i.data.Validated(r.written)
 		i.durable = max(i.durable, r.count)
+		if i.putOff == r.set {
+			i.putOff = metarpc.Times{}
+		}
 		if i.durable == i.written {
 			i.end, i.mtime = 0, 0
 		}
@@ -513,6 +526,7 @@ func (fs *FS) publish(ctx context.Context, list []*inode) error {
 // publishPart is publish for files of one shard.
 func (fs *FS) publishPart(ctx context.Context, list []*inode) error {
 	var errs errorList
+	errs.add(fs.tellPutOff(ctx, list))
 	for len(list) > 0 {
 		var reports []report
 		for _, i := range list {

@@ -88,6 +88,10 @@ type inode struct {
 	// end and mtime are to be reported for those that are not durable: the first byte after them, and the time of the
 	// last. 0 means nothing to report.
 	end, mtime int64
+	// putOff is what was set of the file here, and comes with the next durable report; see putoff.go. Its Ctime is 0 if there is nothing.
+	putOff  metarpc.Times
+	setting int // reports of such under way
+
 	// epoch changes when end or mtime has been cut back, so that an older report must not be sent any more.
 	epoch uint64
 	// changed is the clock at the last change that makes older answers wrong about size or mtime.
@@ -202,6 +206,7 @@ func (i *inode) wrote(to, at int64) {
 	i.written++
 	i.end = max(i.end, to)
 	i.mtime = max(i.mtime, at)
+	i.putOff.Mask &^= metarpc.SetMtime
 	i.times.changed.Store(i.mtime)
 	if to > i.size.Load() {
 		i.size.Store(to)
@@ -353,6 +358,7 @@ func (i *inode) merge(answer metaclient.Answer, asked uint64) attrs {
 
 func (i *inode) mergeLocked(answer metaclient.Answer, asked uint64) attrs {
 	a := attrs{answer.Attr, i.changed <= asked, answer.Keep}
+	setTimes(&a.Attr, i.putOff)
 	if a.fresh {
 		i.take(&a.Attr)
 	}
@@ -476,7 +482,7 @@ func (i *inode) setGone(err error) {
 
 // forget leaves nothing to tell the service. mu is held.
 func (i *inode) forget() {
-	i.durable, i.provisional, i.end, i.mtime = i.written, i.written, 0, 0
+	i.durable, i.provisional, i.end, i.mtime, i.putOff = i.written, i.written, 0, 0, metarpc.Times{}
 }
 
 // letGo is called when the file may not be in use any more: the service hears that, and the inode goes. Its holder

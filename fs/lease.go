@@ -61,6 +61,13 @@ func (fs *FS) OnLeaseRecall(ctx context.Context, items []metarpc.LeaseItem) {
 	if err := fs.publish(ctx, held); err != nil && ctx.Err() == nil {
 		fs.log.Error("sizes of written files could not be reported for others to see", "err", err)
 	}
+	// Times that were set here must not arrive after those that others are about to set.
+	for _, i := range held {
+		if err := i.await(ctx, func() bool { return i.setting == 0 }); err != nil {
+			return
+		}
+		i.mu.Unlock()
+	}
 }
 
 const (

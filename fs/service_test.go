@@ -1001,6 +1001,11 @@ func (m *session) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport
 			p := m.provisional[r.ID]
 			m.provisional[r.ID] = metarpc.SizeReport{ID: r.ID, End: max(p.End, r.End), Mtime: max(p.Mtime, r.Mtime)}
 		default:
+			setTimes(&n.attr, r.Set)
+			if p, ok := m.provisional[r.ID]; ok && r.Set.Mask&metarpc.SetMtime != 0 {
+				p.Mtime = 0
+				m.provisional[r.ID] = p
+			}
 			n.attr.Size = max(n.attr.Size, r.End)
 			n.attr.Mtime = max(n.attr.Mtime, r.Mtime)
 			n.attr.Atime = max(n.attr.Atime, r.Atime)

@@ -31,6 +31,9 @@ func (fs *FS) getAttr(ctx context.Context, id layout.FileID) (a attrs, err error
 // timeMask is what sets the time of the last change of the data.
 const timeMask = metarpc.SetMtime | metarpc.SetMtimeNow
 
+// atimeMask is what sets the time of the last access.
+const atimeMask = metarpc.SetAtime | metarpc.SetAtimeNow
+
 // setAttr changes attributes. clearSetID says that the file, which is not a directory then, must not keep set-ID bits
 // and capabilities: its owner changes, or an ordinary user its size.
 func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAttrArgs, clearSetID bool) (attrs, error) {
@@ -43,7 +46,7 @@ func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAt
 		args.Mask |= metarpc.SetMtime
 		args.Mtime = time.Now().UnixNano()
 	}
-	if args.Mask&(metarpc.SetAtime|metarpc.SetAtimeNow) != 0 {
+	if args.Mask&atimeMask != 0 {
 		if err := fs.accesses.set(ctx, args.ID); err != nil {
 			return attrs{}, err
 		}
@@ -53,11 +56,25 @@ func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAt
 		return a, byID(args.ID, err)
 	}
 	var i *inode
-	switch {
-	case sized:
+	if sized {
 		i = fs.hold(args.ID)
-	case args.Mask&timeMask != 0:
-		i = fs.holdKnown(args.ID) // only of a file that is written here can a report be on its way
+	} else {
+		i = fs.holdKnown(args.ID) // only of a file that is written here can a report be on its way, or be put off
+	}
+	if i != nil {
+		defer i.drop()
+		if !clearSetID {
+			if a, ok := i.setLater(who, args); ok {
+				return a, nil
+			}
+		}
+		waiting, err := i.takeAlong(ctx, who, args.Mask)
+		if err != nil {
+			return attrs{}, err
+		}
+		if !waiting && args.Mask&timeMask == 0 {
+			i = nil
+		}
 	}
 	if i == nil {
 		asked := fs.clock.Load()
@@ -67,17 +84,16 @@ func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAt
 		}
 		return fs.seen(a, asked), nil
 	}
-	defer i.drop()
-	size := int64(-1)
-	if sized {
-		size = args.Size
-	}
-	return i.change(ctx, size, set)
+	return i.change(ctx, args, set)
 }
 
-// change lets set change the size, or the time of the last change if size is -1, in an order that no write of this
-// mount, earlier or later, can upset.
-func (i *inode) change(ctx context.Context, size int64, set func(context.Context) (metaclient.Answer, error)) (attrs, error) {
+// change lets set do what args ask for, which is to change the size or the time of the last change, or what was put off goes with it, in an order
+// that no write of this mount, earlier or later, can upset.
+func (i *inode) change(ctx context.Context, args *metarpc.SetAttrArgs, set func(context.Context) (metaclient.Answer, error)) (attrs, error) {
+	size := int64(-1)
+	if args.Mask&metarpc.SetSize != 0 {
+		size = args.Size
+	}
 	if err := i.lockSize(ctx); err != nil {
 		return attrs{}, err
 	}
@@ -97,11 +113,15 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 	}
 	i.look() // what the kernel has written is older than what is set now
 	i.retime()
-	end, mtime := i.end, i.mtime
+	end, mtime, putOff := i.end, i.mtime, i.putOff
+	addTimes(args, putOff)
 	if size >= 0 {
 		i.end = min(i.end, size)
 	}
-	i.mtime, i.reservedEnd = 0, 0
+	if args.Mask&timeMask != 0 {
+		i.mtime = 0
+	}
+	i.reservedEnd = 0
 	i.epoch++
 	epoch := i.epoch
 	i.mu.Unlock()
@@ -124,6 +144,9 @@ func (i *inode) change(ctx context.Context, size int64, set func(context.Context
 			i.epoch++
 			i.known.Store(false)
 			return attrs{}, err
+		}
+		if i.putOff == putOff {
+			i.putOff = metarpc.Times{}
 		}
 		i.look()
 		i.take(&a.Attr)

@@ -146,6 +146,17 @@ func applyReport(row *schema.Inode, r report, now int64) {
 	row.Ctime = max(row.Ctime, r.mtime)
 }
 
+// applyTimes gives a file the times that its writer has set.
+func applyTimes(row *schema.Inode, set metarpc.Times) {
+	if set.Mask&metarpc.SetAtime != 0 {
+		row.Atime = set.Atime
+	}
+	if set.Mask&metarpc.SetMtime != 0 {
+		row.Mtime = set.Mtime
+	}
+	row.Ctime = max(row.Ctime, set.Ctime)
+}
+
 // touch adds to t that names came to or went from a directory.
 func touch(t *tx, dir layout.FileID, entries, subdirs int64, now int64) {
 	key := schema.CountersKey(dir)

@@ -462,6 +462,9 @@ func (s *Service) layoutCommit(ctx context.Context, c *call, a *metarpc.LayoutCo
 		reports[i].mtime = max(reports[i].mtime, r.Mtime)
 		reports[i].atime = max(reports[i].atime, r.Atime)
 		reports[i].written = append(reports[i].written, r.Written...)
+		if r.Set != (metarpc.Times{}) {
+			reports[i].set = r.Set
+		}
 	}
 	if err := s.validate(ctx, c.sess, reports); err != nil {
 		return nil, err
@@ -536,6 +539,7 @@ type fileReport struct {
 	report
 	atime   int64             // of an inode of any type; kept if the report is durable
 	written []metarpc.Written // made valid before the report is taken
+	set     metarpc.Times     // before what is reported
 	attr    metarpc.Attr      // zero if there is no such inode, or not one that can have such a report
 }
 
@@ -701,6 +705,7 @@ func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileRe
 		key := schema.InodeKey(reports[i].id)
 		before := *row
 		if isRegular(row.Mode) {
+			applyTimes(row, reports[i].set)
 			applyReport(row, clips[i], at)
 		}
 		row.Atime = max(row.Atime, reports[i].atime)
@@ -726,7 +731,14 @@ func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileRe
 			continue
 		}
 		reported := before[i]
-		if f := s.files[reports[i].id]; f != nil {
+		f := s.files[reports[i].id]
+		if f != nil {
+			if reports[i].set.Mask&metarpc.SetMtime != 0 {
+				reported.mtime = 0 // nobody else writes, and what was reported was written before that
+				for _, cl := range f.claims {
+					cl.mtime = 0
+				}
+			}
 			if cl := f.claimOf(sess); cl != nil {
 				if cl.end <= row.Size {
 					cl.end = 0
@@ -739,7 +751,7 @@ func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileRe
 			reported = reported.and(f.reported())
 		}
 		reports[i].attr = attrOf(reports[i].id, row, counters[i], reported)
-		if f := s.files[reports[i].id]; f != nil {
+		if f != nil {
 			f.hideCut(&reports[i].attr)
 			s.changedFile(f)
 		}

@@ -337,7 +337,7 @@ func (s *Service) mayTransfer(sess *session, a *metarpc.LayoutGetArgs) error {
 }
 
 // honest is reports without what is said of files that the session cannot have written: it has no right to a layout for
-// writing, and had none.
+// writing, and had none; nor may it set times without one.
 func (s *Service) honest(sess *session, reports []metarpc.SizeReport) []metarpc.SizeReport {
 	reports = slices.Clone(reports)
 	s.mu.Lock()
@@ -346,6 +346,9 @@ func (s *Service) honest(sess *session, reports []metarpc.SizeReport) []metarpc.
 		cl := sess.claims[reports[i].ID]
 		if cl == nil || !(cl.open && cl.write || cl.writer || cl.report != report{}) {
 			reports[i].End, reports[i].Mtime = 0, 0
+		}
+		if cl == nil || !cl.writer {
+			reports[i].Set = metarpc.Times{}
 		}
 	}
 	return reports

@@ -390,6 +390,9 @@ func (a *LayoutCommitArgs) check(Op) error {
 		if a.Provisional && len(r.Written) > 0 {
 			return fmt.Errorf("provisional report of inode %d that makes blocks valid", r.ID)
 		}
+		if s := r.Set; s.Ctime < 0 || s.Mask&^(SetAtime|SetMtime) != 0 || s.Ctime == 0 && s != (Times{}) || a.Provisional && s != (Times{}) {
+			return fmt.Errorf("report of inode %d, of which times were set: %+v, provisional %t", r.ID, s, a.Provisional)
+		}
 		for k := range r.Written {
 			if err := r.Written[k].check(r.ID); err != nil {
 				return err

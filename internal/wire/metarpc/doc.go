@@ -126,6 +126,10 @@
 // data there before it answers. The service does this before it truncates a file that others may write. The reply that
 // grants a layout is sent before a recall of it.
 //
+// A session that has a layout for writing of a file, and the lease on its attributes, may set its times, and its owner and group to what they are, for
+// a caller who owns the file, without a call: nobody else learns them but through it, and it tells them (SizeReport.Set) with the first durable LayoutCommit of the
+// file, at the latest before it answers a recall of the lease or a SizeQuery. What it has written after that is reported as always.
+//
 // Of a file that has several copies no two sessions have layouts for writing of the same byte. A LayoutGet for writing is answered with all
 // around the asked range that no other session has; if others have some of the range, it is recalled from them, in multiples of 1 MiB, and
 // the call waits. After half a second it is answered with StatusLayoutUnavailable; what is recalled for it is then kept for it for 5 seconds, in

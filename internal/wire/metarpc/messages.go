@@ -463,6 +463,15 @@ type (
 		// Written is what becomes valid of the file's data files that lie on NVMe namespaces, before the size is reported. The ranges of
 		// one call are MaxRanges at most.
 		Written []Written
+		Set     Times
+	}
+	// Times are what the client has set by hand, without asking, of a file that it may write: no report of before counts any more.
+	Times struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Mask     AttrMask // SetAtime, SetMtime
+		Atime    int64    // nanoseconds since 1970, as the others
+		Mtime    int64
+		Ctime    int64 // when that was, or its owner was set to what he was; 0 = nothing was set
 	}
 	// Written says of one data file which of its blocks were written to invalid extents, and are on stable storage.
 	Written struct {
