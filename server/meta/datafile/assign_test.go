@@ -607,8 +607,8 @@ func TestSegments(t *testing.T) {
 		}
 		check(layout.IOModeRW, unit, 1)
 		check(layout.IOModeRead, unit, 1)
-		desc := w.m.Describe(row, schema.Inode{Size: 77})
-		if desc.Size != 77 || desc.StripeUnit != unit || len(desc.Mirrors) != 2 || len(desc.Mirrors[1]) != 2 || desc.Mirrors[1][1].DataFile != "" {
+		desc := w.m.Describe(row, schema.Inode{})
+		if desc.StripeUnit != unit || len(desc.Mirrors) != 2 || len(desc.Mirrors[1]) != 2 || desc.Mirrors[1][1].DataFile != "" {
 			t.Errorf("described: %+v", desc)
 		}
 		var err error
