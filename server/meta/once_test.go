@@ -347,6 +347,46 @@ func unknownWhenItEnds(t *testing.T, f fault, stop bool, op metarpc.Op) {
 	checkCatalog(t, engine)
 }
 
+// TestUnknownAssignment ends a session while data servers' side does not know whether it has made it a writer: its clean-up comes when that is known.
+func TestUnknownAssignment(t *testing.T) {
+	engine := &hooked{Engine: memory.New()}
+	h := newHost(t, engine).start()
+	c := h.client()
+	id := c.create(layout.RootID, "f")
+	h.svc.mu.Lock()
+	sess := h.svc.sessions[c.welcome.Session]
+	h.svc.mu.Unlock()
+	known := make(chan struct{})
+	h.files.mu.Lock()
+	h.files.settling = known
+	h.files.assigned = func() { h.svc.end(sess, "the test ends it") }
+	h.files.mu.Unlock()
+	var lost *catalog.Batch
+	engine.hook(func(b *catalog.Batch) error {
+		if slices.ContainsFunc(b.Puts, func(row catalog.Row) bool { return row.Key[0] == schema.PrefixLayout }) {
+			lost = b
+			return catalog.ErrUnknown
+		}
+		return nil
+	})
+	c.begin(metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: id, IOMode: layout.IOModeRW, Len: 1})
+	eventually(t, "the call waits", func() bool {
+		h.files.mu.Lock()
+		defer h.files.mu.Unlock()
+		return slices.Contains(h.files.awaited, id)
+	})
+	engine.hook(nil)
+	if err := engine.Commit(t.Context(), lost); err != nil {
+		t.Fatal(err)
+	}
+	close(known)
+	eventually(t, "nothing is left of the session", func() bool {
+		_, err := engine.Get(t.Context(), schema.SessionKey(sess.id))
+		return errors.Is(err, catalog.ErrNotFound)
+	})
+	h.wantRows(1, 0)
+}
+
 // TestUnknownSession has sessions made though the engine does not say whether it did: one for each client, and none that nobody knows of.
 func TestUnknownSession(t *testing.T) {
 	for _, done := range []bool{false, true} {
