@@ -353,7 +353,7 @@ func (s *Service) cacheStart(ctx context.Context, c *call, a *metarpc.CacheStart
 		}
 		return err
 	})
-	if err != nil || !ok {
+	if (err != nil || !ok) && ctx.Err() == nil { // else it may be in the catalog yet, and the clean-up of the session sees to it
 		s.forgetCache(a.ID, dev)
 	}
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {

@@ -38,9 +38,9 @@ type tx struct {
 	dirtied  []layout.FileID // whose usage, but for the root
 	lost     []layout.FileID // that lose their last names, of other shards
 	holding  *holding        // what the services of those hold for the change
-	answer   []byte          // as it is sent,
-	stored   []byte          // and as it is stored with the batch
-	err      error           // when the outcome is told: why it was not committed, which may not be known for certain
+	answer   []byte          // as it is sent
+	reply    []byte          // the row that the batch has of it
+	err      error           // when the outcome is told: why it was not committed
 }
 
 // affects says what of an inode will no longer be as others know it.
@@ -66,16 +66,22 @@ func (t *tx) settle(committed bool) {
 //
 // What is affected of inodes of other shards is held by their services meanwhile.
 //
-// With a nil c the change is nobody's answer.
+// With a nil c the change is nobody's answer. Such a change can do no harm twice, in the sense of catalog.FindOut.
+//
+// Of a try whose outcome is unknown it is found out, whatever becomes of ctx: until then what has been marked stays so, and nobody is told an
+// outcome. If the service stops before, nobody ever is: it is the next instance's to see.
 func change[R any](ctx context.Context, s *Service, c *call, build func(*tx) (*R, error)) (*R, error) {
 	p := pending{s: s}
 	if c != nil {
 		p.by = c.sess
 	}
 	h := holding{s: s}
+	known := true
 	defer func() {
-		p.end()
-		h.end()
+		if known {
+			p.end()
+			h.end()
+		}
 	}()
 	for try := range maxTries {
 		if err := backOff(ctx, try); err != nil {
@@ -95,29 +101,24 @@ func change[R any](ctx context.Context, s *Service, c *call, build func(*tx) (*R
 		}
 		if err == nil {
 			err = s.commit(ctx, c, t, result)
+			if errors.Is(err, catalog.ErrUnknown) {
+				ctx.Done() // see turn
+				if err = s.findOut(c, t); errors.Is(err, catalog.ErrUnknown) {
+					known = false
+					return nil, err
+				}
+			}
 			h.lostHold(err)
 		}
 		t.err = err
-		if errors.Is(err, catalog.ErrUnknown) && c != nil {
-			h.doubt = true
-			if err = s.findOut(ctx, c, t); err == nil {
-				t.err = nil
-			}
-		}
-		late := false
-		if guard := (*catalog.GuardError)(nil); err != nil && h.doubt && !again(err) && !errors.As(err, &guard) && c.h.Op != metarpc.OpSetAttr {
-			// What speaks against the change may be its own work: that of a try which was committed after findOut had looked.
-			late = s.findOut(ctx, c, t) == nil
-		}
 		t.settle(err == nil)
 		if t.usage {
 			s.usageSoon()
 		}
-		if err == nil || late {
+		if err == nil {
 			h.committed = true
-			if late {
-				c.late = true
-				result = new(R) // the answer is in c.frame
+			if c != nil {
+				c.frame = t.answer
 			}
 			return result, nil
 		}
@@ -140,48 +141,86 @@ func (s *Service) commit(ctx context.Context, c *call, t *tx, result any) error 
 	}
 	var err error
 	t.answer, err = c.reply(result)
-	t.stored = t.answer
+	stored := t.answer
 	if bare := withoutLease(result); err == nil && bare != result {
-		t.stored, err = c.reply(bare)
+		stored, err = c.reply(bare)
 	}
 	if err != nil {
 		return err
 	}
-	t.Put(schema.ReplyKey(c.sess.id, c.h.Slot), schema.Encode(&schema.Reply{Sequence: c.h.Sequence, Frame: t.stored}))
-	if err := s.engine.Commit(ctx, &t.Batch); err != nil {
-		return err
+	t.reply = schema.Encode(&schema.Reply{Sequence: c.h.Sequence, Frame: stored})
+	c.putReply(&t.Batch, t.reply)
+	err = s.engine.Commit(ctx, &t.Batch)
+	if err == nil {
+		c.row = t.reply
 	}
-	c.frame = t.answer
+	return err
+}
+
+// putReply has a batch put the reply row of c's slot, which is guarded by what it was: of all tries and fences of the calls of a slot each is committed only
+// right after those that have been.
+func (c *call) putReply(b *catalog.Batch, row []byte) {
+	key := schema.ReplyKey(c.sess.id, c.h.Slot)
+	guardRow(b, key, c.row)
+	b.Put(key, row)
+}
+
+// findOut finds out what became of t, whose outcome is unknown. It returns nil if it was committed, and ErrUnknown if the service stops before that is
+// known. With any other error it was not, and never will be.
+func (s *Service) findOut(c *call, t *tx) error {
+	if c == nil {
+		return catalog.FindOut(s.ctx, s.engine, &t.Batch)
+	}
+	committed := false
+	var closed error
+	err := s.persist(s.ctx, fmt.Sprintf("outcome of a call of session %v", c.sess), func() (err error) {
+		if committed, err = s.fenceReply(c, t); errors.Is(err, catalog.ErrClosed) {
+			closed = err
+			return nil
+		}
+		return err
+	})
+	switch err = errors.Join(err, closed); {
+	case err != nil:
+		return errors.Join(catalog.ErrUnknown, err)
+	case !committed:
+		return errRetry
+	}
 	return nil
 }
 
-// findOut looks whether t, the try of c whose outcome is unknown, was committed, or an earlier one, and then sets the answer;
-// errRetry if not. Should it be committed later still, the guards of the next try do not hold, and what that one reads
-// is this one's work: before the change is refused for that, it is looked again.
-func (s *Service) findOut(ctx context.Context, c *call, t *tx) error {
+// fenceReply sees to it that t is not committed any more, or finds that it was.
+func (s *Service) fenceReply(c *call, t *tx) (committed bool, err error) {
+	var last schema.Reply
+	key := schema.ReplyKey(c.sess.id, c.h.Slot)
+	if c.row != nil {
+		if err := decode(key, c.row, &last); err != nil {
+			return false, err
+		}
+	}
+	fence := schema.Encode(&schema.Reply{Sequence: c.h.Sequence, Fences: last.Fences + 1})
 	for try := 0; ; try++ {
-		if err := backOff(ctx, try); err != nil {
-			return err
+		if err := backOff(s.ctx, try); err != nil {
+			return false, err
 		}
-		err := s.engine.Commit(ctx, new(catalog.Batch)) // what is read next must not be lost in a crash
-		if err == nil {
-			break
+		var b catalog.Batch
+		c.putReply(&b, fence)
+		err := s.engine.Commit(s.ctx, &b)
+		row := fence
+		if guard := (*catalog.GuardError)(nil); errors.As(err, &guard) {
+			row, err = s.find(s.ctx, key)
 		}
-		if !again(err) {
-			return err
+		switch {
+		case err != nil && again(err):
+		case err != nil:
+			return false, err
+		case bytes.Equal(row, fence), bytes.Equal(row, t.reply):
+			c.row = row
+			return bytes.Equal(row, t.reply), nil
+		default:
+			return false, fmt.Errorf("another service has executed calls of session %v", c.sess)
 		}
 	}
-	var row schema.Reply
-	raw, err := s.get(ctx, schema.ReplyKey(c.sess.id, c.h.Slot), &row)
-	if err == nil && (raw == nil || row.Sequence != c.h.Sequence) {
-		err = errRetry
-	}
-	if err == nil {
-		if c.frame = row.Frame; bytes.Equal(row.Frame, t.stored) { // else it is that of an earlier try
-			c.frame = t.answer
-		}
-	}
-	return err
 }
 
 // backOff waits before a try: not at all before the first two, then for a random time, so that whoever collided goes

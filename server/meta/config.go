@@ -17,12 +17,15 @@ import (
 type Files interface {
 	// Assign gives the file data files for [off, off+n) if it lacks them, and returns the layout row. That row and the
 	// session's writer row are durable when it returns. An error that is ENOSPC or ESTALE (errors.Is) is the
-	// caller's; after any other the range may be asked for again later. near are the data servers on the session's host.
+	// caller's; after any other the range may be asked for again later. near are the data servers on the session's host. If ctx ends the
+	// rows may change until AwaitKnown returns.
 	Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, near []layout.DeviceID) (schema.Layout, error)
 	// AssignNew adds to the batch that makes a file what gives it the data files for its first stripe unit, and session's writer row. It waits
 	// for nothing: ok is false, and nothing added, if that cannot be done at once, or would not be all that a layout for writing needs.
-	// Otherwise settle must be called with the error of the batch's commit, once, or any other error if there was no commit.
+	// Otherwise settle must be called when it is known how the batch's commit ended, once, with nil or why nothing was committed.
 	AssignNew(b *catalog.Batch, id layout.FileID, ino schema.Inode, session metarpc.SessionID, near []layout.DeviceID) (row schema.Layout, settle func(error), ok bool)
+	// AwaitKnown waits until it is known what has been committed for a file by calls that have returned.
+	AwaitKnown(ctx context.Context, id layout.FileID) error
 	// Segments is a row as layouts for clients.
 	Segments(row schema.Layout, mode layout.IOMode) []metarpc.Segment
 	// OnNamespaces reports whether a row has a data file on an NVMe namespace. Layouts say then where its bytes are (Extents), which

@@ -149,7 +149,7 @@ func TestCreateLayoutNotCommitted(t *testing.T) {
 	}{
 		{"guard", []error{lost}, false, []error{lost, nil}, true},
 		{"conflict", []error{catalog.ErrConflict, catalog.ErrConflict}, false, []error{catalog.ErrConflict, catalog.ErrConflict, nil}, true},
-		{"unknown, not done", []error{catalog.ErrUnknown}, false, []error{catalog.ErrUnknown, nil}, true},
+		{"unknown, not done", []error{catalog.ErrUnknown}, false, []error{errRetry, nil}, true},
 		{"unknown, done", []error{catalog.ErrUnknown}, true, []error{nil}, true},
 		{"broken", []error{broken}, false, []error{broken}, false},
 	} {

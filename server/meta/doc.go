@@ -20,6 +20,11 @@
 //	commit   and the lease records of those who answered are gone
 //	unmark   also if the commit failed for good; between two tries the marks stay
 //
+// A commit whose outcome is unknown is followed by finding out (findOut; catalog, Unknown outcomes), before anything is done that depends on it: the marks stay, what other services
+// hold is held, data files that were taken are neither used nor given back, the call is not answered. So it is also if the session ends, whose clean-up waits for its calls; if
+// the service stops nothing is settled any more, and the next one reads what there is. Every batch that has an answer guards the slot's reply row, as it was
+// before: to find out, the row is changed (schema.Reply.Fences), after which the batch cannot be committed, or is found to have been. A batch without an answer is committed again.
+//
 // A lease is registered before the rows are read that are told under it. So a change that these rows do not show yet finds
 // it and recalls it; the reply and the recall may overtake each other, but clients do not keep the answer to a question
 // that was asked before a recall came. A recall that is not answered ends the session, as every callback. Its
@@ -76,7 +81,7 @@
 // it is open. Should it hear of nothing, as it has died, the next one finds the row. Whatever else has lost its last name goes with the batch.
 //
 // The answer to the client does not wait for the holders to hear that the change is settled. They hear it in the background,
-// for as long as it takes (sendSettled). Of a change whose outcome is unknown it is found out first.
+// for as long as it takes (sendSettled).
 //
 // Messages may be lost, late, doubled and in any order. The changes of a service count up, and each message says which one is the oldest that
 // is not settled everywhere yet at the one it goes to: what is older and comes late is nothing to it, and what is younger and settled it remembers (asker). A Hold
@@ -295,7 +300,8 @@
 //	         files get new owners, which data servers have to confirm; others are given new layouts
 //	release  each such file is made stable and gets the size that its data files have
 //
-// Its row is deleted last, so a crash does not lose the work. Until a file is fenced no layout for writing it is granted, nor one
+// Its row is deleted last, so a crash does not lose the work. If the outcome of the commit by which the session was made was unknown at first, the row stays
+// until the service ends: a late commit is refused because of it. Until a file is fenced no layout for writing it is granted, nor one
 // for reading if it is on namespaces, no place in it is reserved, and it is not cut. Until it is barred from one that it was only reading, nobody
 // is granted to write what it was reading. If a data server is away that can take long; it is said in the log. Files on namespaces do not hold up the others of the session.
 //

@@ -40,7 +40,6 @@ type holding struct {
 	s         *Service
 	grips     map[int]*grip // by shard
 	committed bool
-	doubt     bool // the outcome of a try is unknown: it may even be committed later
 }
 
 // grip is what one of them holds.
@@ -237,7 +236,7 @@ func (h *holding) letGo(shard int) {
 	delete(h.grips, shard)
 	h.s.mu.Lock()
 	defer h.s.mu.Unlock()
-	h.s.settleSoon(shard, Settled{Change: g.change, To: g.to, Committed: h.committed || h.doubt})
+	h.s.settleSoon(shard, Settled{Change: g.change, To: g.to, Committed: h.committed})
 }
 
 // letLastGo lets those go who hold the last name of something else than an inode. Who waits for the right to remove one has no other.
@@ -251,24 +250,9 @@ func (h *holding) letLastGo(but layout.FileID) {
 
 // end lets all go.
 func (h *holding) end() {
-	if len(h.grips) == 0 {
-		return
+	for shard := range h.grips {
+		h.letGo(shard)
 	}
-	if h.committed || !h.doubt {
-		for shard := range h.grips {
-			h.letGo(shard)
-		}
-		return
-	}
-	s := h.s
-	s.tasks.Go(func() { // ends when it is known, or with s.ctx
-		// What is read after this commit shows whether the one before was made.
-		err := s.persist(s.ctx, "outcome of a change", func() error { return s.engine.Commit(s.ctx, new(catalog.Batch)) })
-		if err == nil {
-			h.committed = true
-			h.end()
-		}
-	})
 }
 
 // settleSoon tells another service that a change is settled; s.mu is held.

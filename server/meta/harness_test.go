@@ -57,6 +57,8 @@ type fakeFiles struct {
 	stalled  int                                             // calls that wait
 	blocks   map[layout.DeviceID]bool                        // which devices are namespaces
 	extents  func([]metarpc.Segment) []metarpc.Segment       // what Extents makes of segments; nil: nothing else
+	awaited  []layout.FileID                                 // what AwaitKnown was asked about
+	settling chan struct{}                                   // closed when AwaitKnown may return; nil = at once
 	valid    map[layout.FileID][]metarpc.Written             // what Validate was told
 	validate error                                           // what Validate fails with
 	barred   func(metarpc.SessionID)                         // called by FenceSession before it returns
@@ -135,6 +137,22 @@ func (f *fakeFiles) Assign(ctx context.Context, id layout.FileID, ino schema.Ino
 			}
 			return row, err
 		}
+	}
+}
+
+func (f *fakeFiles) AwaitKnown(ctx context.Context, id layout.FileID) error {
+	f.mu.Lock()
+	f.awaited = append(f.awaited, id)
+	settling := f.settling
+	f.mu.Unlock()
+	if settling == nil {
+		return nil
+	}
+	select {
+	case <-settling:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 

@@ -232,6 +232,9 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 		if err == nil && len(l.Caches) > 0 {
 			_, l.Caches, err = s.dropCaches(ctx, a.ID, anyCache) // but those that are pinned, which are written, too
 		}
+		if err != nil && ctx.Err() != nil { // the clean-up of the session is to find the writer row if there is to be one
+			err = errors.Join(err, s.cfg.Files.AwaitKnown(s.ctx, a.ID))
+		}
 		if err != nil {
 			err = s.assignError(ctx, c, a.ID, err)
 		} else if on = s.cfg.Files.OnNamespaces(l); on {
@@ -436,7 +439,11 @@ func (s *Service) layoutReturn(ctx context.Context, c *call, a *metarpc.LayoutRe
 	var err error
 	for part := range slices.Chunk(keys, s.engine.Caps().MaxKeys) {
 		b := catalog.Batch{Deletes: part, Durability: catalog.NoSync}
-		err = errors.Join(err, s.engine.Commit(ctx, &b))
+		failed := s.engine.Commit(ctx, &b)
+		if errors.Is(failed, catalog.ErrUnknown) { // a claim that counts as a writer's has its row
+			failed = catalog.FindOut(s.ctx, s.engine, &b)
+		}
+		err = errors.Join(err, failed)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

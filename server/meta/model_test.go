@@ -6,12 +6,15 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/catalog/faulty"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
@@ -177,10 +180,19 @@ func TestModel(t *testing.T) {
 	if testing.Short() {
 		steps = 1000
 	}
-	for kind, open := range engines {
+	kinds := maps.Clone(engines)
+	kinds["memory, with faults"] = engines["memory"]
+	for kind, open := range kinds {
 		t.Run(kind, func(t *testing.T) {
 			t.Logf("seed %d", seed)
-			h := newHost(t, open(t)).start()
+			h := newHost(t, open(t))
+			if strings.HasSuffix(kind, "faults") {
+				if _, err := OpenVolume(t.Context(), h.engine, layout.Policy{StripeUnit: testUnit, StripeCount: 2}, 1); err != nil {
+					t.Fatal(err)
+				}
+				h.config = func(cfg *Config) { cfg.Engine = withFaults(t, h.engine, seed) }
+			}
+			h.start()
 			m := &modelRun{t: t, h: h, c: h.client(), model: newModel(), rng: rand.New(rand.NewPCG(seed, 1))}
 			m.c.cred = metarpc.Cred{} // permissions are not what is modelled
 			for i := range steps {
@@ -200,6 +212,19 @@ func TestModel(t *testing.T) {
 		})
 	}
 }
+
+// withFaults is an engine with all that callers have to expect of one, closed when the test ends.
+func withFaults(t testing.TB, engine catalog.Engine, seed uint64) catalog.Engine {
+	e := faulty.New(keptOpen{engine}, faulty.Config{
+		Seed: seed, Conflict: 0.03, Lost: 0.05, Applied: 0.05, Late: 0.05, LateBy: 5 * time.Millisecond,
+	})
+	t.Cleanup(func() { e.Close() }) // waits for late commits
+	return e
+}
+
+type keptOpen struct{ catalog.Engine }
+
+func (keptOpen) Close() error { return nil }
 
 type modelRun struct {
 	*model

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -149,73 +150,292 @@ func TestExactlyOnce(t *testing.T) {
 	}
 }
 
+// fault is what happens to a commit that does not say how it ended, and to the fence by which that is found out.
+type fault int
+
+const (
+	faultDone         fault = iota + 1 // it is done
+	faultLost                          // it is not
+	faultFencesLost                    // it is done; some fences do not say how they ended, and are not done
+	faultFenceDone                     // it is not; the fence is done, and does not say so
+	faultBefore                        // it is done right before the fence
+	faultAfter                         // it comes right after the fence
+	faultLostAndAfter                  // the same, and the fence does not say that it is done
+	faults
+)
+
 // uncertain is an engine whose commits sometimes do not say how they ended.
 type uncertain struct {
 	catalog.Engine
-	next atomic.Int32 // what happens to the next commit that is a call's: 0 nothing, 1 done but unknown, 2 not done and unknown,
-	// 3 done but unknown, and so are some more that find out, 4 unknown, and done just before the next one of a call's
-	unknown atomic.Int32 // commits without an effect that do not say how they ended
-	late    atomic.Pointer[catalog.Batch]
+	next atomic.Int32 // the fault that the next commit has which is a call's; 0 = none
+
+	mu   sync.Mutex
+	now  fault
+	lost int // fences that are lost
+	late catalog.Batch
+	came error // what became of late when it came
 }
 
 func (e *uncertain) Commit(ctx context.Context, b *catalog.Batch) error {
-	answer := false
-	for _, row := range b.Puts {
-		answer = answer || row.Key[0] == schema.PrefixReply
-	}
-	if b.Len() == 0 && e.unknown.Load() > 0 {
-		e.unknown.Add(-1)
-		return catalog.ErrUnknown
-	}
-	if !answer {
+	if !slices.ContainsFunc(b.Puts, func(row catalog.Row) bool { return row.Key[0] == schema.PrefixReply }) {
 		return e.Engine.Commit(ctx, b)
 	}
-	if late := e.late.Swap(nil); late != nil {
-		if err := e.Engine.Commit(context.WithoutCancel(ctx), late); err != nil {
-			return err
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if fence := b.Len() == 2 && len(b.Guards) == 1; !fence {
+		if e.now = fault(e.next.Swap(0)); e.now == 0 {
+			return e.Engine.Commit(ctx, b)
 		}
-	}
-	switch e.next.Swap(0) {
-	case 3:
-		e.unknown.Store(3)
-		return errors.Join(e.Engine.Commit(ctx, b), catalog.ErrUnknown)
-	case 4:
-		late := *b
-		e.late.Store(&late)
-		return catalog.ErrUnknown
-	case 1:
-		return errors.Join(e.Engine.Commit(ctx, b), catalog.ErrUnknown)
-	case 2:
+		e.late, e.lost = *b, 3
+		if e.now == faultDone || e.now == faultFencesLost {
+			return errors.Join(e.Engine.Commit(ctx, b), catalog.ErrUnknown)
+		}
 		return catalog.ErrUnknown
 	}
-	return e.Engine.Commit(ctx, b)
+	ctx = context.WithoutCancel(ctx)
+	if e.now == faultFencesLost && e.lost > 0 {
+		e.lost--
+		return catalog.ErrUnknown
+	}
+	if e.now == faultBefore {
+		e.came = e.Engine.Commit(ctx, &e.late)
+	}
+	err := e.Engine.Commit(ctx, b)
+	if e.now == faultAfter || e.now == faultLostAndAfter {
+		e.came = e.Engine.Commit(ctx, &e.late)
+	}
+	if e.now == faultFenceDone || e.now == faultLostAndAfter {
+		err = errors.Join(err, catalog.ErrUnknown)
+	}
+	e.now = 0
+	return err
 }
 
 // TestUnknownOutcome has each such call executed exactly once though the engine did not say whether it did.
 func TestUnknownOutcome(t *testing.T) {
-	for _, fault := range []int32{1, 2, 3, 4} {
+	for f := range faults - 1 {
+		f++
 		engine := &uncertain{Engine: memory.New()}
 		h := newHost(t, engine).start()
 		c := h.client()
 		for _, call := range onceCalls(c) {
-			engine.next.Store(fault)
+			engine.next.Store(int32(f))
 			hdr, ch := c.begin(call.op, call.args)
 			if err := c.finish(hdr, ch, call.op.NewResult()); err != nil {
-				t.Errorf("fault %d: %s: %v", fault, call.name, err)
+				t.Errorf("fault %d: %s: %v", f, call.name, err)
 			}
-			if engine.next.Load() != 0 {
-				t.Errorf("fault %d: %s: not met", fault, call.name)
+			if engine.next.Load() != 0 || engine.now != 0 {
+				t.Errorf("fault %d: %s: not met", f, call.name)
 			}
+			if guard := (*catalog.GuardError)(nil); errors.As(engine.came, &guard) != (f == faultAfter || f == faultLostAndAfter) {
+				t.Errorf("fault %d: %s: what came later: %v", f, call.name, engine.came)
+			}
+			engine.came = nil
 		}
 		// What the outcome of a change is told to has been told.
 		h.svc.mu.Lock()
-		for id, f := range h.svc.files {
-			if f.removing || f.sizing || f.cut != nil || f.waiters != 0 {
-				t.Errorf("fault %d: inode %d left as %+v", fault, id, f)
+		for id, file := range h.svc.files {
+			if file.removing || file.sizing || file.cut != nil || file.waiters != 0 {
+				t.Errorf("fault %d: inode %d left as %+v", f, id, file)
+			}
+		}
+		for id, l := range h.svc.leases {
+			if l.changing != 0 {
+				t.Errorf("fault %d: inode %d is marked", f, id)
 			}
 		}
 		h.svc.mu.Unlock()
 		checkCatalog(t, engine)
+	}
+}
+
+// undecided is an engine that does not say how one commit ended, nor what became of it until the test lets it.
+type undecided struct {
+	catalog.Engine
+	fault atomic.Int32  // what the next commit of a call is: faultDone or faultLost; 0 = neither
+	met   chan struct{} // closed when somebody wants to know
+	tell  chan struct{} // closed by the test
+}
+
+func (e *undecided) Commit(ctx context.Context, b *catalog.Batch) error {
+	if !slices.ContainsFunc(b.Puts, func(row catalog.Row) bool { return row.Key[0] == schema.PrefixReply }) {
+		return e.Engine.Commit(ctx, b)
+	}
+	switch fault(e.fault.Swap(0)) {
+	case faultDone:
+		return errors.Join(e.Engine.Commit(ctx, b), catalog.ErrUnknown)
+	case faultLost:
+		return catalog.ErrUnknown
+	}
+	if b.Len() == 2 && len(b.Guards) == 1 { // the fence
+		close(e.met)
+		select {
+		case <-e.tell:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return e.Engine.Commit(ctx, b)
+}
+
+// TestUnknownWhenItEnds ends a session, or the service, while it is not known what became of a call. Until that is known all that was marked stays so, and
+// nothing that was taken is given back.
+func TestUnknownWhenItEnds(t *testing.T) {
+	for _, f := range []fault{faultDone, faultLost} {
+		for _, stop := range []bool{false, true} {
+			for _, op := range []metarpc.Op{metarpc.OpRemove, metarpc.OpCreate} {
+				t.Run(fmt.Sprintf("%v, done %t, stop %t", op, f == faultDone, stop), func(t *testing.T) { unknownWhenItEnds(t, f, stop, op) })
+			}
+		}
+	}
+}
+
+func unknownWhenItEnds(t *testing.T, f fault, stop bool, op metarpc.Op) {
+	engine := &undecided{Engine: memory.New(), met: make(chan struct{}), tell: make(chan struct{})}
+	h := newHost(t, engine).start()
+	c, other := h.client(), h.client()
+	dir := c.mkdir(layout.RootID, "d")
+	name, args := "f", any(createToWrite(dir, "f"))
+	var id layout.FileID
+	if op == metarpc.OpRemove {
+		id, args = c.touch(dir, name), &metarpc.RemoveArgs{Parent: dir, Name: name}
+	}
+	h.svc.mu.Lock()
+	sess := h.svc.sessions[c.welcome.Session]
+	h.svc.mu.Unlock()
+	engine.fault.Store(int32(f))
+	c.begin(op, args)
+	<-engine.met
+	if stop {
+		h.kill(h.svc)
+	} else {
+		h.svc.end(sess, "the test ends it")
+	}
+	marked := func() bool {
+		h.svc.mu.Lock()
+		defer h.svc.mu.Unlock()
+		l, file := h.svc.leases[dir], h.svc.files[id]
+		return l != nil && l.changing > 0 && (op == metarpc.OpCreate || file != nil && file.removing)
+	}
+	settled := func() []error {
+		h.files.mu.Lock()
+		defer h.files.mu.Unlock()
+		return h.files.settled
+	}
+	if !marked() || len(settled()) > 0 {
+		t.Errorf("before it is known: marked %t, data files taken for %v", marked(), settled())
+	}
+	if stop {
+		h.start()
+		other.connect()
+		h.svc.endGrace()
+	} else {
+		close(engine.tell)
+		eventually(t, "nothing is left of the session", func() bool {
+			_, err := engine.Get(t.Context(), schema.SessionKey(sess.id))
+			return errors.Is(err, catalog.ErrNotFound)
+		})
+		got := settled()
+		if marked() || op == metarpc.OpCreate && (len(got) != 1 || (got[0] == nil) != (f == faultDone)) {
+			t.Errorf("when it is known: marked %t, data files taken for %v", marked(), got)
+		}
+	}
+	r := must[metarpc.LookupResult](other, metarpc.OpLookup, &metarpc.NameArgs{Parent: dir, Name: name})
+	if there := (op == metarpc.OpRemove) == (f == faultLost); (r.Attr.ID != 0) != there {
+		t.Errorf("and then: %+v", r)
+	}
+	checkCatalog(t, engine)
+}
+
+// TestUnknownAssignment ends a session while data servers' side does not know whether it has made it a writer: its clean-up comes when that is known.
+func TestUnknownAssignment(t *testing.T) {
+	engine := &hooked{Engine: memory.New()}
+	h := newHost(t, engine).start()
+	c := h.client()
+	id := c.create(layout.RootID, "f")
+	h.svc.mu.Lock()
+	sess := h.svc.sessions[c.welcome.Session]
+	h.svc.mu.Unlock()
+	known := make(chan struct{})
+	h.files.mu.Lock()
+	h.files.settling = known
+	h.files.assigned = func() { h.svc.end(sess, "the test ends it") }
+	h.files.mu.Unlock()
+	var lost *catalog.Batch
+	engine.hook(func(b *catalog.Batch) error {
+		if slices.ContainsFunc(b.Puts, func(row catalog.Row) bool { return row.Key[0] == schema.PrefixLayout }) {
+			lost = b
+			return catalog.ErrUnknown
+		}
+		return nil
+	})
+	c.begin(metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: id, IOMode: layout.IOModeRW, Len: 1})
+	eventually(t, "the call waits", func() bool {
+		h.files.mu.Lock()
+		defer h.files.mu.Unlock()
+		return slices.Contains(h.files.awaited, id)
+	})
+	engine.hook(nil)
+	if err := engine.Commit(t.Context(), lost); err != nil {
+		t.Fatal(err)
+	}
+	close(known)
+	eventually(t, "nothing is left of the session", func() bool {
+		_, err := engine.Get(t.Context(), schema.SessionKey(sess.id))
+		return errors.Is(err, catalog.ErrNotFound)
+	})
+	h.wantRows(1, 0)
+}
+
+// TestUnknownSession has sessions made though the engine does not say whether it did: one for each client, and none that nobody knows of.
+func TestUnknownSession(t *testing.T) {
+	for _, done := range []bool{false, true} {
+		t.Run(fmt.Sprintf("done %t", done), func(t *testing.T) {
+			engine := &hooked{Engine: memory.New()}
+			h := newHost(t, engine).start()
+			var lost []*catalog.Batch
+			unknown := 3
+			if done {
+				unknown = 1
+			}
+			engine.hook(func(b *catalog.Batch) error {
+				if unknown == 0 || len(b.Puts) != 1 || b.Puts[0].Key[0] != schema.PrefixSession {
+					return nil
+				}
+				unknown--
+				if done {
+					return errors.Join(engine.Engine.Commit(t.Context(), b), catalog.ErrUnknown)
+				}
+				lost = append(lost, b)
+				return catalog.ErrUnknown
+			})
+			sessions := func(ended bool) (n int) {
+				for kv, err := range engine.Scan(t.Context(), []byte{schema.PrefixSession}, []byte{schema.PrefixSession + 1}, catalog.ScanOptions{}) {
+					var row schema.Session
+					if err := errors.Join(err, schema.Decode(kv.Value, &row)); err != nil {
+						t.Fatal(err)
+					}
+					if row.Ended == ended {
+						n++
+					}
+				}
+				return n
+			}
+			c := h.client()
+			if n := sessions(false); n != 1 || unknown != 0 {
+				t.Fatalf("%d session rows, %d faults left", n, unknown)
+			}
+			must[metarpc.Empty](c, metarpc.OpEndSession, &metarpc.Empty{})
+			eventually(t, "the session has ended", func() bool { return sessions(true) == 1 && sessions(false) == 0 })
+			h.kill(h.svc) // waits for the clean-up
+			for _, b := range lost {
+				if err := engine.Commit(t.Context(), b); err == nil {
+					t.Error("a session that has ended is made once more")
+				}
+			}
+			h.start()
+			eventually(t, "no session is left", func() bool { return sessions(true)+sessions(false) == 0 })
+		})
 	}
 }
 

@@ -527,7 +527,7 @@ func (s *Service) quotaSet(ctx context.Context, c *call, a *metarpc.QuotaSetArgs
 		if err != nil {
 			return nil, err
 		}
-		guardRow(t, key, raw)
+		guardRow(&t.Batch, key, raw)
 		if a.Bytes != metarpc.QuotaKeep {
 			row.Bytes = a.Bytes
 		}

@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -95,6 +96,9 @@ func (s *Service) cleanUp(sess *session) {
 			if err := s.engine.Commit(s.ctx, &catalog.Batch{Deletes: part}); err != nil {
 				return err
 			}
+		}
+		if sess.unsure { // the row keeps what may still come from being a session; the next instance deletes it
+			return nil
 		}
 		var b catalog.Batch
 		b.Delete(schema.SessionKey(sess.id))
@@ -501,7 +505,7 @@ func (s *Service) load(ctx context.Context) error {
 		for number >= len(sess.slots) { // the earlier instance had more
 			sess.slots = append(sess.slots, slot{})
 		}
-		sess.slots[number] = slot{sequence: row.Sequence, frame: row.Frame, restored: true}
+		sess.slots[number] = slot{sequence: row.Sequence, frame: row.Frame, restored: true, row: bytes.Clone(kv.Value)}
 	}
 	for kv, err := range s.rows(ctx, schema.PrefixWriter, 1+8+16) {
 		if err != nil {

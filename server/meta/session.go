@@ -22,6 +22,7 @@ type session struct {
 	client  metarpc.ClientInfo
 	created int64     // nanoseconds since 1970
 	known   bool      // from the catalog: made by an earlier instance
+	unsure  bool      // its row may be put once more, by a commit that is still on its way
 	epoch   time.Time // what renewed counts from; its monotonic clock does not jump
 	ctx     context.Context
 	cancel  context.CancelFunc // at the end of the session
@@ -56,6 +57,7 @@ type slot struct {
 	conn     *conn  // where the answer of the call being executed goes: it came from there last
 	frame    []byte // the answer of sequence; nil if executing that call again is as good
 	restored bool   // frame is from the catalog, written by an earlier instance
+	row      []byte // the slot's row in the catalog (schema.Reply), which may be of an earlier call; nil if there is none
 }
 
 // callback is a call to the client.
@@ -156,12 +158,17 @@ func (s *Service) session(hello *metarpc.Hello) (*session, *metarpc.Error) {
 	var b catalog.Batch
 	b.GuardAbsent(schema.SessionKey(id))
 	b.Put(schema.SessionKey(id), schema.Encode(&row))
-	if err := s.engine.Commit(s.ctx, &b); err != nil {
+	err := s.engine.Commit(s.ctx, &b)
+	unsure := errors.Is(err, catalog.ErrUnknown)
+	if unsure {
+		err = catalog.FindOut(s.ctx, s.engine, &b)
+	}
+	if err != nil {
 		s.log.Error("session not made", "error", err)
 		return refuse(metarpc.StatusInternal, "make a session: %v", err)
 	}
 	sess := s.newSession(id, row)
-	sess.reclaimed = true
+	sess.reclaimed, sess.unsure = true, unsure
 	s.mu.Lock()
 	s.sessions[id] = sess
 	s.mu.Unlock()
@@ -230,7 +237,7 @@ type call struct {
 	h     metarpc.CallHeader
 	who   *caller // see Service.caller
 	frame []byte  // the answer, once it is settled by a batch that holds it
-	late  bool    // that batch was committed when it was taken for lost already: what executing the call would have made known is not
+	row   []byte  // the slot's, see there
 	after func()  // called when the answer is in the connection's queue, behind which a callback's frame would come
 }
 
@@ -278,6 +285,7 @@ func (s *Service) accept(rd *reader, h metarpc.CallHeader, args any, refusal *me
 	if again {
 		first = sl.frame
 	}
+	row := sl.row
 	*sl = slot{sequence: h.Sequence, busy: true, conn: from}
 	sess.running.Add(1)
 	sess.mu.Unlock()
@@ -286,13 +294,13 @@ func (s *Service) accept(rd *reader, h metarpc.CallHeader, args any, refusal *me
 	defer sess.running.Done()
 	t := &turn{Context: sess.ctx, rd: rd}
 	// This goroutine owns the slot until it has put the answer into a queue. There are no more of them than slots.
-	c := &call{sess: sess, ctx: t, h: h, frame: first}
+	c := &call{sess: sess, ctx: t, h: h, frame: first, row: row}
 	s.answer(c, args, refusal)
 	alive := s.awaitAlive()
 	sess.mu.Lock()
 	sl = &sess.slots[h.Slot]
 	to := sl.conn
-	sl.busy, sl.conn = false, nil
+	sl.busy, sl.conn, sl.row = false, nil, c.row
 	if h.Op.Once() {
 		sl.frame = c.frame
 	}
@@ -325,9 +333,6 @@ func (s *Service) answer(c *call, args any, refusal *metarpc.Error) {
 		}
 		if err == nil {
 			result, err = s.execute(c, args)
-		}
-		if err == nil && c.late {
-			err = s.replay(c.ctx, c, args)
 		}
 		if err == nil && c.frame != nil {
 			return

@@ -154,7 +154,7 @@ func (s *Service) takeBack(ctx context.Context, t *tx, dir, from, to layout.File
 	if err != nil {
 		return err
 	}
-	guardRow(t, key, raw)
+	guardRow(&t.Batch, key, raw)
 	addSub(t, from, usage{}.minus(toldOf(counters)))
 	if to != 0 {
 		addSub(t, to, toldOf(counters))
@@ -195,12 +195,12 @@ func (s *Service) moveUsage(ctx context.Context, t *tx, id layout.FileID, row *s
 	return nil
 }
 
-// guardRow makes t depend on a row being as it was read, nil for none.
-func guardRow(t *tx, key, raw []byte) {
+// guardRow makes b depend on a row being as it was read, nil for none.
+func guardRow(b *catalog.Batch, key, raw []byte) {
 	if raw == nil {
-		t.GuardAbsent(key)
+		b.GuardAbsent(key)
 	} else {
-		t.GuardEqual(key, raw)
+		b.GuardEqual(key, raw)
 	}
 }
 
@@ -378,8 +378,8 @@ func (s *Service) tellParent(ctx context.Context, dir layout.FileID) (parent lay
 		}
 		total := totalOf(counters)
 		news := total.minus(toldOf(before))
-		guardRow(&t, keys[0], raw[0]) // it still has this parent
-		guardRow(&t, keys[2], raw[2])
+		guardRow(&t.Batch, keys[0], raw[0]) // it still has this parent
+		guardRow(&t.Batch, keys[2], raw[2])
 		clean := -1
 		if dirty != nil && !hot {
 			clean = t.GuardEqual(dirtyKey, dirty)

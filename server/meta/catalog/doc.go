@@ -24,12 +24,24 @@
 //
 // A commit with [Sync] returns when it and everything ordered before it survives the loss of the process and of power.
 // One with [NoSync] returns earlier; it survives if any later Sync commit does. An empty batch with Sync is a barrier:
-// it returns when everything committed so far is durable.
+// it returns when everything committed so far is durable, as far as that is known to be committed; see Unknown outcomes.
 //
 // Reads may show a commit before it is durable, while its own Commit call still waits. A commit that builds on
 // such a read is ordered after it and so cannot survive without it. A [GuardError] of a Sync batch is returned only
 // when the state it reports is durable, so an answer such as "exists" is never taken back by a crash; an answer
 // made from reads alone may be, and a caller who must not take it back commits a barrier first.
+//
+// # Unknown outcomes
+//
+// After [ErrUnknown] a commit may have been made, or be made later, also after other commits of the same caller, and after an empty batch: that
+// makes durable what has been committed, and says nothing of what is still on its way. What makes sure that a batch is not applied any more is
+// that one of its guards does not hold and never will again. So who must know what became of a batch has it
+//
+//	guard a row and change it, as the reply record of a request, and commits another batch, the fence, that guards what that row was before and
+//	puts something that it never was. If the fence is committed, the batch was not applied and never will be; if its guard does not
+//	hold, the row tells whether the batch was applied, or an earlier try of the fence
+//
+//	or commits the batch itself again, if it can do no harm twice ([FindOut])
 //
 // # Counter rows
 //

@@ -10,8 +10,7 @@ var (
 	ErrNotFound = errors.New("catalog: not found")
 	// ErrConflict: the commit lost a race inside the engine and had no effect; the same batch may be tried again.
 	ErrConflict = errors.New("catalog: conflict, try again")
-	// ErrUnknown: the commit may or may not have happened, and may still happen. A row written in the same batch, such
-	// as the reply record of the request, tells later.
+	// ErrUnknown: the commit may or may not have happened, and may still happen; see Unknown outcomes in the package comment.
 	ErrUnknown = errors.New("catalog: outcome unknown")
 	// ErrTooLarge: the batch or one of its values is over a limit in Caps.
 	ErrTooLarge = errors.New("catalog: too large")

@@ -21,7 +21,8 @@ import (
 // already, nothing is committed. What a file has is not exchanged, but for stale copies, so the layout of a concurrent
 // Assign, and any that was handed out, stays valid until the file is fenced.
 //
-// Errors that callers can tell apart: ErrNoDevice, ErrNoSpace, ErrNoInode, extent.ErrTooFar (EFBIG), those of the catalog.
+// Errors that callers can tell apart: ErrNoDevice, ErrNoSpace, ErrNoInode, extent.ErrTooFar (EFBIG), those of the catalog. If ctx ends the rows may
+// still change, see AwaitKnown.
 func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, near []layout.DeviceID) (schema.Layout, error) {
 	unlock, err := m.files.lock(ctx, id)
 	if err != nil {
@@ -80,7 +81,9 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 		return row, true, nil
 	}
 	inode, firstTaken := 0, 0
+	var last *catalog.Batch
 	add := func(b *catalog.Batch) {
+		last = b
 		inode = b.GuardPresent(schema.InodeKey(id))
 		if old != nil {
 			b.GuardEqual(layoutKey, old)
@@ -100,7 +103,15 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 		add(&b)
 		err = m.cfg.Engine.Commit(ctx, &b)
 	}
-	m.settle(taken, firstTaken, err)
+	if errors.Is(err, catalog.ErrUnknown) {
+		if err = m.findOut(ctx, id, last); err == nil {
+			m.release(taken)
+		} else {
+			m.sortOut(id, taken)
+		}
+	} else {
+		m.settle(taken, firstTaken, err)
+	}
 	var guard *catalog.GuardError
 	switch {
 	case err == nil:
@@ -130,8 +141,8 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 
 // AssignNew adds to the batch that makes file id, whose inode is ino, what gives it the data files for its first stripe unit and makes session a
 // writer, and returns the layout row. It waits for nothing: ok is false, and the batch as it came, if there are not the data files
-// ready, or they would need space on namespaces. Otherwise settle must be called with the error of the batch's commit, once, or
-// any other error if there was no commit.
+// ready, or they would need space on namespaces. Otherwise settle must be called when it is known how the batch's commit ended, once, with nil or
+// the error of the commit, or any other error if there was none.
 func (m *Manager) AssignNew(b *catalog.Batch, id layout.FileID, ino schema.Inode, session metarpc.SessionID, near []layout.DeviceID) (row schema.Layout, settle func(error), ok bool) {
 	policy := ino.Policy.Layout().Or(defaultPolicy)
 	m.mu.Lock()
@@ -174,9 +185,6 @@ func (m *Manager) settle(taken []schema.DataFile, firstTaken int, err error) {
 	switch {
 	case err == nil:
 		m.release(taken)
-		return
-	case errors.Is(err, catalog.ErrUnknown):
-		// They may or may not be the file's, so they stay held. The next Manager sees which.
 		return
 	case errors.As(err, &guard):
 		if lost := guard.Index - firstTaken; lost >= 0 && lost < len(taken) {
@@ -545,8 +553,9 @@ type fileLocks struct {
 }
 
 type fileLock struct {
-	users int           // holder and those who wait; guarded by fileLocks.mu
-	token chan struct{} // who has sent to it holds the lock
+	users   int           // holders and those who wait; guarded by fileLocks.mu
+	holders int           // who has it, and for whom it is kept; guarded by fileLocks.mu
+	token   chan struct{} // who has sent to it holds the lock
 }
 
 // lock waits for the lock of a file.
@@ -562,18 +571,37 @@ func (l *fileLocks) lock(ctx context.Context, id layout.FileID) (unlock func(), 
 	}
 	f.users++
 	l.mu.Unlock()
-	leave := func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if f.users--; f.users == 0 {
-			delete(l.files, id)
-		}
-	}
 	select {
 	case f.token <- struct{}{}:
-		return func() { <-f.token; leave() }, nil
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		f.holders = 1
+		return func() { l.leave(id, f, true) }, nil
 	case <-ctx.Done():
-		leave()
+		l.leave(id, f, false)
 		return nil, ctx.Err()
+	}
+}
+
+// keep has the lock of a file, which the caller holds, held until unlock is called as well.
+func (l *fileLocks) keep(id layout.FileID) (unlock func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f := l.files[id]
+	f.users++
+	f.holders++
+	return func() { l.leave(id, f, true) }
+}
+
+func (l *fileLocks) leave(id layout.FileID, f *fileLock, holder bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if holder {
+		if f.holders--; f.holders == 0 {
+			<-f.token
+		}
+	}
+	if f.users--; f.users == 0 {
+		delete(l.files, id)
 	}
 }

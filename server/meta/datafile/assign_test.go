@@ -293,15 +293,6 @@ func TestCommitFails(t *testing.T) {
 			t.Errorf("%d data files in the pool, %d numbers held", len(d.pool), len(d.held))
 		}
 
-		// One of unknown outcome takes its data files out of circulation, whatever it was.
-		engine.arm(schema.LayoutKey(5), func() {})
-		engine.err = catalog.ErrUnknown
-		if _, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session, nil); !errors.Is(err, catalog.ErrUnknown) {
-			t.Errorf("%v", err)
-		}
-		if len(d.pool) != testPool-1 || len(d.held) != testPool {
-			t.Errorf("%d data files in the pool, %d numbers held", len(d.pool), len(d.held))
-		}
 		w.restart()
 		calm()
 		w.check()
@@ -364,7 +355,7 @@ func TestAssignNew(t *testing.T) {
 	})
 }
 
-// What a batch that is not committed took is in the pools again, and of unknown outcome in nobody's hands.
+// What a batch that is not committed took is in the pools again.
 func TestAssignNewNotCommitted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
@@ -404,20 +395,6 @@ func TestAssignNewNotCommitted(t *testing.T) {
 			t.Errorf("another one instead: %t, %v", ok, err)
 		}
 		calm()
-
-		var b catalog.Batch
-		row, settle, ok := w.m.AssignNew(&b, 7, schema.Inode{}, session, nil)
-		if !ok {
-			t.Fatal("nothing is given")
-		}
-		settle(catalog.ErrUnknown)
-		calm()
-		w.m.mu.Lock()
-		defer w.m.mu.Unlock()
-		number := row.Mirrors[0][0].Number
-		if _, held := d.held[number]; !held || slices.ContainsFunc(d.pool, func(f schema.DataFile) bool { return f.Number == number }) {
-			t.Errorf("of unknown outcome: held %t, %d data files in the pool", held, len(d.pool))
-		}
 	})
 }
 

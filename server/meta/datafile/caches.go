@@ -93,7 +93,8 @@ func (m *Manager) StartCache(ctx context.Context, id layout.FileID, dev layout.D
 	})
 	switch {
 	case err != nil:
-		return cache, false, fmt.Errorf("cache of inode %d: %w", id, err) // what was taken stays held; the next Manager sees whose it is
+		m.sortOut(id, []schema.DataFile{file})
+		return cache, false, fmt.Errorf("cache of inode %d: %w", id, err)
 	case used:
 		m.release([]schema.DataFile{file})
 		m.promise(dev, n)

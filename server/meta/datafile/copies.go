@@ -104,9 +104,9 @@ func (m *Manager) relayout(ctx context.Context, id layout.FileID, change func(*c
 		case !incomplete && values[1] != nil:
 			b.Delete(fillKey)
 		}
-		err = m.cfg.Engine.Commit(ctx, &b)
+		err = m.commit(ctx, id, &b)
 		guard := (*catalog.GuardError)(nil)
-		again := errors.As(err, &guard) || errors.Is(err, catalog.ErrConflict) || errors.Is(err, catalog.ErrUnknown)
+		again := errors.As(err, &guard) || errors.Is(err, catalog.ErrConflict)
 		if !again || try == maxRelayout {
 			return err
 		}

@@ -363,7 +363,7 @@ func (d *device) url() place {
 }
 
 // rewrite commits a batch with what change makes of the Device row and adds to the batch; it may be called several
-// times. rewrite takes the lock of the row.
+// times, also after it was committed, of which nobody was told. rewrite takes the lock of the row.
 func (d *device) rewrite(ctx context.Context, change func(*catalog.Batch, *schema.Device)) error {
 	d.rowMu.Lock()
 	defer d.rowMu.Unlock()
@@ -382,7 +382,7 @@ func (d *device) rewrite(ctx context.Context, change func(*catalog.Batch, *schem
 		b.GuardEqual(key, old)
 		b.Put(key, schema.Encode(&row))
 		err = d.m.cfg.Engine.Commit(ctx, &b)
-		if guard := (*catalog.GuardError)(nil); errors.As(err, &guard) || errors.Is(err, catalog.ErrConflict) {
+		if guard := (*catalog.GuardError)(nil); errors.As(err, &guard) || errors.Is(err, catalog.ErrConflict) || errors.Is(err, catalog.ErrUnknown) {
 			continue
 		}
 		if err != nil {

@@ -17,6 +17,10 @@
 // late would leave a file without a row; so the garbage row of a file that was not found is kept for some seconds more
 // if an earlier Manager wrote it.
 //
+// A commit may not say whether it was made (catalog, Unknown outcomes). One that changes a file's layout is then made again until it is known what became of it,
+// whoever has asked for it, while the file stays locked (findOut). Data files that it would have given away stay held meanwhile; afterwards they are the file's, or
+// in the pool again (sortOut). Numbers of which it is not known whether they were taken are not used: if they were, they are garbage.
+//
 // # Several processes
 //
 // With Config.Member there may be Managers of other processes on the catalog. All that is decided is decided by guarded batches, so what remains is to know
@@ -170,7 +174,7 @@
 // In the order in which they may be taken, each before those after it:
 //
 //	Manager.adding   held while a device is added or removed, over calls to a data server
-//	Manager.files    one lock for each file, held over Assign and Fence
+//	Manager.files    one lock for each file, held over Assign and Fence, and until it is known what they have committed
 //	device.changing  one lock for each data file on a namespace, held while something is done to it there
 //	device.rowMu     held over commits that change the Device row
 //	Manager.mu       guards the state of all devices, held over no call

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -173,7 +174,8 @@ func (m *Manager) replaceStale(ctx context.Context, id layout.FileID) error {
 		return changed
 	})
 	if err != nil {
-		return err // what was taken stays held; the next Manager sees whose it is
+		m.sortOut(id, slices.Collect(maps.Values(taken)))
+		return err
 	}
 	if used == nil && left == nil { // the file is gone
 		for _, file := range taken {
@@ -414,7 +416,7 @@ func (m *Manager) makeRoom(ctx context.Context, id layout.FileID, file *schema.D
 		_, err = extent.Allocate(ctx, []extent.Request{{Space: space, Number: file.Number, Range: r}}, func(b *catalog.Batch) {
 			b.GuardEqual(schema.LayoutKey(id), raw)
 		})
-		if guard := (*catalog.GuardError)(nil); err != nil && !errors.As(err, &guard) {
+		if guard := (*catalog.GuardError)(nil); err != nil && !errors.As(err, &guard) && !errors.Is(err, catalog.ErrUnknown) {
 			return err
 		}
 	}

@@ -228,6 +228,9 @@ func (w *world) check() {
 	garbage := w.rows(schema.PrefixGarbage)
 	for i := range w.exports {
 		d := w.device(i)
+		if len(d.pool) != len(d.held) {
+			w.t.Errorf("export %d: %d data files in the pool, %d numbers held", i, len(d.pool), len(d.held))
+		}
 		files := dataFiles(w.exports[i])
 		for number, attr := range files {
 			n := name{d.id, number}

@@ -186,7 +186,8 @@ func (m *Manager) addMirror(ctx context.Context, id layout.FileID, taken map[int
 		return true
 	})
 	if err != nil {
-		return err // what was taken stays held; the next Manager sees whose it is
+		m.sortOut(id, files)
+		return err
 	}
 	if used {
 		m.release(files)

@@ -391,7 +391,7 @@ func (m *Manager) addPortal(ctx context.Context, d *device, at place, ns *nvmetc
 	err := d.rewrite(ctx, func(_ *catalog.Batch, row *schema.Device) {
 		if elsewhere {
 			row.Host, row.Port, row.NQN, row.NSID, row.Portals = at.host, at.port, at.nqn, at.nsid, nil
-		} else {
+		} else if !slices.Contains(row.Portals, at.hostPort()) {
 			row.Portals = append(slices.Clone(row.Portals), at.hostPort())
 		}
 	})

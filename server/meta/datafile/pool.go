@@ -115,7 +115,8 @@ func (d *device) makeFiles(ctx context.Context, n int) error {
 	return context.Cause(ctx)
 }
 
-// takeNumbers makes n numbers the device's and their rows garbage, durably, and holds them. It returns the first.
+// takeNumbers makes n numbers the device's and their rows garbage, durably, and holds them. It returns the first. Numbers of an attempt that was committed
+// without anybody being told are garbage.
 func (d *device) takeNumbers(ctx context.Context, n int) (first uint64, err error) {
 	var taken []uint64
 	forget := func() { // the numbers of an attempt that failed
@@ -138,7 +139,7 @@ func (d *device) takeNumbers(ctx context.Context, n int) (first uint64, err erro
 			row.Next++
 		}
 	})
-	if err != nil && !errors.Is(err, catalog.ErrUnknown) {
+	if err != nil {
 		forget()
 	}
 	return first, err
@@ -213,7 +214,11 @@ func (d *device) disown(number uint64) error {
 	d.m.log.Warn("data server has a file that the catalog does not know: run fsck", "device", d.id, "file", name)
 	var b catalog.Batch
 	b.Delete(schema.GarbageKey(d.id, number))
-	if err := d.m.cfg.Engine.Commit(d.ctx, &b); err != nil {
+	err := d.m.cfg.Engine.Commit(d.ctx, &b)
+	if errors.Is(err, catalog.ErrUnknown) {
+		err = catalog.FindOut(d.ctx, d.m.cfg.Engine, &b)
+	}
+	if err != nil {
 		return fmt.Errorf("data file %s: %w", name, err) // stays held
 	}
 	d.drop(number)

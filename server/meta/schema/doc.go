@@ -23,7 +23,7 @@
 //	"p" id[8]                          Move       the file's data is to lie on a device that somebody has named
 //	"q" device[16] number[8]           Condemned  units that a data file has lost, which somebody may still write; the key goes on with
 //	    generation[8] unit[8]                     the data file's generation and the first unit on the namespace
-//	"r" session[16] slot[2]            Reply      the last answer of a slot that changed the catalog
+//	"r" session[16] slot[2]            Reply      the last answer of a slot that changed the catalog; or that there will be none of what was tried
 //	"s" session[16]                    Session    a client's session
 //	"t" id[8]                          Truncate   data files are to be cut to this size
 //	"u" shard[2]                       counters   field 0: inodes in use, by what the shard's service has added and removed. One for each shard, so that

@@ -437,11 +437,13 @@ type Member struct {
 	Lease    int64    // nanoseconds for which it can be silent
 }
 
-// Reply is the last answer of a slot that changed the catalog.
+// Reply is the last answer of a slot that changed the catalog; or says, with an empty frame, that what the service has tried so far to execute the call
+// is not committed any more.
 type Reply struct {
 	_msgpack struct{} `msgpack:",as_array"`
 	Sequence uint64
 	Frame    []byte // the whole reply frame
+	Fences   uint64 // without a frame: counts up with each row that says so, until there is an answer
 }
 
 // Truncate is the intent to cut data files.
@@ -457,6 +459,13 @@ type plainLayout struct {
 	Width      int
 	Mirrors    [][]DataFile
 	Moving     bool
+}
+
+// plainReply is the row of a Reply with a frame, which is the only one that earlier versions know.
+type plainReply struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Sequence uint64
+	Frame    []byte
 }
 
 // Quota is how much there may be; 0: as much as there is room for.
@@ -484,8 +493,15 @@ type plainSession struct {
 
 // Encode makes a row of one of the structures above.
 func Encode(row any) []byte {
-	if l, ok := row.(*Layout); ok && len(l.Caches) == 0 {
-		row = &plainLayout{StripeUnit: l.StripeUnit, Width: l.Width, Mirrors: l.Mirrors, Moving: l.Moving}
+	switch r := row.(type) {
+	case *Layout:
+		if len(r.Caches) == 0 {
+			row = &plainLayout{StripeUnit: r.StripeUnit, Width: r.Width, Mirrors: r.Mirrors, Moving: r.Moving}
+		}
+	case *Reply:
+		if r.Fences == 0 {
+			row = &plainReply{Sequence: r.Sequence, Frame: r.Frame}
+		}
 	}
 	b, err := msgpack.Marshal(row)
 	if err != nil {
@@ -514,6 +530,13 @@ func Decode(b []byte, row any) error {
 			var p plainVolume
 			err := msgpack.Unmarshal(b, &p)
 			*r = Volume{Format: p.Format, ID: p.ID, Created: p.Created, Policy: p.Policy}
+			return err
+		}
+	case *Reply:
+		if fields == 2 {
+			var p plainReply
+			err := msgpack.Unmarshal(b, &p)
+			*r = Reply{Sequence: p.Sequence, Frame: p.Frame}
 			return err
 		}
 	case *Session:

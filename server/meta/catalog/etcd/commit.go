@@ -28,7 +28,7 @@ func (e *Engine) Commit(ctx context.Context, b *catalog.Batch) error {
 	}
 	defer end()
 	if b.Len() == 0 {
-		return nil // whatever anybody can have seen is durable
+		return nil // whatever anybody can have seen is durable; what is on its way is for a guard to stop
 	}
 	r := newRequest(ctx, b, e.keys)
 	if err := e.lookBefore(ctx, r); err != nil {

@@ -19,7 +19,7 @@
 //
 // Guards are comparisons of an etcd transaction, in which the puts and deletes are made if they hold and the guarded rows
 // are read if they do not. A transaction is durable on a majority before anybody can see it. So both durability classes mean
-// the same, what was read can not be taken back, and an empty batch has nothing to wait for.
+// the same, what was read can not be taken back, and an empty batch has nothing to wait for: not for a transaction whose caller has left, either.
 //
 // Calls cost etcd far more than rows. So one transaction of an engine is under way at a time; the batches committed
 // meanwhile are packed into the next one, as many as fit the cluster's limits and can be put in a row (type pack). All are

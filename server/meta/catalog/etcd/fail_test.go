@@ -342,6 +342,86 @@ func (h heldBack) Txn(ctx context.Context, t *pb.TxnRequest, opts ...grpc.CallOp
 	return h.KVClient.Txn(ctx, t, opts...)
 }
 
+// TestFenced has a call carried out after its caller has been told that the outcome is unknown and another engine has found out: what was found holds.
+func TestFenced(t *testing.T) {
+	t.Parallel()
+	cfg := configOf(t, etcdserver.Start(t, 1).URL("/test"))
+	stuck := new(stuck)
+	cfg.wrap = func(kv pb.KVClient) pb.KVClient { return stuckCalls{kv, stuck} }
+	e := mustOpen(t, cfg)
+	defer mustClose(t, e)
+	cfg.wrap = nil
+	second := mustOpen(t, cfg)
+	defer mustClose(t, second)
+	mustCommit(t, e, func(b *catalog.Batch) { b.Put([]byte("other"), nil) }) // makes the stamp
+
+	batch := new(catalog.Batch)
+	batch.GuardAbsent([]byte("reply"))
+	batch.Put([]byte("reply"), []byte("done"))
+	batch.Put([]byte("file"), nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	stuck.on(cancel)
+	if err := e.Commit(ctx, batch); !errors.Is(err, catalog.ErrUnknown) {
+		t.Fatalf("while the cluster does not answer: %v", err)
+	}
+	if err := second.Commit(t.Context(), new(catalog.Batch)); err != nil {
+		t.Fatal(err)
+	}
+	mustCommit(t, second, func(b *catalog.Batch) {
+		b.GuardAbsent([]byte("reply"))
+		b.Put([]byte("reply"), []byte("fenced"))
+	})
+	if _, err := stuck.kv.Txn(t.Context(), stuck.txn); err != nil {
+		t.Fatal(err)
+	}
+	stuck.off()
+	mustCommit(t, e, func(b *catalog.Batch) { b.Put([]byte("other"), nil) }) // after the one that was stuck
+	if _, err := second.Get(t.Context(), []byte("file")); !errors.Is(err, catalog.ErrNotFound) {
+		t.Errorf("what was found not to be committed is there: %v", err)
+	}
+	if reply, err := e.Get(t.Context(), []byte("reply")); err != nil || string(reply) != "fenced" {
+		t.Errorf("reply %q, %v", reply, err)
+	}
+}
+
+// stuck has transactions kept back, and the first of them.
+type stuck struct {
+	mu     sync.Mutex
+	caught func() // not nil while they are; called with each
+	kv     pb.KVClient
+	txn    *pb.TxnRequest
+}
+
+func (s *stuck) on(caught func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.caught = caught
+}
+
+func (s *stuck) off() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.caught = nil
+}
+
+type stuckCalls struct {
+	pb.KVClient
+	stuck *stuck
+}
+
+func (s stuckCalls) Txn(ctx context.Context, t *pb.TxnRequest, opts ...grpc.CallOption) (*pb.TxnResponse, error) {
+	s.stuck.mu.Lock()
+	defer s.stuck.mu.Unlock()
+	if s.stuck.caught == nil {
+		return s.KVClient.Txn(ctx, t, opts...)
+	}
+	if s.stuck.txn == nil {
+		s.stuck.kv, s.stuck.txn = s.KVClient, t
+	}
+	s.stuck.caught()
+	return nil, status.Error(codes.Unavailable, "kept back by the test")
+}
+
 // TestStampGone removes the stamp of an engine between its transactions, and while the outcome of one is not clear.
 func TestStampGone(t *testing.T) {
 	t.Parallel()
