@@ -915,7 +915,7 @@ func TestCalls(t *testing.T) {
 				r.Names = []string{"user.a"}
 				return metarpc.StatusOK, r
 			case *metarpc.Described:
-				r.Size = 42
+				r.StripeUnit = 42
 				return metarpc.StatusOK, r
 			case *metarpc.AddDeviceResult:
 				r.Info = metarpc.DeviceInfo{URL: "u", Device: metarpc.Device{Addrs: []string{"192.0.2.1:1"}}}
@@ -965,7 +965,7 @@ func TestCalls(t *testing.T) {
 			{"removexattr", func() (any, error) { return nil, c.RemoveXattr(ctx, cred, 7, "user.a") }, nil, "&{ID:7 Name:user.a Value:[] Flags:0}"},
 			{"describe", func() (any, error) {
 				d, err := c.DescribeLayout(ctx, 7)
-				return d.Size, err
+				return d.StripeUnit, err
 			}, int64(42), "&{ID:7}"},
 			{"add device", func() (any, error) {
 				d, err := c.AddDevice(ctx, "nvme://h:1/n#1", true)
