@@ -202,6 +202,8 @@ func (x *accesses) show(a *metarpc.Attr) {
 
 // set is called before somebody sets the time of the last access, which wins over those that were noted before.
 func (x *accesses) set(ctx context.Context, id layout.FileID) error {
+	waiting, stop := x.fs.meta.Patient(ctx, id)
+	defer stop()
 	for {
 		x.mu.Lock()
 		p := x.part(id)
@@ -214,8 +216,8 @@ func (x *accesses) set(ctx context.Context, id layout.FileID) error {
 		}
 		select {
 		case <-reporting:
-		case <-ctx.Done():
-			return ctx.Err()
+		case <-waiting.Done():
+			return context.Cause(waiting)
 		}
 	}
 }

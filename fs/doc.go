@@ -235,6 +235,14 @@
 // signal. If the caller is dying, a READ or WRITE gives its buffer
 // back (Detach) before it is answered; a WRITE that was sent goes on from a copy.
 //
+// # Soft mounts
+//
+// What an application waits for has a context that metaclient.Soft has marked: requests, waiting for locks, and what READs and WRITEs need that the
+// data plane does not have. So on a soft mount the metadata service is waited for no longer than Meta says (metaclient.Config.Patience), be it in a call, behind
+// another request that waits for it (inode.await), or for a call that is carried through (carry), which itself goes on. All that the mount does by itself, as making
+// data durable in the background or answering recalls, waits for ever; so nothing is lost but the patience of the application. A change that
+// was given up may have been made or may yet be: the kernel is told to ask again (unsure).
+//
 // # Goroutines
 //
 // Those that outlive a request run under FS.ctx and are counted in FS.work: the flusher and its batches, requests

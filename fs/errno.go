@@ -43,6 +43,24 @@ func errnoOf(err error) (syscall.Errno, bool) {
 	return 0, false
 }
 
+// givenUp reports whether a call ended because the mount is soft.
+func givenUp(err error) bool {
+	var over *layout.TimeoutError
+	return errors.As(err, &over)
+}
+
+// unsure makes the kernel ask again about names, and about these inodes, if err is the end of a change that was given up: whether and when it is made
+// nobody knows. Of changes that were interrupted the kernel sees that by itself (EINTR). The client keeps nothing of it before there is an answer.
+func (fs *FS) unsure(err error, ids ...layout.FileID) {
+	if !givenUp(err) {
+		return
+	}
+	for _, id := range ids {
+		fs.forgetAttrs(id)
+	}
+	fs.notify(kernel.forgetNames)
+}
+
 // staleError says that there is no such file any more. On ESTALE the kernel looks the path up again, which tells a
 // file that is gone from one that has been replaced.
 type staleError struct {

@@ -103,6 +103,7 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	args.Layout = args.Access&metarpc.AccessWrite != 0 && in.Flags&unix.O_APPEND == 0 && fs.filling.Load()
 	made, created, err := fs.meta.Create(ctx, cred(&in.InHeader), args)
 	if err != nil {
+		fs.unsure(err, args.Parent)
 		return r.status(err)
 	}
 	i := fs.hold(made.Attr.ID)

@@ -400,7 +400,7 @@ func (fs *FS) tell(ctx context.Context, reports []report, provisional bool) (out
 		return outdated, nil
 	}
 	// A report must not arrive after a truncation that did not wait for it.
-	_, err = carry(ctx, fs, func(ctx context.Context) (struct{}, error) {
+	_, err = carry(ctx, fs, live[0].i.id, func(ctx context.Context) (struct{}, error) {
 		send := func(live []report, args []metarpc.SizeReport) error {
 			asked := fs.clock.Load()
 			answers, err := fs.meta.LayoutCommit(session.during(ctx), args, provisional)

@@ -85,6 +85,9 @@ type Meta interface {
 	Lock(ctx context.Context, args *metarpc.LockArgs) error
 	TestLock(ctx context.Context, args *metarpc.LockArgs) (metarpc.LockResult, error)
 	DropLocks(id layout.FileID, flock bool, owner uint64) <-chan struct{}
+	// Patient returns a context for who waits for what the service of the inode's shard has to do first. It ends with ctx, and if that is marked
+	// by metaclient.Soft also when a call would be given up, with the call's error as its cause. stop follows.
+	Patient(ctx context.Context, id layout.FileID) (waiting context.Context, stop func())
 	// Alive reports whether the session with the service of the inode's shard cannot have ended yet by our own clock: whatever the service has
 	// to tell us of the inode before it lets others make changes has been told.
 	Alive(id layout.FileID) bool
@@ -237,15 +240,16 @@ func (fs *FS) spawn(f func()) {
 	}()
 }
 
-// carry runs f, a call of the service and what follows from its answer, to its end even if ctx ends first. Otherwise
-// the service might execute the call later than another one that was made because this one seemed to be over.
-func carry[R any](ctx context.Context, fs *FS, f func(context.Context) (R, error)) (R, error) {
+// carry runs f, a call of the service of an inode and what follows from its answer, to its end even if ctx ends first, or the service is given up
+// by whoever waits on a soft mount. Otherwise the service might execute the call later than another one that was made because this one seemed to
+// be over.
+func carry[R any](ctx context.Context, fs *FS, id layout.FileID, f func(context.Context) (R, error)) (R, error) {
 	type answer struct {
 		r   R
 		err error
 	}
 	answered := make(chan answer, 1)
-	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	run, cancel := context.WithCancel(metaclient.Hard(context.WithoutCancel(ctx)))
 	end := context.AfterFunc(fs.ctx, cancel)
 	// The goroutine owns what f holds; it ends with the call.
 	fs.spawn(func() {
@@ -254,12 +258,14 @@ func carry[R any](ctx context.Context, fs *FS, f func(context.Context) (R, error
 		r, err := f(run)
 		answered <- answer{r, err}
 	})
+	waiting, stop := fs.meta.Patient(ctx, id)
+	defer stop()
 	select {
 	case a := <-answered:
 		return a.r, a.err
-	case <-ctx.Done():
+	case <-waiting.Done():
 		var none R
-		return none, ctx.Err()
+		return none, context.Cause(waiting)
 	}
 }
 

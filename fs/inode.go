@@ -125,8 +125,16 @@ var start = time.Now()
 // now is the monotonic clock in nanoseconds, never 0.
 func now() int64 { return int64(time.Since(start)) + 1 }
 
-// await returns with mu held as soon as ok, which is called with mu held. If ctx ends first, mu is not held.
+// await returns with mu held as soon as ok, which is called with mu held. If ctx ends first, mu is not held. On a soft mount an application does
+// not wait any longer than for the service, which most of what is waited for here depends on.
 func (i *inode) await(ctx context.Context, ok func() bool) error {
+	i.mu.Lock()
+	if ok() {
+		return nil
+	}
+	i.mu.Unlock()
+	waiting, stop := i.fs.meta.Patient(ctx, i.id)
+	defer stop()
 	i.mu.Lock()
 	for !ok() {
 		if i.wake == nil {
@@ -136,8 +144,8 @@ func (i *inode) await(ctx context.Context, ok func() bool) error {
 		i.mu.Unlock()
 		select {
 		case <-wake:
-		case <-ctx.Done():
-			return ctx.Err()
+		case <-waiting.Done():
+			return context.Cause(waiting)
 		}
 		i.mu.Lock()
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/weftfs/weft/internal/iobuf"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/metaclient"
 )
 
 // Read asks for the bytes of an open file from Off on.
@@ -74,7 +75,7 @@ func (t *transfer) takeOver(parent context.Context) (context.Context, bool) {
 	if t.detached {
 		return nil, false
 	}
-	ctx, cancel := context.WithCancel(parent)
+	ctx, cancel := context.WithCancel(metaclient.Soft(parent))
 	t.cancel, t.over = cancel, make(chan struct{})
 	return ctx, true
 }
@@ -499,6 +500,7 @@ func (i *inode) reserve(ctx context.Context, n int64, s *sessionLife) (off, at i
 	}
 	off, at, err = i.fs.meta.Reserve(ctx, i.id, n)
 	if err != nil {
+		i.fs.unsure(err, i.id)
 		return 0, 0, err
 	}
 	i.mu.Lock()
@@ -630,6 +632,7 @@ func (i *inode) clearPrivileges(ctx context.Context, setID bool) error {
 	args := &metarpc.SetAttrArgs{ID: i.id, Mask: metarpc.ClearPrivileges, Open: true}
 	a, err := i.fs.meta.SetAttr(ctx, nobody, args)
 	if err != nil {
+		i.fs.unsure(err, i.id)
 		return byID(i.id, err)
 	}
 	i.merge(a, asked)

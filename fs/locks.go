@@ -60,7 +60,7 @@ func (h *handle) locks(owner lockOwner) {
 const killedTime = time.Second
 
 // closed drops the locks of a process on a file of which it has closed a descriptor. It returns when the service knows
-// that, or killedTime after ctx ended; the service gets to know all the same.
+// that, or killedTime after ctx ended or, on a soft mount, the service was given up; it gets to know all the same.
 func (i *inode) closed(ctx context.Context, owner uint64) {
 	i.mu.Lock()
 	_, known := i.lockOwners[lockOwner{number: owner}]
@@ -70,10 +70,12 @@ func (i *inode) closed(ctx context.Context, owner uint64) {
 		return
 	}
 	dropped := i.fs.meta.DropLocks(i.id, false, owner)
+	waiting, stop := i.fs.meta.Patient(ctx, i.id)
+	defer stop()
 	select {
 	case <-dropped:
 		return
-	case <-ctx.Done():
+	case <-waiting.Done():
 	}
 	select {
 	case <-dropped:
@@ -211,7 +213,7 @@ func (r *raw) SetLkw(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
 	if in.Lk.Typ == unix.F_UNLCK {
 		return r.SetLk(cancel, in)
 	}
-	ctx, stop := context.WithCancel(context.Background())
+	ctx, stop := context.WithCancel(application)
 	defer stop()
 	go func() { // ends with the request
 		select {

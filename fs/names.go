@@ -33,6 +33,7 @@ func (r *raw) makeNode(cancel <-chan struct{}, in *fuse.InHeader, args *metarpc.
 	args.Parent = r.fs.id(in.NodeId)
 	asked := r.fs.clock.Load()
 	a, err := r.fs.meta.MakeNode(ctx, cred(in), args)
+	r.fs.unsure(err, args.Parent)
 	return r.entry(out, place{in.NodeId, args.Name}, a, asked, err)
 }
 
@@ -64,7 +65,9 @@ func (r *raw) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 		return r.status(err)
 	}
 	asked := r.fs.clock.Load()
-	a, err := r.fs.meta.Link(ctx, cred(&in.InHeader), r.fs.id(in.Oldnodeid), r.fs.id(in.NodeId), name)
+	id, parent := r.fs.id(in.Oldnodeid), r.fs.id(in.NodeId)
+	a, err := r.fs.meta.Link(ctx, cred(&in.InHeader), id, parent, name)
+	r.fs.unsure(err, id, parent)
 	status := r.entry(out, place{in.NodeId, name}, a, asked, err)
 	if err == nil {
 		r.fs.named(a.Attr.ID)
@@ -78,7 +81,10 @@ func (r *raw) remove(cancel <-chan struct{}, in *fuse.InHeader, name string, dir
 	if err := checkName(name); err != nil {
 		return r.status(err)
 	}
-	return r.status(r.fs.meta.Remove(ctx, cred(in), r.fs.id(in.NodeId), name, dir))
+	parent := r.fs.id(in.NodeId)
+	err := r.fs.meta.Remove(ctx, cred(in), parent, name, dir)
+	r.fs.unsure(err, parent)
+	return r.status(err)
 }
 
 func (r *raw) Unlink(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
@@ -135,6 +141,7 @@ func (fs *FS) rename(ctx context.Context, who metarpc.Cred, args *metarpc.Rename
 		}
 	}
 	err := fs.meta.Rename(ctx, who, args)
+	fs.unsure(err, args.OldParent, args.NewParent)
 	if args.OldParent != args.NewParent {
 		// The kernel takes an entry along with the time for which it may be kept, which was that of the old directory.
 		fs.notify(kernel.forgetNames)

@@ -142,7 +142,7 @@ func (i *inode) join(ctx context.Context, b *backing, flags uint32) error {
 	session := i.session()
 	i.mu.Unlock()
 	df, fd, err := (*layout.DataFile)(nil), -1, error(nil)
-	for try := 0; try < joinTries && fd < 0 && ctx.Err() == nil; try++ { // it may not be a good moment for the service
+	for try := 0; try < joinTries && fd < 0 && ctx.Err() == nil && !givenUp(err); try++ { // it may not be a good moment for the service
 		time.Sleep(time.Duration(try) * joinPause)
 		df, _, fd, err = pass.borrow(ctx, i, writes)
 	}

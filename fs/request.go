@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/metaclient"
 )
 
 // An INTERRUPT of the kernel says that a signal arrived at a thread which waits for a request, nothing more. It may be a
@@ -87,7 +89,10 @@ func (fs *FS) abandoned(finished <-chan struct{}, pid uint32, interrupted bool) 
 	}
 }
 
-// request is the context of the handler of one request. It is done when nobody wants the answer any more.
+// application marks what an application waits for.
+var application = metaclient.Soft(context.Background())
+
+// request is the context of the handler of one request, which an application waits for. It is done when nobody wants the answer any more.
 type request struct {
 	fs     *FS
 	cancel <-chan struct{} // closed by the kernel's INTERRUPT, and when the mount ends
@@ -164,4 +169,4 @@ func (r *request) Err() error {
 
 func (r *request) Deadline() (time.Time, bool) { return time.Time{}, false }
 
-func (r *request) Value(any) any { return nil }
+func (r *request) Value(key any) any { return application.Value(key) }

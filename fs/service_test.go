@@ -81,6 +81,7 @@ type session struct {
 	calls       map[string]int                  // that went to the service
 	asked       map[string]int                  // of the FS
 	dead        bool                            // its lease may have run out
+	silent      bool                            // nothing has been heard of the service for too long, for who waits on a soft mount
 }
 
 // writing is how a session writes to a file.
@@ -415,6 +416,26 @@ func (m *session) CachedAttr(id layout.FileID) (metaclient.Answer, bool) {
 		return metaclient.Answer{}, false
 	}
 	return m.answer(m.s.nodes[id]), true
+}
+
+func (m *session) Patient(ctx context.Context, _ layout.FileID) (context.Context, func()) {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	if !m.silent {
+		return ctx, func() {}
+	}
+	waiting, cancel := context.WithCancelCause(ctx)
+	cancel(errSilent)
+	return waiting, func() {}
+}
+
+// errSilent is what calls end with that are given up.
+var errSilent = layout.Patience{Time: time.Second, Errno: syscall.ETIMEDOUT}.Over(nil)
+
+func (m *session) setSilent(silent bool) {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	m.silent = silent
 }
 
 func (m *session) Shards() int { return max(1, m.s.shards) }

@@ -36,7 +36,8 @@ const atimeMask = metarpc.SetAtime | metarpc.SetAtimeNow
 
 // setAttr changes attributes. clearSetID says that the file, which is not a directory then, must not keep set-ID bits
 // and capabilities: its owner changes, or an ordinary user its size.
-func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAttrArgs, clearSetID bool) (attrs, error) {
+func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAttrArgs, clearSetID bool) (_ attrs, err error) {
+	defer func() { fs.unsure(err, args.ID) }()
 	sized := args.Mask&metarpc.SetSize != 0
 	if clearSetID {
 		args.Mask |= metarpc.ClearPrivileges // the service does it in the same step; capabilities go with any size
@@ -126,7 +127,7 @@ func (i *inode) change(ctx context.Context, args *metarpc.SetAttrArgs, set func(
 	epoch := i.epoch
 	i.mu.Unlock()
 	i.again()
-	return carry(ctx, i.fs, func(ctx context.Context) (attrs, error) {
+	return carry(ctx, i.fs, i.id, func(ctx context.Context) (attrs, error) {
 		defer i.drop()
 		defer i.unlockSize()
 		defer unlock()

@@ -90,6 +90,7 @@ func (r *raw) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name string,
 		return r.status(r.fs.setAdvice(ctx, cred(&in.InHeader), id, string(value)))
 	}
 	err := r.fs.meta.SetXattr(ctx, cred(&in.InHeader), id, name, value, in.Flags)
+	r.fs.unsure(err, id)
 	if name == capability {
 		if i := r.fs.holdKnown(id); i != nil {
 			defer i.drop()
@@ -109,5 +110,7 @@ func (r *raw) RemoveXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string
 		return r.status(err)
 	}
 	id := r.fs.id(in.NodeId)
-	return r.status(byID(id, r.fs.meta.RemoveXattr(ctx, cred(in), id, name)))
+	err := r.fs.meta.RemoveXattr(ctx, cred(in), id, name)
+	r.fs.unsure(err, id)
+	return r.status(byID(id, err))
 }

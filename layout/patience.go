@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Patience is for how long requests may remain without an answer from their data server, as nfs(5) has it: the zero
-// value is "hard", any other "soft" (EIO) or "softerr" (ETIMEDOUT).
+// Patience is for how long requests may remain without an answer from their data server, and metadata services without a sign of life, as
+// nfs(5) has it: the zero value is "hard", any other "soft" (EIO) or "softerr" (ETIMEDOUT).
 type Patience struct {
 	Time  time.Duration // 0: for ever
 	Errno syscall.Errno // of requests that are given up

@@ -277,6 +277,8 @@ func (c *Client) Renew(ctx context.Context, id layout.FileID) ([]layout.Segment,
 
 // layoutGet asks the service once, and reports whether what it granted holds off.
 func (c *Client) layoutGet(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, appendOnly bool) (bool, error) {
+	ctx, stop := c.patient(ctx)
+	defer stop()
 	if err := c.grants.take(ctx, id); err != nil {
 		return false, c.wrap(metarpc.OpLayoutGet, err)
 	}
@@ -377,6 +379,8 @@ func (c *Client) Pin(ctx context.Context, id layout.FileID, mode layout.IOMode, 
 	if mode == layout.IOModeRW {
 		args.Len = 1 // more than that would make more data files
 	}
+	ctx, stop := c.patient(ctx)
+	defer stop()
 	if err := c.grants.take(ctx, id); err != nil {
 		return nil, false, c.wrap(metarpc.OpLayoutGet, err)
 	}

@@ -296,6 +296,8 @@ func (c *Client) RemoveXattr(ctx context.Context, cred metarpc.Cred, id layout.F
 // are not counted: one Release ends them all.
 func (c *Client) Open(ctx context.Context, cred metarpc.Cred, args *metarpc.OpenArgs) (Answer, error) {
 	id := args.ID
+	ctx, stop := c.patient(ctx)
+	defer stop()
 	if err := c.opens.take(ctx, id); err != nil {
 		return Answer{}, c.wrap(metarpc.OpOpen, err)
 	}

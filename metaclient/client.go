@@ -51,6 +51,9 @@ type Config struct {
 	// know.
 	OnLockLost func(id layout.FileID, flock bool, owner uint64)
 
+	// Patience is for how long calls with contexts marked by Soft go on while nothing is heard of the service. Then they end with its Over,
+	// and are what they are if their context ends. All others are hard. The zero value makes all so.
+	Patience layout.Patience
 	// Waiting reports whether there are requests that data servers have not answered. As long as there are, OnRecall and
 	// OnLeaseRecall may take longer than a lease. nil = there are none.
 	Waiting func() bool
@@ -97,6 +100,7 @@ type Client struct {
 	instance    [16]byte
 	since       time.Time // when the connection was made or lost
 	problem     error     // why there is no connection
+	heard       time.Time // when something came from the service, on any connection
 	reconnects  int
 	recalls     int                             // being answered
 	recalling   map[layout.FileID]chan struct{} // closed when the last recall of the inode is done
@@ -334,7 +338,9 @@ func (c *Client) install(cn *conn) {
 			cn.post()
 		}
 	}
-	c.conn, c.since, c.problem = cn, time.Now(), nil
+	now := time.Now()
+	c.conn, c.since, c.problem = cn, now, nil
+	c.heard, cn.ticked = now, now
 	if reset {
 		c.lost = c.lost || fresh
 		c.startReset(items)

@@ -31,6 +31,7 @@ type conn struct {
 	r       *bufio.Reader
 	welcome *metarpc.Welcome
 	wake    chan struct{} // wakes the writer
+	probed  chan struct{} // has the writer ask for a sign of life
 	closed  chan struct{} // closed when the connection is given up
 	token   chan struct{} // has the token when nobody reads
 	kicked  chan struct{} // wakes the reader
@@ -46,7 +47,7 @@ type conn struct {
 	spare      []byte    // out's other array
 	writing    bool      // somebody writes, and will write what is in out when that is done
 	fault      error     // why writing failed
-	received   bool      // something was, since the last tick
+	ticked     time.Time // when tick was called last, or the connection made
 	calls      int       // that were sent and are not answered
 	calledBack time.Time // when the service did last
 }
@@ -132,7 +133,7 @@ func (c *Client) hello(ctx context.Context, nc net.Conn, addr string, session me
 		return nil, fmt.Errorf("%s answers for another session than it was asked for", addr)
 	}
 	nc.SetDeadline(time.Time{})
-	return &conn{addr: addr, nc: nc, began: began, r: r, welcome: w, wake: make(chan struct{}, 1),
+	return &conn{addr: addr, nc: nc, began: began, r: r, welcome: w, wake: make(chan struct{}, 1), probed: make(chan struct{}, 1),
 		closed: make(chan struct{}), token: make(chan struct{}, 1), kicked: make(chan struct{}, 1)}, nil
 }
 
@@ -227,6 +228,13 @@ func (c *Client) write(cn *conn) {
 			if err := c.tick(cn); err != nil {
 				c.fail(cn, err)
 			}
+		case <-cn.probed:
+			c.mu.Lock()
+			s := c.session // see tick
+			c.mu.Unlock()
+			if err := c.renew(s); err != nil {
+				c.fail(cn, err)
+			}
 		case <-cn.wake:
 			c.flush(cn)
 		}
@@ -272,30 +280,35 @@ func (cn *conn) hangUp() {
 }
 
 // tick is called every third of the lease. It sends Renew if no call was answered that was sent lately, and also if
-// nothing came, since it is answered at once: when the next tick finds neither that answer nor anything else the connection is
-// dead.
+// nothing came, since it is answered at once: when a Renew has been on its way from one tick to the next, in which neither its answer nor
+// anything else came, the connection is dead.
 func (c *Client) tick(cn *conn) error {
 	c.mu.Lock()
 	s := c.session // there is one as long as there is a connection
-	silent := !cn.received
-	cn.received = false
+	silent := !c.heard.After(cn.ticked)
+	dead := silent && s.slots[0].outstanding && !s.slots[0].sent.After(cn.ticked)
 	c.mu.Unlock()
-	idle := c.valid.rest() < fullLease(s.lease)-s.lease/6
-	var sl *slot // nil if the last Renew is not answered
+	if dead {
+		return fmt.Errorf("no answer from %s for %v", cn.addr, s.lease/3)
+	}
+	var err error
+	if idle := c.valid.rest() < fullLease(s.lease)-s.lease/6; idle || silent {
+		err = c.renew(s)
+	}
+	c.mu.Lock()
+	cn.ticked = time.Now() // not before the Renew was sent
+	c.mu.Unlock()
+	return err
+}
+
+// renew sends Renew, unless there is one on its way.
+func (c *Client) renew(s *session) (err error) {
+	var sl *slot
 	select {
 	case sl = <-s.renew:
 	default:
-	}
-	switch {
-	case sl == nil && silent:
-		return fmt.Errorf("no answer from %s for %v", cn.addr, s.lease/3)
-	case sl == nil:
-		return nil
-	case !idle && !silent:
-		s.renew <- sl
 		return nil
 	}
-	var err error
 	sl.sequence++
 	h := metarpc.CallHeader{Slot: sl.number, Sequence: sl.sequence, Op: metarpc.OpRenew}
 	if sl.frame, err = metarpc.AppendCall(sl.frame[:0], h, &metarpc.Empty{}); err != nil {
@@ -312,7 +325,7 @@ func (c *Client) reply(cn *conn, frame []byte) error {
 		return err
 	}
 	c.mu.Lock()
-	cn.received = true
+	c.heard = time.Now()
 	var sl *slot
 	if slots := c.session.slots; h.Slot < len(slots) {
 		sl = slots[h.Slot]
@@ -353,7 +366,7 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 		return c.lockReady(cn, h.Number, a)
 	}
 	c.mu.Lock()
-	cn.received = true
+	c.heard = time.Now()
 	busy := c.recalls >= maxRecalls
 	if !busy {
 		c.recalls++

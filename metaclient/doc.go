@@ -32,6 +32,13 @@
 // the service for as long as its context lives. When the context ends first the caller leaves and the call is abandoned: its
 // slot stays taken, and it is sent again like others, until the answer comes and is thrown away.
 //
+// With Config.Patience, calls that an application waits for (Soft) are given up when nothing at all was heard of the shard's service for so
+// long: the context ends for the call, which is abandoned like any other, and so may be executed later. It does not matter why nothing is heard:
+// there is no connection and none can be made, or nothing comes through it. A service that has lost its catalog and does not know whether another one has
+// followed it answers nothing, and so is not heard either. One that works on the call, or puts it off, is: before the
+// time is over it is asked for a sign of life (Renew). So no call, and no waiting for a lock, is given up because it takes long. What the client and its
+// user do by themselves (Close and LayoutReturn, Renew, reclaiming, what is answered to recalls) waits for ever, as without Patience.
+//
 // When the session itself is lost (its lease ran out while the service could not be reached) a new one is begun. Calls
 // that were never sent, or that may be executed twice, go on in the new session; for the others nobody knows whether
 // they were executed, which is an [OutcomeError].
@@ -89,7 +96,8 @@
 // A Client has a manager, which connects and then reads the connection, as far as callers do not (see reading.go); a writer for each connection, of
 // what callers do not write themselves; and two janitors, one of which gives leases back and the other everything else. A Volume has a reporter, which tells one of the services every minute what was
 // done at devices (Config.Usage), if anything was. A recall runs in its own goroutine, of which there are at
-// most maxRecalls, and so does the work after a lost session or a restarted service. All end with Close.
+// most maxRecalls, and so does the work after a lost session or a restarted service. All end with Close. A call that may be given up has
+// a goroutine that watches the service, and ends with the call.
 //
 // # Lock order
 //

@@ -66,10 +66,10 @@ func (l *ledger) take(ctx context.Context, id layout.FileID) error {
 		case <-ctx.Done():
 		}
 		l.mu.Lock()
-		if err := ctx.Err(); err != nil {
+		if ctx.Err() != nil {
 			h.takes--
 			l.settle(id, h)
-			return err
+			return context.Cause(ctx)
 		}
 	}
 	return nil

@@ -111,7 +111,7 @@ func (p *place) wait(ctx context.Context) error {
 			<-p.before
 			p.done()
 		}()
-		return ctx.Err()
+		return context.Cause(ctx)
 	}
 }
 
@@ -374,6 +374,8 @@ func (c *Client) untilGrace(ctx context.Context, id layout.FileID, call func() e
 // askLock makes one call for an owner when it is p's turn. If ctx ends before the answer has come, what comes of the call
 // is undone in the background, and those next in line wait for that.
 func (c *Client) askLock(ctx context.Context, o *lockOwner, p *place, a *metarpc.LockArgs) error {
+	ctx, stop := c.patient(ctx)
+	defer stop()
 	if err := p.wait(ctx); err != nil {
 		return c.wrap(metarpc.OpLock, err)
 	}
@@ -536,7 +538,7 @@ func (c *Client) lockReady(cn *conn, number uint64, a *metarpc.LockReadyArgs) er
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	cn.received = true
+	c.heard = time.Now()
 	cn.append(b)
 	return nil
 }

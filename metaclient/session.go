@@ -138,8 +138,8 @@ func (c *Client) acquire(ctx context.Context) (*session, *slot, error) {
 		s, begun := c.session, c.begun
 		c.mu.Unlock()
 		// After that: what ends with a session (OnLost) gets no slot of the next one.
-		if err := ctx.Err(); err != nil {
-			return nil, nil, err
+		if ctx.Err() != nil {
+			return nil, nil, context.Cause(ctx)
 		}
 		if s == nil {
 			select {
@@ -239,6 +239,8 @@ func (c *Client) do(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args,
 		}
 		return err
 	}
+	ctx, stop := c.patient(ctx)
+	defer stop()
 	var grace backoff
 	for {
 		s, sl, err := c.acquire(ctx)
@@ -274,7 +276,7 @@ func (c *Client) do(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args,
 		case <-sl.done:
 		case <-ctx.Done():
 			if c.abandon(sl) {
-				return c.wrap(op, ctx.Err())
+				return c.wrap(op, context.Cause(ctx))
 			}
 			<-sl.done
 		}
@@ -286,7 +288,7 @@ func (c *Client) do(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args,
 		case sl.putOff():
 			sl.release()
 			if !grace.wait(ctx) {
-				return never(c.wrap(op, ctx.Err()))
+				return never(c.wrap(op, context.Cause(ctx)))
 			}
 			continue
 		case err != nil:

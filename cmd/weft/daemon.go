@@ -123,8 +123,9 @@ func (d *daemon) start(ctx context.Context) error {
 		return err
 	}
 	d.meta, err = metaclient.Dial(connect, metaclient.Config{
-		Addrs:  d.cfg.source.addrs,
-		Client: client,
+		Addrs:    d.cfg.source.addrs,
+		Client:   client,
+		Patience: d.cfg.options.patience(),
 		OnRecall: func(ctx context.Context, id layout.FileID, off, n int64) error {
 			if f := front.Load(); f != nil {
 				return f.OnRecall(ctx, id, off, n)
@@ -240,7 +241,7 @@ func (d *daemon) lookupRoot(ctx context.Context) (layout.FileID, error) {
 
 // dialDevice makes the way to a data server.
 func (d *daemon) dialDevice(id layout.DeviceID) (dataplane.Target, error) {
-	dev, err := d.meta.Device(context.Background(), id)
+	dev, err := d.meta.Device(metaclient.Soft(context.Background()), id) // for which requests of applications wait
 	if err != nil {
 		return nil, err
 	}

@@ -120,8 +120,8 @@ var mountOptionTable = []option{
 	numberOption("nconnect", "TCP connections to each address of a data server, 1 to 16 (default 4); one more is made for small requests when large ones are under way", 1, nfs3.MaxConnections, func(o *mountOptions, n int) { o.nconnect = n }),
 	sizeOption("rsize", "largest READ sent to a data server (default 1MiB)", 4<<10, 4<<20, func(o *mountOptions) *int64 { return &o.rsize }),
 	sizeOption("wsize", "largest WRITE sent to a data server (default 1MiB)", 4<<10, 4<<20, func(o *mountOptions) *int64 { return &o.wsize }),
-	softOption("hard", 0, "wait for a data server as long as it takes (default)"),
-	softOption("soft", syscall.EIO, "fail reads, writes and fsync with EIO when a data server has not answered for timeo x (retrans + 1); programs that ignore errors lose data"),
+	softOption("hard", 0, "wait for a data server or a metadata service as long as it takes (default)"),
+	softOption("soft", syscall.EIO, "fail reads, writes and fsync with EIO when a data server has not answered for timeo x (retrans + 1), and every call when nothing was heard of the metadata service for that long; programs that ignore errors lose data"),
 	softOption("softerr", syscall.ETIMEDOUT, "the same with ETIMEDOUT"),
 	numberOption("timeo", "tenths of a second without a reply after which a connection to a data server is made anew (default 600)", 1, 6000, func(o *mountOptions, n int) {
 		o.timeo = time.Duration(n) * time.Second / 10
