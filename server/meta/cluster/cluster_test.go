@@ -462,7 +462,7 @@ func TestRing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			welcome, err := metarpc.ParseWelcome(frame)
+			welcome, err := metarpc.ParseWelcome(frame, metarpc.Spoken)
 			if err != nil {
 				t.Fatal(err)
 			}
