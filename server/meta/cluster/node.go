@@ -70,8 +70,10 @@ type Config struct {
 	Dial  func(ctx context.Context, address string) (net.Conn, error) // nil = TCP
 	Clock func() time.Duration                                        // since some moment; nil = CLOCK_BOOTTIME
 
-	// Speaks are the versions of the protocol with clients, that of the services as well; zero = all that this program knows. Tests choose others.
+	// Speaks are the versions of the protocol with clients, as the services speak them; zero = all that this program knows. Tests choose others.
 	Speaks metarpc.Versions
+	// SpeaksToPeers are those of the protocol with other members, in the same way.
+	SpeaksToPeers metarpc.Versions
 }
 
 // Validate checks the configuration.
@@ -128,6 +130,7 @@ func Start(ctx context.Context, cfg Config) (*Node, error) {
 		cfg.Clock = bootTime
 	}
 	cfg.Speaks = cfg.Speaks.Or(metarpc.Spoken)
+	cfg.SpeaksToPeers = cfg.SpeaksToPeers.Or(peerrpc.Spoken)
 	raw, err := cfg.Engine.Get(ctx, schema.KeyVolume)
 	if err != nil {
 		return nil, fmt.Errorf("read the volume: %w", err)
