@@ -66,6 +66,9 @@ type Config struct {
 	// each UsagePeriod what has come since is reported to the service. It is called by one goroutine. nil = nothing is reported.
 	Usage       func() []metarpc.DeviceStats
 	UsagePeriod time.Duration // 0 = DefaultUsagePeriod
+
+	// Speaks are the versions of the protocol; zero = all that this program knows. Tests choose others.
+	Speaks metarpc.Versions
 }
 
 // Client is the session with the service of one shard. Its methods may be called by many goroutines. What they need of inodes of other shards
@@ -319,6 +322,12 @@ func (c *Client) install(cn *conn) {
 	}
 	c.v.devices.expire()
 
+	var refused []*slot
+	defer func() {
+		for _, sl := range refused {
+			sl.finish()
+		}
+	}()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.instance = w.Instance
@@ -334,7 +343,9 @@ func (c *Client) install(cn *conn) {
 			if sl.op == metarpc.OpReclaimComplete && reset {
 				sl.renewInstead()
 			}
-			cn.queue(sl)
+			if !cn.queue(sl) {
+				refused = append(refused, sl)
+			}
 			cn.post()
 		}
 	}

@@ -206,13 +206,13 @@ func TestDialErrors(t *testing.T) {
 		{"cut", raw("\x00\x00\x00\x08\x92\x01"), "service:7049 is not a weft metadata service"},
 		{"silence", func(net.Conn, *metarpc.Welcome) bool { time.Sleep(time.Hour); return false }, "service:7049 accepts connections but does not answer"},
 		{"version", func(nc net.Conn, w *metarpc.Welcome) bool {
-			w.Version, w.Status = 7, metarpc.StatusVersion
+			w.Version, w.Status, w.Message = 7, metarpc.StatusVersion, metarpc.Mismatch(metarpc.Spoken, metarpc.Versions{Lowest: 6, Highest: 7})
 			return true
-		}, "service:7049 speaks protocol version 7, this weft speaks 3"},
+		}, "metadata service at service:7049: the client speaks versions 3 to 4 of the metadata protocol, the service versions 6 to 7: upgrade weft on the client"},
 		{"version without a status", func(nc net.Conn, w *metarpc.Welcome) bool {
-			w.Version = 4
+			w.Version = 7
 			return true
-		}, "service:7049 speaks protocol version 4, this weft speaks 3"},
+		}, "service:7049 answers in version 7 of the metadata protocol, this weft speaks versions 3 to 4"},
 		{"shutdown", func(nc net.Conn, w *metarpc.Welcome) bool {
 			w.Status, w.Message = metarpc.StatusShutdown, "back soon"
 			return true
@@ -650,7 +650,7 @@ func TestDeadPeer(t *testing.T) {
 // What a hostile service can send costs the connection, not the client.
 func TestBadFrames(t *testing.T) {
 	reply := func(h metarpc.ReplyHeader, result any) []byte {
-		b, err := metarpc.AppendReply(nil, h, result)
+		b, err := metarpc.AppendReply(nil, metarpc.Version, h, result)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -1029,11 +1029,11 @@ func benchService(b *testing.B) string {
 				if have < size {
 					break
 				}
-				h, _, err := metarpc.ParseCall(buf[4:size])
+				h, _, err := metarpc.ParseCall(buf[4:size], metarpc.Version)
 				if err != nil {
 					return
 				}
-				out, _ = metarpc.AppendReply(out, metarpc.ReplyHeader{Slot: h.Slot, Sequence: h.Sequence}, &metarpc.AttrResult{Attr: metarpc.Attr{ID: 1}})
+				out, _ = metarpc.AppendReply(out, metarpc.Version, metarpc.ReplyHeader{Slot: h.Slot, Sequence: h.Sequence}, &metarpc.AttrResult{Attr: metarpc.Attr{ID: 1}})
 				have = copy(buf, buf[size:have])
 			}
 			if _, err := nc.Write(out); err != nil {

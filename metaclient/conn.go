@@ -116,8 +116,11 @@ func (c *Client) hello(ctx context.Context, nc net.Conn, addr string, session me
 	if err != nil {
 		return nil, helloError(addr, err)
 	}
-	if w.Version != metarpc.Version || w.Status == metarpc.StatusVersion {
-		return nil, fmt.Errorf("%s speaks protocol version %d, this weft speaks %d", addr, w.Version, metarpc.Version)
+	if w.Status == metarpc.StatusVersion {
+		return nil, fmt.Errorf("metadata service at %s: %s", addr, w.Message)
+	}
+	if !c.cfg.Speaks.Has(w.Version) {
+		return nil, fmt.Errorf("%s answers in version %d of the metadata protocol, this weft speaks %v", addr, w.Version, c.cfg.Speaks)
 	}
 	if err := c.v.places.learn(addr, w); err != nil {
 		return nil, err // whatever else it says is not about our volume
@@ -154,7 +157,7 @@ func onEnd(ctx context.Context, f func()) (stop func()) {
 // greet sends Hello and reads Welcome.
 func (c *Client) greet(nc net.Conn, session metarpc.SessionID) (*metarpc.Welcome, *bufio.Reader, error) {
 	hello, err := metarpc.AppendHello(nil, &metarpc.Hello{
-		Magic: metarpc.Magic, Lowest: metarpc.Version, Highest: metarpc.Version, Client: c.cfg.Client, Session: session, Shard: c.shard,
+		Magic: metarpc.Magic, Lowest: c.cfg.Speaks.Lowest, Highest: c.cfg.Speaks.Highest, Client: c.cfg.Client, Session: session, Shard: c.shard,
 	})
 	if err != nil {
 		return nil, nil, err
@@ -167,7 +170,7 @@ func (c *Client) greet(nc net.Conn, session metarpc.SessionID) (*metarpc.Welcome
 	if err != nil {
 		return nil, nil, err
 	}
-	w, err := metarpc.ParseWelcome(frame)
+	w, err := metarpc.ParseWelcome(frame, c.cfg.Speaks)
 	return w, r, err
 }
 
@@ -195,11 +198,20 @@ func (c *Client) serve(cn *conn) error {
 	return err
 }
 
-// queue adds an outstanding call to what is to be written; Client.mu is held. Who calls it sees to it that it is written.
-func (cn *conn) queue(sl *slot) {
+// opIn is another function in tests, as there is no call that only some versions have.
+var opIn = metarpc.Op.In
+
+// queue adds an outstanding call to what is to be written; Client.mu is held. Who calls it sees to it that it is written. It reports false if the
+// service is too old for the call, which is not outstanding any more: the caller then calls finish, without Client.mu.
+func (cn *conn) queue(sl *slot) bool {
+	if !opIn(sl.op, cn.welcome.Version) {
+		sl.refuse()
+		return false
+	}
 	sl.sends++
 	cn.calls++
-	cn.out = append(cn.out, sl.frame...)
+	cn.out = metarpc.AppendCallAs(cn.out, sl.frame, cn.welcome.Version)
+	return true
 }
 
 // append adds a frame to what is to be written, and has the writer write it; Client.mu is held.
@@ -358,7 +370,7 @@ func (c *Client) reply(cn *conn, frame []byte) error {
 
 // callBack starts to answer a callback.
 func (c *Client) callBack(cn *conn, frame []byte) error {
-	h, args, err := metarpc.ParseCallBack(frame)
+	h, args, err := metarpc.ParseCallBack(frame, cn.welcome.Version)
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@
 // # Calls
 //
 // A call takes a slot, is encoded into the slot's buffer, and stays there until its answer has come, so that it can be
-// sent again, byte for byte, on the session's next connection. A call waits through lost connections and restarts of
+// sent again, unchanged, on the session's next connection; where an older version of the protocol is spoken there, without what that one lacks. A call waits through lost connections and restarts of
 // the service for as long as its context lives. When the context ends first the caller leaves and the call is abandoned: its
 // slot stays taken, and it is sent again like others, until the answer comes and is thrown away.
 //

@@ -19,6 +19,7 @@ var (
 	// errSessionGone tells that the service does not know the session any more.
 	errSessionGone = errors.New("the metadata service has ended this client's session")
 	errMoved       = errors.New("does not serve this part of the volume")
+	errTooOld      = errors.New("the metadata service is of an older version, which does not have this call")
 	errShutdown    = errors.New("the metadata service is shutting down")
 )
 

@@ -451,7 +451,7 @@ func (m *tree) pauseLocked() {
 }
 
 func (m *tree) call(h metarpc.BackHeader, args any) {
-	b, err := metarpc.AppendCallBack(nil, h, args)
+	b, err := metarpc.AppendCallBack(nil, metarpc.Version, h, args)
 	if err != nil {
 		m.t.Error(err)
 	}

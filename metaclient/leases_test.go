@@ -529,7 +529,7 @@ func TestCallsUnderLeases(t *testing.T) {
 }
 
 func (s *service) backCall(t *testing.T, h metarpc.BackHeader, args any) {
-	b, err := metarpc.AppendCallBack(nil, h, args)
+	b, err := metarpc.AppendCallBack(nil, metarpc.Version, h, args)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -131,7 +131,7 @@ func lockTest(t *testing.T, f func(t *testing.T, s *service, l *locker, c *Clien
 
 // ready calls all clients back.
 func (s *service) ready(a metarpc.LockReadyArgs) {
-	b, err := metarpc.AppendCallBack(nil, metarpc.BackHeader{Number: 1, Op: metarpc.BackLockReady}, &a)
+	b, err := metarpc.AppendCallBack(nil, metarpc.Version, metarpc.BackHeader{Number: 1, Op: metarpc.BackLockReady}, &a)
 	if err != nil {
 		s.t.Fatal(err)
 	}

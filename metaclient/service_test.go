@@ -38,6 +38,7 @@ type service struct {
 	early func(op metarpc.Op) metarpc.Status
 
 	mu       sync.Mutex
+	speaks   metarpc.Versions
 	volume   [16]byte
 	instance [16]byte
 	sessions map[metarpc.SessionID]*serviceSession
@@ -65,7 +66,7 @@ type serviceSlot struct {
 
 func newService(t *testing.T) *service {
 	s := &service{
-		t: t, lease: 30 * time.Second, slots: 16, volume: [16]byte{0xf5}, instance: [16]byte{1},
+		t: t, lease: 30 * time.Second, slots: 16, speaks: metarpc.Spoken, volume: [16]byte{0xf5}, instance: [16]byte{1},
 		sessions: map[metarpc.SessionID]*serviceSession{}, conns: map[net.Conn]bool{}, backs: make(chan backSeen, 100),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -141,7 +142,10 @@ func (s *service) accept(nc net.Conn) {
 		if err != nil {
 			return err
 		}
-		hello, err := metarpc.ParseHello(frame)
+		s.mu.Lock()
+		speaks := s.speaks
+		s.mu.Unlock()
+		hello, err := metarpc.ParseHello(frame, speaks)
 		if err != nil {
 			return err
 		}
@@ -174,8 +178,12 @@ func (s *service) run(nc net.Conn, serve func() error) {
 func (s *service) serve(nc net.Conn, r *bufio.Reader, hello *metarpc.Hello) error {
 	s.mu.Lock()
 	s.hellos++
+	version, ok := s.speaks.Choose(hello.Versions())
+	if !ok {
+		s.t.Errorf("a client of %v comes to a service of %v", hello.Versions(), s.speaks)
+	}
 	w := &metarpc.Welcome{
-		Magic: metarpc.Magic, Version: metarpc.Version, Session: hello.Session, Volume: s.volume, Instance: s.instance,
+		Magic: metarpc.Magic, Version: version, Session: hello.Session, Volume: s.volume, Instance: s.instance,
 		Slots: s.slots, Lease: int64(s.lease),
 	}
 	if w.Session == (metarpc.SessionID{}) {
@@ -207,11 +215,11 @@ func (s *service) serve(nc net.Conn, r *bufio.Reader, hello *metarpc.Hello) erro
 		s.mu.Unlock()
 		switch kind, _ := metarpc.FrameKind(frame); kind {
 		case metarpc.KindCall:
-			h, args, err := metarpc.ParseCall(frame)
+			h, args, err := metarpc.ParseCall(frame, version)
 			if err != nil {
 				return err
 			}
-			s.tasks.Go(func() { s.call(nc, sess, h, args) })
+			s.tasks.Go(func() { s.call(nc, version, sess, h, args) })
 		case metarpc.KindBackReply:
 			back, err := metarpc.ParseBackReply(frame)
 			if err != nil {
@@ -225,7 +233,7 @@ func (s *service) serve(nc net.Conn, r *bufio.Reader, hello *metarpc.Hello) erro
 }
 
 // call applies the slot rule to a call and replies.
-func (s *service) call(nc net.Conn, sess *serviceSession, h metarpc.CallHeader, args any) {
+func (s *service) call(nc net.Conn, version uint32, sess *serviceSession, h metarpc.CallHeader, args any) {
 	hangUp := func(point string) bool {
 		if s.cut != nil && s.cut(point, h.Op) {
 			nc.Close()
@@ -272,7 +280,7 @@ func (s *service) call(nc net.Conn, sess *serviceSession, h metarpc.CallHeader, 
 		result = h.Op.NewResult()
 	}
 	sl.sequence = h.Sequence
-	b, err := metarpc.AppendReply(nil, metarpc.ReplyHeader{Slot: h.Slot, Sequence: h.Sequence, Status: status}, result)
+	b, err := metarpc.AppendReply(nil, version, metarpc.ReplyHeader{Slot: h.Slot, Sequence: h.Sequence, Status: status}, result)
 	if err != nil {
 		s.t.Error(err)
 	}
@@ -285,7 +293,7 @@ func (s *service) call(nc net.Conn, sess *serviceSession, h metarpc.CallHeader, 
 }
 
 func (s *service) reply(nc net.Conn, h metarpc.CallHeader, status metarpc.Status, result any) {
-	b, err := metarpc.AppendReply(nil, metarpc.ReplyHeader{Slot: h.Slot, Sequence: h.Sequence, Status: status}, result)
+	b, err := metarpc.AppendReply(nil, metarpc.Version, metarpc.ReplyHeader{Slot: h.Slot, Sequence: h.Sequence, Status: status}, result)
 	if err != nil {
 		s.t.Error(err)
 	}
@@ -294,7 +302,7 @@ func (s *service) reply(nc net.Conn, h metarpc.CallHeader, status metarpc.Status
 
 // recall calls every client back.
 func (s *service) recall(number uint64, id layout.FileID, off, n int64) {
-	b, err := metarpc.AppendCallBack(nil, metarpc.BackHeader{Number: number, Op: metarpc.BackLayoutRecall},
+	b, err := metarpc.AppendCallBack(nil, metarpc.Version, metarpc.BackHeader{Number: number, Op: metarpc.BackLayoutRecall},
 		&metarpc.LayoutRecallArgs{ID: id, Off: off, Len: n})
 	if err != nil {
 		s.t.Fatal(err)

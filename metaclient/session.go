@@ -3,6 +3,7 @@ package metaclient
 import (
 	"context"
 	"errors"
+	"syscall"
 	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
@@ -26,7 +27,7 @@ type slot struct {
 	number   int
 	pool     chan *slot // where it returns to
 	sequence uint64
-	frame    []byte    // the call, from submit on unchanged
+	frame    []byte    // the call in the form of metarpc.Version, from submit on unchanged
 	sent     time.Time // not before submit; on later connections again
 
 	op   metarpc.Op
@@ -120,6 +121,17 @@ func (sl *slot) lost(cause error) {
 	sl.finish()
 }
 
+// refuse ends an outstanding call that the service is too old for; Client.mu is held. A newer one may have executed it before.
+func (sl *slot) refuse() {
+	sl.outstanding = false
+	sl.result.abandoned = sl.abandoned
+	if sl.op.Once() && sl.sends > 0 {
+		sl.result.err = &OutcomeError{Op: sl.op, Cause: errTooOld}
+		return
+	}
+	sl.result.status, sl.result.message = metarpc.Status(syscall.EOPNOTSUPP), errTooOld.Error()
+}
+
 // errAgain ends a call that goes on in the next session.
 var errAgain = errors.New("to be called again")
 
@@ -187,7 +199,11 @@ func (c *Client) submit(ctx context.Context, s *session, sl *slot, op metarpc.Op
 		c.mu.Unlock()
 		return nil, true
 	}
-	cn.queue(sl)
+	if !cn.queue(sl) {
+		c.mu.Unlock()
+		sl.finish()
+		return nil, true
+	}
 	alone := cn.calls == 1 && sl.sent.Sub(cn.calledBack) >= backQuiet
 	c.mu.Unlock()
 	c.flush(cn)

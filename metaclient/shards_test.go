@@ -131,7 +131,7 @@ func (cl *cluster) dial(ctx context.Context, addr string) (net.Conn, error) {
 			server.Close()
 			return
 		}
-		hello, err := metarpc.ParseHello(frame)
+		hello, err := metarpc.ParseHello(frame, metarpc.Spoken)
 		if err != nil {
 			cl.t.Error(err)
 			return
@@ -403,7 +403,7 @@ func (cl *cluster) handle(shard int, op metarpc.Op, args any) (metarpc.Status, a
 func (cl *cluster) recall(id layout.FileID, lease metarpc.Lease) {
 	cl.t.Helper()
 	s := cl.parts[layout.ShardOf(id, 3)]
-	b, err := metarpc.AppendCallBack(nil, metarpc.BackHeader{Number: 1, Op: metarpc.BackLeaseRecall},
+	b, err := metarpc.AppendCallBack(nil, metarpc.Version, metarpc.BackHeader{Number: 1, Op: metarpc.BackLeaseRecall},
 		&metarpc.LeaseRecallArgs{Items: []metarpc.LeaseItem{{ID: id, Lease: lease}}})
 	if err != nil {
 		cl.t.Fatal(err)

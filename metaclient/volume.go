@@ -65,6 +65,7 @@ func start(ctx context.Context, cfg Config, dial func(context.Context, string) (
 	if cfg.UsagePeriod == 0 {
 		cfg.UsagePeriod = DefaultUsagePeriod
 	}
+	cfg.Speaks = cfg.Speaks.Or(metarpc.Spoken)
 	v := &Volume{cfg: cfg, log: cfg.Log, dial: dial, places: places{given: cfg.Addrs}}
 	v.ctx, v.cancel = context.WithCancel(context.Background())
 	c, cn, err := v.reach(ctx)

@@ -112,7 +112,7 @@ func (w *clusterWorld) hello(addr string, shard int, session metarpc.SessionID) 
 	}
 	nc.SetDeadline(time.Now().Add(30 * time.Second))
 	c := &conn{t: w.t, nc: nc, r: bufio.NewReader(nc), shard: shard}
-	b, err := metarpc.AppendHello(nil, &metarpc.Hello{Magic: metarpc.Magic, Lowest: metarpc.Version, Highest: metarpc.Version,
+	b, err := metarpc.AppendHello(nil, &metarpc.Hello{Magic: metarpc.Magic, Lowest: metarpc.Lowest, Highest: metarpc.Version,
 		Client: metarpc.ClientInfo{ID: [16]byte{9}, Host: "test"}, Session: session, Shard: shard})
 	if err != nil {
 		w.t.Fatal(err)
@@ -121,7 +121,7 @@ func (w *clusterWorld) hello(addr string, shard int, session metarpc.SessionID) 
 	if _, err = nc.Write(b); err == nil {
 		var frame []byte
 		if frame, err = metarpc.ReadFrame(c.r, nil, metarpc.MaxHello); err == nil {
-			welcome, err = metarpc.ParseWelcome(frame)
+			welcome, err = metarpc.ParseWelcome(frame, metarpc.Spoken)
 		}
 	}
 	if err != nil {
@@ -172,7 +172,7 @@ func ask[R any](c *conn, op metarpc.Op, args any) (r R, err error) {
 				return r, err
 			}
 			if kind, _ := metarpc.FrameKind(frame); kind != metarpc.KindReply {
-				h, _, _ := metarpc.ParseCallBack(frame)
+				h, _, _ := metarpc.ParseCallBack(frame, metarpc.Version)
 				b, err := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: h.Number})
 				if err == nil {
 					_, err = c.nc.Write(b)

@@ -168,6 +168,8 @@ type Config struct {
 	Peers Peers               // nil = the volume has one shard
 	// Members are the processes that serve the volume. nil = there is no other than this one.
 	Members Members
+	// Speaks are the versions of the protocol; zero = all that this program knows. Tests choose others.
+	Speaks metarpc.Versions
 }
 
 // Members are the processes that serve the volume's shards.
@@ -218,4 +220,5 @@ func (c *Config) setDefaults() {
 	if c.Leases == 0 {
 		c.Leases = DefaultLeases
 	}
+	c.Speaks = c.Speaks.Or(metarpc.Spoken)
 }

@@ -30,6 +30,7 @@ const (
 type conn struct {
 	net     net.Conn
 	timeout time.Duration // a write that takes longer ends the connection
+	version uint32        // of the protocol
 
 	mu      sync.Mutex
 	queue   [][]byte
@@ -40,7 +41,9 @@ type conn struct {
 	drained chan struct{}
 }
 
-func newConn(nc net.Conn, timeout time.Duration) *conn { return &conn{net: nc, timeout: timeout} }
+func newConn(nc net.Conn, timeout time.Duration, version uint32) *conn {
+	return &conn{net: nc, timeout: timeout, version: version}
+}
 
 // enqueue puts a whole frame into the queue. If it returns true the caller has to call flush.
 func (c *conn) enqueue(frame []byte) bool {
@@ -150,13 +153,13 @@ func ReadFirst(nc net.Conn) (frame []byte, r *bufio.Reader, err error) {
 	return frame, r, nil
 }
 
-// ReadHello is ReadFirst where it can only be a client's.
-func ReadHello(nc net.Conn) (hello *metarpc.Hello, r *bufio.Reader, err error) {
+// readHello is ReadFirst where it can only be a client's, of a service that speaks some versions.
+func readHello(nc net.Conn, speaks metarpc.Versions) (hello *metarpc.Hello, r *bufio.Reader, err error) {
 	frame, r, err := ReadFirst(nc)
 	if err != nil {
 		return nil, nil, err
 	}
-	if hello, err = metarpc.ParseHello(frame); err != nil {
+	if hello, err = metarpc.ParseHello(frame, speaks); err != nil {
 		return nil, nil, fmt.Errorf("connection of something else than a weft client: %w", err)
 	}
 	return hello, r, nil
@@ -164,7 +167,7 @@ func ReadHello(nc net.Conn) (hello *metarpc.Hello, r *bufio.Reader, err error) {
 
 // serve does the hello and then the rest.
 func (s *Service) serve(nc net.Conn) {
-	hello, r, err := ReadHello(nc)
+	hello, r, err := readHello(nc, s.cfg.Speaks)
 	if err != nil {
 		if err != io.EOF { // who only looks whether there is somebody is not worth a line
 			s.log.Warn("client refused", "address", nc.RemoteAddr().String(), "error", err)
@@ -177,7 +180,11 @@ func (s *Service) serve(nc net.Conn) {
 
 // ServeConn serves a connection whose first frame has been read, until it ends. It closes the connection.
 func (s *Service) ServeConn(nc net.Conn, r *bufio.Reader, hello *metarpc.Hello) {
-	c := newConn(nc, s.cfg.Lease)
+	version, ok := s.cfg.Speaks.Choose(hello.Versions())
+	if !ok {
+		version = s.cfg.Speaks.Highest // which welcome says
+	}
+	c := newConn(nc, s.cfg.Lease, version)
 	s.mu.Lock()
 	if s.conns == nil { // stopped
 		s.mu.Unlock()
@@ -310,7 +317,7 @@ func (s *Service) receive(rd *reader, frame []byte) (kept bool, err error) {
 		if !s.awaitAlive() {
 			return true, errReplaced
 		}
-		h, args, err := metarpc.ParseCall(frame)
+		h, args, err := metarpc.ParseCall(frame, rd.conn.version)
 		refusal := (*metarpc.Error)(nil)
 		if err != nil && !errors.As(err, &refusal) {
 			return true, err

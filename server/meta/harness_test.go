@@ -866,7 +866,7 @@ func (h *host) newClient() *client {
 	c := &client{t: h.t, h: h, cred: testCred, waiting: map[[2]uint64]chan []byte{}, layouts: map[[2]uint64]bool{}, ready: make(chan metarpc.LockReadyArgs, 100)}
 	number := clients.Add(1)
 	c.hello = metarpc.Hello{
-		Magic: metarpc.Magic, Lowest: metarpc.Version, Highest: metarpc.Version,
+		Magic: metarpc.Magic, Lowest: metarpc.Lowest, Highest: metarpc.Version,
 		Client: metarpc.ClientInfo{ID: [16]byte{byte(number), byte(number >> 8)}, Host: "test", PID: int(number), Program: "test", Mount: "/mnt"},
 	}
 	h.t.Cleanup(c.drop)
@@ -891,7 +891,7 @@ func (c *client) greet() (net.Conn, *metarpc.Welcome) {
 	if err != nil {
 		c.t.Fatalf("welcome: %v", err)
 	}
-	w, err := metarpc.ParseWelcome(body)
+	w, err := metarpc.ParseWelcome(body, metarpc.Versions{Highest: math.MaxUint32})
 	if err != nil {
 		c.t.Fatalf("welcome: %v", err)
 	}
@@ -920,7 +920,7 @@ func (c *client) connect() {
 		conn.Write(frame)
 	}
 	c.mu.Unlock()
-	go c.read(conn)
+	go c.read(conn, w.Version)
 }
 
 // drop closes the connection.
@@ -934,7 +934,7 @@ func (c *client) drop() {
 }
 
 // read hands out replies and answers callbacks, until the connection is closed.
-func (c *client) read(conn net.Conn) {
+func (c *client) read(conn net.Conn, version uint32) {
 	r := bufio.NewReader(conn)
 	var buf []byte
 	for {
@@ -975,7 +975,7 @@ func (c *client) read(conn net.Conn) {
 			delete(c.resend, key)
 			c.mu.Unlock()
 		case err == nil && kind == metarpc.KindCallBack:
-			h, args, err := metarpc.ParseCallBack(body)
+			h, args, err := metarpc.ParseCallBack(body, version)
 			if err != nil {
 				c.t.Errorf("callback: %v", err)
 				return

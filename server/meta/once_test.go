@@ -106,7 +106,7 @@ func TestExactlyOnce(t *testing.T) {
 				if err := metarpc.DecodeResult(call.op, bare, result); err != nil {
 					t.Fatal(err)
 				}
-				later, err := metarpc.AppendReply(nil, r, withoutLease(result))
+				later, err := metarpc.AppendReply(nil, metarpc.Version, r, withoutLease(result))
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -112,12 +112,12 @@ func (s *Service) welcome(c *conn, hello *metarpc.Hello, address string) (*sessi
 	if refusal == nil {
 		refusal = &metarpc.Error{Status: metarpc.StatusBadSession, Message: "the session has just ended"}
 	}
-	c.send(s.welcomeFrame(&metarpc.Welcome{Status: refusal.Status, Message: refusal.Message}))
+	c.send(s.welcomeFrame(&metarpc.Welcome{Version: c.version, Status: refusal.Status, Message: refusal.Message}))
 	return nil, refusal
 }
 
 func (s *Service) welcomeFrame(w *metarpc.Welcome) []byte {
-	w.Magic, w.Version, w.Volume = metarpc.Magic, metarpc.Version, s.volume.ID
+	w.Magic, w.Volume = metarpc.Magic, s.volume.ID
 	if s.cfg.Ring != nil {
 		w.Ring = s.cfg.Ring()
 	}
@@ -133,9 +133,8 @@ func (s *Service) session(hello *metarpc.Hello) (*session, *metarpc.Error) {
 	refuse := func(status metarpc.Status, format string, args ...any) (*session, *metarpc.Error) {
 		return nil, &metarpc.Error{Status: status, Message: fmt.Sprintf(format, args...)}
 	}
-	if hello.Lowest > metarpc.Version || hello.Highest < metarpc.Version {
-		return refuse(metarpc.StatusVersion, "this service speaks version %d of the protocol, the client %d to %d",
-			metarpc.Version, hello.Lowest, hello.Highest)
+	if _, ok := s.cfg.Speaks.Choose(hello.Versions()); !ok {
+		return refuse(metarpc.StatusVersion, "%s", metarpc.Mismatch(hello.Versions(), s.cfg.Speaks))
 	}
 	if s.draining.Load() {
 		return refuse(metarpc.StatusShutdown, "the service is going down")
@@ -187,13 +186,13 @@ func (s *Service) attach(sess *session, c *conn, address string, export Export) 
 	old, first := sess.conn, !sess.returned
 	sess.conn, sess.address, sess.export, sess.returned = c, address, export, true
 	flush := c.enqueue(s.welcomeFrame(&metarpc.Welcome{
-		Session: sess.id, Instance: s.instance, Slots: s.cfg.Slots, Lease: int64(s.cfg.Lease),
+		Version: c.version, Session: sess.id, Instance: s.instance, Slots: s.cfg.Slots, Lease: int64(s.cfg.Lease),
 	}))
 	again := make(map[uint64]*callback, len(sess.backs))
 	for _, cb := range sess.backs {
 		sess.lastBack++
 		again[sess.lastBack] = cb
-		c.enqueue(s.backFrame(sess.lastBack, cb))
+		c.enqueue(s.backFrame(c.version, sess.lastBack, cb))
 	}
 	sess.backs = again
 	sess.mu.Unlock()
@@ -233,6 +232,7 @@ func (sess *session) detach(c *conn) bool {
 // call is a call being executed.
 type call struct {
 	sess  *session
+	from  *conn           // on which it came; its answer may go to a later one, of the same version
 	ctx   context.Context // ends with the session
 	h     metarpc.CallHeader
 	who   *caller // see Service.caller
@@ -294,7 +294,7 @@ func (s *Service) accept(rd *reader, h metarpc.CallHeader, args any, refusal *me
 	defer sess.running.Done()
 	t := &turn{Context: sess.ctx, rd: rd}
 	// This goroutine owns the slot until it has put the answer into a queue. There are no more of them than slots.
-	c := &call{sess: sess, ctx: t, h: h, frame: first, row: row}
+	c := &call{sess: sess, from: from, ctx: t, h: h, frame: first, row: row}
 	s.answer(c, args, refusal)
 	alive := s.awaitAlive()
 	sess.mu.Lock()
@@ -348,11 +348,11 @@ func (s *Service) answer(c *call, args any, refusal *metarpc.Error) {
 }
 
 func (c *call) reply(result any) ([]byte, error) {
-	return metarpc.AppendReply(nil, metarpc.ReplyHeader{Slot: c.h.Slot, Sequence: c.h.Sequence}, result)
+	return metarpc.AppendReply(nil, c.from.version, metarpc.ReplyHeader{Slot: c.h.Slot, Sequence: c.h.Sequence}, result)
 }
 
 func (s *Service) refusal(h metarpc.CallHeader, status metarpc.Status, message string) []byte {
-	frame, err := metarpc.AppendReply(nil, metarpc.ReplyHeader{
+	frame, err := metarpc.AppendReply(nil, metarpc.Version, metarpc.ReplyHeader{ // in all versions the same
 		Slot: h.Slot, Sequence: h.Sequence, Status: status, Message: message,
 	}, nil)
 	if err != nil {
@@ -365,15 +365,11 @@ func (s *Service) refusal(h metarpc.CallHeader, status metarpc.Status, message s
 func (s *Service) replay(ctx context.Context, c *call, args any) error {
 	switch a := args.(type) {
 	case *metarpc.CreateArgs, *metarpc.TmpFileArgs:
-		var r metarpc.CreateResult
-		_, result, err := metarpc.ParseReplyHeader(c.frame[4:])
-		if err == nil {
-			err = metarpc.DecodeResult(c.h.Op, result, &r)
-		}
+		id, err := metarpc.CreatedID(c.frame[4:])
 		if err != nil {
 			return fmt.Errorf("stored reply: %w", err)
 		}
-		again := &metarpc.OpenArgs{ID: r.Attr.ID, Reclaim: true}
+		again := &metarpc.OpenArgs{ID: id, Reclaim: true}
 		if _, _, err := s.openFile(ctx, c, again); err != nil && !errors.Is(err, errStale) {
 			return err
 		}
@@ -402,7 +398,7 @@ func (s *Service) callBack(ctx context.Context, sess *session, op metarpc.BackOp
 	sess.mu.Unlock()
 	defer sess.forget(cb)
 	if c != nil {
-		c.send(s.backFrame(number, cb))
+		c.send(s.backFrame(c.version, number, cb))
 	}
 	began := time.Now()
 	late := false
@@ -436,8 +432,8 @@ func (s *Service) callBack(ctx context.Context, sess *session, op metarpc.BackOp
 	}
 }
 
-func (s *Service) backFrame(number uint64, cb *callback) []byte {
-	frame, err := metarpc.AppendCallBack(nil, metarpc.BackHeader{Number: number, Op: cb.op}, cb.args)
+func (s *Service) backFrame(version uint32, number uint64, cb *callback) []byte {
+	frame, err := metarpc.AppendCallBack(nil, version, metarpc.BackHeader{Number: number, Op: cb.op}, cb.args)
 	if err != nil {
 		panic("meta: " + err.Error()) // whoever calls back keeps within the bounds
 	}

@@ -65,7 +65,7 @@ func (p *tap) pass(client, server net.Conn) {
 			return
 		}
 		if kind, _ := metarpc.FrameKind(frame); kind == metarpc.KindCall {
-			if h, _, err := metarpc.ParseCall(frame); err == nil && h.Op != metarpc.OpRenew {
+			if h, _, err := metarpc.ParseCall(frame, metarpc.Version); err == nil && h.Op != metarpc.OpRenew {
 				p.mu.Lock()
 				p.seen[h.Op]++
 				p.mu.Unlock()

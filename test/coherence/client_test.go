@@ -31,7 +31,7 @@ func dialBare(t *testing.T, v *harness.Volume, who metarpc.ClientInfo) *bare {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	hello, err := metarpc.AppendHello(nil, &metarpc.Hello{Magic: metarpc.Magic, Lowest: metarpc.Version, Highest: metarpc.Version, Client: who})
+	hello, err := metarpc.AppendHello(nil, &metarpc.Hello{Magic: metarpc.Magic, Lowest: metarpc.Lowest, Highest: metarpc.Version, Client: who})
 	if err == nil {
 		_, err = conn.Write(hello)
 	}
@@ -43,7 +43,7 @@ func dialBare(t *testing.T, v *harness.Volume, who metarpc.ClientInfo) *bare {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := metarpc.ParseWelcome(frame)
+	w, err := metarpc.ParseWelcome(frame, metarpc.Spoken)
 	if err != nil || w.Status != metarpc.StatusOK {
 		t.Fatalf("welcome %+v, %v", w, err)
 	}

@@ -124,6 +124,7 @@ func tame(v any) any {
 		v.Provisional = false
 		for i := range v.Reports {
 			v.Reports[i].Written = v.Reports[i].Written[:1]
+			v.Reports[i].Set.Mask &= SetAtime | SetMtime
 			w := &v.Reports[i].Written[0]
 			w.Copy.Handle = w.Copy.Handle[:min(len(w.Copy.Handle), maxHandle)]
 			for k := range w.Ranges {
@@ -256,7 +257,7 @@ func TestRoundTrip(t *testing.T) {
 		hello := filled(r, new(Hello)).(*Hello)
 		hello.Magic, hello.Lowest, hello.Highest = Magic, Version, max(hello.Highest, Version)
 		b, err := AppendHello(nil, hello)
-		gotHello, err := ParseHello(body(t, b, err))
+		gotHello, err := ParseHello(body(t, b, err), Spoken)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -266,7 +267,7 @@ func TestRoundTrip(t *testing.T) {
 		welcome.Magic, welcome.Version, welcome.Status = Magic, Version, StatusOK
 		welcome.Slots, welcome.Lease = MinSlots+r.IntN(MaxSlots-MinSlots), int64(MinLease)+r.Int64N(int64(MaxLease-MinLease))
 		b, err = AppendWelcome(nil, welcome)
-		gotWelcome, err := ParseWelcome(body(t, b, err))
+		gotWelcome, err := ParseWelcome(body(t, b, err), Spoken)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -274,7 +275,7 @@ func TestRoundTrip(t *testing.T) {
 
 		moved := &Welcome{Magic: Magic, Version: Version, Status: StatusMoved, Message: "elsewhere", Volume: welcome.Volume, Ring: welcome.Ring}
 		b, err = AppendWelcome(nil, moved)
-		gotMoved, err := ParseWelcome(body(t, b, err))
+		gotMoved, err := ParseWelcome(body(t, b, err), Spoken)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -282,7 +283,7 @@ func TestRoundTrip(t *testing.T) {
 
 		refused := &Welcome{Magic: Magic, Version: Version, Status: StatusBadSession, Message: "gone", Volume: welcome.Volume}
 		b, err = AppendWelcome(nil, refused)
-		gotRefused, err := ParseWelcome(body(t, b, err))
+		gotRefused, err := ParseWelcome(body(t, b, err), Spoken)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -301,7 +302,7 @@ func TestRoundTrip(t *testing.T) {
 				}
 			}
 			b, err := AppendCall([]byte("before"), call, args)
-			gotCall, gotArgs, err := ParseCall(body(t, b[len("before"):], err))
+			gotCall, gotArgs, err := ParseCall(body(t, b[len("before"):], err), Version)
 			if err != nil {
 				t.Fatalf("%v: %v", op, err)
 			}
@@ -310,7 +311,7 @@ func TestRoundTrip(t *testing.T) {
 
 			reply := ReplyHeader{Slot: call.Slot, Sequence: call.Sequence}
 			want := filled(r, op.NewResult())
-			b, err = AppendReply(nil, reply, want)
+			b, err = AppendReply(nil, Version, reply, want)
 			gotReply, raw, err := ParseReplyHeader(body(t, b, err))
 			if err != nil {
 				t.Fatalf("%v: %v", op, err)
@@ -324,7 +325,7 @@ func TestRoundTrip(t *testing.T) {
 		}
 
 		reply := ReplyHeader{Slot: 3, Sequence: 1 + r.Uint64()>>1, Status: Status(r.Uint32()), Message: "why \xff"}
-		b, err = AppendReply(nil, reply, nil)
+		b, err = AppendReply(nil, Version, reply, nil)
 		gotReply, _, err := ParseReplyHeader(body(t, b, err))
 		if err != nil {
 			t.Fatal(err)
@@ -334,8 +335,8 @@ func TestRoundTrip(t *testing.T) {
 		for op := BackOp(1); op < backOpEnd; op++ {
 			back := BackHeader{Number: r.Uint64(), Op: op}
 			args := filled(r, op.NewArgs())
-			b, err := AppendCallBack(nil, back, args)
-			gotBack, gotArgs, err := ParseCallBack(body(t, b, err))
+			b, err := AppendCallBack(nil, Version, back, args)
+			gotBack, gotArgs, err := ParseCallBack(body(t, b, err), Version)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -381,33 +382,33 @@ func TestGolden(t *testing.T) {
 				Parent: layout.RootID, Name: "a", Mode: 0o644, Umask: 0o22, Access: AccessWrite, Layout: true, Near: []layout.DeviceID{id}})
 		}, "00000028" + "96 02 02 07 06 940000c0c2 98 01 a161 cd01a4 12 c2 02 c3 91 c410 010000000000000000000000000000fe"},
 		{"created, with a layout", func() ([]byte, error) {
-			return AppendReply(nil, ReplyHeader{Slot: 2, Sequence: 7}, &CreateResult{Attr: Attr{ID: 3}, Created: true, Granted: true, Segments: []Segment{
+			return AppendReply(nil, Version, ReplyHeader{Slot: 2, Sequence: 7}, &CreateResult{Attr: Attr{ID: 3}, Created: true, Granted: true, Segments: []Segment{
 				{Len: 4096, IOMode: layout.IOModeRW, StripeUnit: 4096, Mirrors: [][]DataFile{{{Device: id, Handle: []byte{0xaa}, UID: 1, GID: 2}}}}}})
 		}, "0000003f" + "96 03 02 07 00 a0 95 9c030000000000000000000000 c3 00 c3" +
 			"91 97 00 cd1000 02 cd1000 91 91 96 c410 010000000000000000000000000000fe 00 c401aa 01 02 00 00 00"},
 		{"refusal", func() ([]byte, error) {
-			return AppendReply(nil, ReplyHeader{Slot: 2, Sequence: 7, Status: Status(syscall.ENOENT), Message: "no"}, nil)
+			return AppendReply(nil, Version, ReplyHeader{Slot: 2, Sequence: 7, Status: Status(syscall.ENOENT), Message: "no"}, nil)
 		}, "00000009" + "96 03 02 07 02 a26e6f c0"},
 		{"reply", func() ([]byte, error) {
-			return AppendReply(nil, ReplyHeader{Slot: 255, Sequence: 1}, &AttrResult{Attr: Attr{
+			return AppendReply(nil, Version, ReplyHeader{Slot: 255, Sequence: 1}, &AttrResult{Attr: Attr{
 				ID: 3, Mode: 0o100644, Nlink: 1, UID: 1, GID: 2, Size: 1 << 32, Atime: -1, Mtime: 1 << 40, Ctime: 128, Btime: 65536, Flags: AttrXattrs | AttrDefaultACL}, Lease: LeaseAttrs})
 		}, "0000002d" + "96 03 ccff 01 00 a0 92" + "9c 03 cd81a4 01 01 02 00 cf0000000100000000 ff cf0000010000000000 cc80 ce00010000 05 01"},
 		{"callback", func() ([]byte, error) {
-			return AppendCallBack(nil, BackHeader{Number: 9, Op: BackLayoutRecall}, &LayoutRecallArgs{ID: 5, Off: 4096, Len: layout.ToEOF})
+			return AppendCallBack(nil, Version, BackHeader{Number: 9, Op: BackLayoutRecall}, &LayoutRecallArgs{ID: 5, Off: 4096, Len: layout.ToEOF})
 		}, "00000012" + "94 04 09 01 93 05 cd1000 cf7fffffffffffffff"},
 		{"lookup of nothing", func() ([]byte, error) {
-			return AppendReply(nil, ReplyHeader{Slot: 1, Sequence: 1}, &LookupResult{Names: LeaseNames})
+			return AppendReply(nil, Version, ReplyHeader{Slot: 1, Sequence: 1}, &LookupResult{Names: LeaseNames})
 		}, "00000016" + "96 03 01 01 00 a0 93 9c000000000000000000000000 00 02"},
 		{"lock", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLock}, &LockArgs{
 				ID: 5, Owner: 9, Flock: true, Type: LockWrite, End: math.MaxInt64, PID: 77, Wait: true})
 		}, "0000001c" + "96 02 02 07 1d 940000c0c2 99 05 09 c3 02 00 cf7fffffffffffffff 4d c3 c2"},
 		{"lease recall", func() ([]byte, error) {
-			return AppendCallBack(nil, BackHeader{Number: 9, Op: BackLeaseRecall},
+			return AppendCallBack(nil, Version, BackHeader{Number: 9, Op: BackLeaseRecall},
 				&LeaseRecallArgs{Items: []LeaseItem{{ID: 5, Lease: LeaseAttrs | LeaseNames}, {ID: 300, Lease: LeaseData}}})
 		}, "0000000e" + "94 04 09 02 91 92 920503 92cd012c04"},
 		{"size query", func() ([]byte, error) {
-			return AppendCallBack(nil, BackHeader{Number: 9, Op: BackSizeQuery}, &SizeQueryArgs{IDs: []layout.FileID{5, 6}})
+			return AppendCallBack(nil, Version, BackHeader{Number: 9, Op: BackSizeQuery}, &SizeQueryArgs{IDs: []layout.FileID{5, 6}})
 		}, "00000008" + "94 04 09 03 91 92 05 06"},
 		{"layout stats", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLayoutStats}, &LayoutStatsArgs{Span: 128, Devices: []DeviceStats{
@@ -417,7 +418,7 @@ func TestGolden(t *testing.T) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLayoutMove}, &LayoutMoveArgs{ID: 5, Device: id})
 		}, "0000001e" + "96 02 02 07 25 940000c0c2 92 05 c410 010000000000000000000000000000fe"},
 		{"layout moved", func() ([]byte, error) {
-			return AppendReply(nil, ReplyHeader{Slot: 2, Sequence: 7}, &LayoutMoveResult{Done: 128, Size: 4096, Waits: "w"})
+			return AppendReply(nil, Version, ReplyHeader{Slot: 2, Sequence: 7}, &LayoutMoveResult{Done: 128, Size: 4096, Waits: "w"})
 		}, "00000010" + "96 03 02 07 00 a0 95 c2 c2 cc80 cd1000 a177"},
 		{"cache start", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpCacheStart}, &CacheStartArgs{ID: 5, Devices: []layout.DeviceID{id}, Limit: 128, Run: 9})
@@ -432,8 +433,12 @@ func TestGolden(t *testing.T) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpMetaDrain}, &MetaDrainArgs{Address: "a:1", Cancel: true})
 		}, "00000010" + "96 02 02 07 2a 940000c0c2 92 a3613a31 c3"},
 		{"meta list", func() ([]byte, error) {
-			return AppendReply(nil, ReplyHeader{Slot: 2, Sequence: 7}, &MetaListResult{Shards: 3, Services: []MetaService{
-				{Address: "a:1", Host: "h", Program: "p", Started: 5, State: MetaDraining, Silent: 128, Shards: []int{0, 2}, Sessions: 9}}})
+			return AppendReply(nil, Version, ReplyHeader{Slot: 2, Sequence: 7}, &MetaListResult{Shards: 3, Services: []MetaService{
+				{Address: "a:1", Host: "h", Program: "p", Started: 5, State: MetaDraining, Silent: 128, Shards: []int{0, 2}, Sessions: 9, Lowest: 3, Highest: 128}}})
+		}, "0000001d" + "96 03 02 07 00 a0 92 03 91 9a a3613a31 a168 a170 05 01 cc80 920002 09 03 cc80"},
+		{"meta list, version 3", func() ([]byte, error) {
+			return AppendReply(nil, 3, ReplyHeader{Slot: 2, Sequence: 7}, &MetaListResult{Shards: 3, Services: []MetaService{
+				{Address: "a:1", Host: "h", Program: "p", Started: 5, State: MetaDraining, Silent: 128, Shards: []int{0, 2}, Sessions: 9, Lowest: 3, Highest: 128}}})
 		}, "0000001a" + "96 03 02 07 00 a0 92 03 91 98 a3613a31 a168 a170 05 01 cc80 920002 09"},
 		{"quota set", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpQuotaSet}, &QuotaSetArgs{Name: QuotaName{Kind: QuotaGroup, ID: 5}, Bytes: QuotaKeep, Files: 128})
@@ -442,19 +447,19 @@ func TestGolden(t *testing.T) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpQuotas}, &QuotasArgs{Name: QuotaName{Kind: QuotaTree, ID: 5}, After: true})
 		}, "0000000f" + "96 02 02 07 2c 940000c0c2 92 920105 c3"},
 		{"quotas told", func() ([]byte, error) {
-			return AppendReply(nil, ReplyHeader{Slot: 2, Sequence: 7}, &QuotasResult{EOF: true, Quotas: []QuotaInfo{
+			return AppendReply(nil, Version, ReplyHeader{Slot: 2, Sequence: 7}, &QuotasResult{EOF: true, Quotas: []QuotaInfo{
 				{Name: QuotaName{Kind: QuotaTree, ID: 5}, Path: "/a", Bytes: 1, Files: 2, UsedBytes: 3, UsedFiles: 4}}})
 		}, "00000014" + "96 03 02 07 00 a0 92 91 96 920105 a22f61 01 02 03 04 c3"},
 		{"lock ready", func() ([]byte, error) {
-			return AppendCallBack(nil, BackHeader{Number: 9, Op: BackLockReady}, &LockReadyArgs{ID: 5, Owner: 6, Flock: true})
+			return AppendCallBack(nil, Version, BackHeader{Number: 9, Op: BackLockReady}, &LockReadyArgs{ID: 5, Owner: 6, Flock: true})
 		}, "00000008" + "94 04 09 04 93 05 06 c3"},
 		{"lease shrink", func() ([]byte, error) {
-			return AppendCallBack(nil, BackHeader{Number: 9, Op: BackLeaseShrink}, &LeaseShrinkArgs{Keep: 100})
+			return AppendCallBack(nil, Version, BackHeader{Number: 9, Op: BackLeaseShrink}, &LeaseShrinkArgs{Keep: 100})
 		}, "00000006" + "94 04 09 05 91 64"},
 		{"backreply", func() ([]byte, error) { return AppendBackReply(nil, BackReply{Number: 9, Status: StatusInternal}) },
 			"00000006" + "93 05 09 cd03f0"},
 		{"segments", func() ([]byte, error) {
-			return AppendReply(nil, ReplyHeader{Slot: 0, Sequence: 1}, &LayoutResult{Segments: []Segment{{
+			return AppendReply(nil, Version, ReplyHeader{Slot: 0, Sequence: 1}, &LayoutResult{Segments: []Segment{{
 				Off: 0, Len: 1 << 20, IOMode: layout.IOModeRW, StripeUnit: 1 << 20,
 				Mirrors: [][]DataFile{{{Device: id, Efficiency: 1, Handle: []byte{0xaa, 0xbb}, UID: 7, GID: 8, State: layout.CopyGood}}}}},
 				Pinned: CopyRef{Device: id, Handle: []byte{0xaa, 0xbb}}})
@@ -462,7 +467,7 @@ func TestGolden(t *testing.T) {
 			"c410 010000000000000000000000000000fe 01 c402aabb 07 08 00 00 00" +
 			"92 c410 010000000000000000000000000000fe c402aabb"},
 		{"extents", func() ([]byte, error) {
-			return AppendReply(nil, ReplyHeader{Slot: 0, Sequence: 1}, &LayoutResult{Segments: []Segment{{
+			return AppendReply(nil, Version, ReplyHeader{Slot: 0, Sequence: 1}, &LayoutResult{Segments: []Segment{{
 				Off: 0, Len: 1 << 20, IOMode: layout.IOModeRW,
 				Mirrors: [][]DataFile{{{Device: id, Handle: []byte{0xaa}, Generation: 9, Extents: []Extent{
 					{Len: 4096, Addr: 1 << 32}, {Off: 4096, Len: 512, Addr: 1 << 20, State: layout.ExtentInvalid}}}}}}}})
@@ -490,7 +495,7 @@ func TestGolden(t *testing.T) {
 func TestNamesAreBytes(t *testing.T) {
 	for _, name := range []string{"a", "\xff\xfe\x80", "\x01\n\r", "...", " ", strings.Repeat("\xf0", 255), "\u202e", "-"} {
 		b, err := AppendCall(nil, CallHeader{Sequence: 1, Op: OpLookup}, &NameArgs{Parent: 1, Name: name})
-		_, args, err := ParseCall(body(t, b, err))
+		_, args, err := ParseCall(body(t, b, err), Version)
 		if err != nil {
 			t.Errorf("%q: %v", name, err)
 		} else if got := args.(*NameArgs).Name; got != name {
@@ -670,7 +675,7 @@ func TestRefusedArguments(t *testing.T) {
 	for _, c := range cases {
 		call := CallHeader{Slot: 1, Sequence: 2, Op: c.op, Cred: Cred{UID: 3, GID: 4}}
 		b, err := AppendCall(nil, call, c.args)
-		h, args, err := ParseCall(body(t, b, err))
+		h, args, err := ParseCall(body(t, b, err), Version)
 		var refusal *Error
 		switch {
 		case c.want == StatusOK && err != nil:
@@ -685,15 +690,15 @@ func TestRefusedArguments(t *testing.T) {
 	}
 
 	b, err := AppendCall(nil, CallHeader{Sequence: 1, Op: OpRenew, Cred: Cred{UID: math.MaxUint32}}, &Empty{})
-	if _, _, err = ParseCall(body(t, b, err)); err == nil || errors.Is(err, ErrMalformed) {
+	if _, _, err = ParseCall(body(t, b, err), Version); err == nil || errors.Is(err, ErrMalformed) {
 		t.Errorf("credential of nobody: %v", err)
 	}
 	b, err = AppendCall(nil, CallHeader{Sequence: 1, Op: OpRenew, Cred: Cred{Groups: make([]uint32, MaxGroups)}}, &Empty{})
-	if h, _, err := ParseCall(body(t, b, err)); err != nil || len(h.Cred.Groups) != MaxGroups {
+	if h, _, err := ParseCall(body(t, b, err), Version); err != nil || len(h.Cred.Groups) != MaxGroups {
 		t.Errorf("as many groups as may be: %d, %v", len(h.Cred.Groups), err)
 	}
 	b, err = AppendCall(nil, CallHeader{Sequence: 1, Op: OpRenew, Cred: Cred{Groups: make([]uint32, MaxGroups+1)}}, &Empty{})
-	if _, _, err := ParseCall(body(t, b, err)); !errors.Is(err, ErrMalformed) {
+	if _, _, err := ParseCall(body(t, b, err), Version); !errors.Is(err, ErrMalformed) {
 		t.Errorf("too many groups: %v", err)
 	}
 }
@@ -801,7 +806,7 @@ func TestRefusedResults(t *testing.T) {
 		{OpStatFS, &StatFSResult{Free: -1}, false},
 	}
 	for _, c := range cases {
-		b, err := AppendReply(nil, ReplyHeader{Sequence: 1}, c.result)
+		b, err := AppendReply(nil, Version, ReplyHeader{Sequence: 1}, c.result)
 		_, raw, err := ParseReplyHeader(body(t, b, err))
 		if err != nil {
 			t.Fatal(err)
@@ -881,7 +886,7 @@ func TestMalformed(t *testing.T) {
 		{"cut", "96 02 00 01 05 94"},
 	}
 	for _, c := range cases {
-		if _, _, err := ParseCall(unhex(t, c.frame)); !errors.Is(err, ErrMalformed) {
+		if _, _, err := ParseCall(unhex(t, c.frame), Version); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
@@ -905,16 +910,16 @@ func TestMalformed(t *testing.T) {
 		{"deep", "92" + strings.Repeat("91", 1<<16)},
 	}
 	for _, c := range refused {
-		_, args, err := ParseCall(unhex(t, callOf(c.args)))
+		_, args, err := ParseCall(unhex(t, callOf(c.args)), Version)
 		var refusal *Error
 		if !errors.As(err, &refusal) || refusal.Status != StatusBadArgs || args != nil {
 			t.Errorf("%s: %v, %v", c.name, args, err)
 		}
 	}
-	if _, _, err := ParseCallBack(unhex(t, "94 04 01 06 93 05 00 01")); !errors.Is(err, ErrMalformed) {
+	if _, _, err := ParseCallBack(unhex(t, "94 04 01 06 93 05 00 01"), Version); !errors.Is(err, ErrMalformed) {
 		t.Errorf("unknown callback: %v", err)
 	}
-	if _, _, err := ParseCallBack(unhex(t, "94 04 01 01 93 00 00 01")); !errors.Is(err, ErrMalformed) {
+	if _, _, err := ParseCallBack(unhex(t, "94 04 01 01 93 00 00 01"), Version); !errors.Is(err, ErrMalformed) {
 		t.Errorf("callback for inode 0: %v", err)
 	}
 	for name, args := range map[string]struct {
@@ -929,8 +934,8 @@ func TestMalformed(t *testing.T) {
 		"lock of inode 0":       {BackLockReady, &LockReadyArgs{}},
 		"fewer than none":       {BackLeaseShrink, &LeaseShrinkArgs{Keep: -1}},
 	} {
-		b, err := AppendCallBack(nil, BackHeader{Op: args.op}, args.args)
-		if _, _, err := ParseCallBack(body(t, b, err)); !errors.Is(err, ErrMalformed) {
+		b, err := AppendCallBack(nil, Version, BackHeader{Op: args.op}, args.args)
+		if _, _, err := ParseCallBack(body(t, b, err), Version); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -988,19 +993,19 @@ func TestIntegers(t *testing.T) {
 
 func TestHellos(t *testing.T) {
 	for _, garbage := range []string{"", "90", "c0", "9100", "96 00 a4", "97 00 a46e667321 02 02", "4745 5420", "96 01 a477656674 01 01 90 90"} {
-		if h, err := ParseHello(unhex(t, garbage)); !errors.Is(err, ErrMagic) || !errors.Is(err, ErrMalformed) {
+		if h, err := ParseHello(unhex(t, garbage), Spoken); !errors.Is(err, ErrMagic) || !errors.Is(err, ErrMalformed) {
 			t.Errorf("hello %q: %+v, %v", garbage, h, err)
 		}
 	}
 	// A later version may go on in any way.
-	h, err := ParseHello(unhex(t, "9a 00 a477656674 04 05 c0 c0 c0 c0 c0 c0"))
-	if err != nil || h.Lowest != 4 || h.Highest != 5 {
+	h, err := ParseHello(unhex(t, "9a 00 a477656674 05 06 c0 c0 c0 c0 c0 c0"), Spoken)
+	if err != nil || h.Lowest != 5 || h.Highest != 6 {
 		t.Errorf("later hello: %+v, %v", h, err)
 	}
-	if h, err := ParseHello(unhex(t, "97 00 a477656674 02 01 c0 c0")); err == nil || errors.Is(err, ErrMagic) || h != nil {
+	if h, err := ParseHello(unhex(t, "97 00 a477656674 02 01 c0 c0"), Spoken); err == nil || errors.Is(err, ErrMagic) || h != nil {
 		t.Errorf("hello with versions 2 to 1: %+v, %v", h, err)
 	}
-	w, err := ParseWelcome(unhex(t, "98 01 a477656674 07 cd03e9 a3776879 c0 c0 c0"))
+	w, err := ParseWelcome(unhex(t, "98 01 a477656674 07 cd03e9 a3776879 c0 c0 c0"), Spoken)
 	if err != nil || w.Version != 7 || w.Status != StatusVersion || w.Message != "why" {
 		t.Errorf("later welcome: %+v, %v", w, err)
 	}
@@ -1027,24 +1032,24 @@ func TestHellos(t *testing.T) {
 		w := good
 		change(&w)
 		b, err := AppendWelcome(nil, &w)
-		if _, err = ParseWelcome(body(t, b, err)); (err == nil) != (name == "fine") {
+		if _, err = ParseWelcome(body(t, b, err), Spoken); (err == nil) != (name == "fine") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	hello := &Hello{Magic: Magic, Lowest: Version, Highest: Version, Client: ClientInfo{Host: strings.Repeat("h", MaxText+1)}}
 	b, err := AppendHello(nil, hello)
-	if _, err = ParseHello(body(t, b, err)); !errors.Is(err, ErrMalformed) {
+	if _, err = ParseHello(body(t, b, err), Spoken); !errors.Is(err, ErrMalformed) {
 		t.Errorf("long host name: %v", err)
 	}
 	hello.Client = ClientInfo{PID: -1}
 	b, err = AppendHello(nil, hello)
-	if _, err = ParseHello(body(t, b, err)); !errors.Is(err, ErrMalformed) {
+	if _, err = ParseHello(body(t, b, err), Spoken); !errors.Is(err, ErrMalformed) {
 		t.Errorf("negative process: %v", err)
 	}
 	for _, shard := range []int{-1, layout.MaxShards} {
 		hello.Client, hello.Shard = ClientInfo{}, shard
 		b, err = AppendHello(nil, hello)
-		if _, err = ParseHello(body(t, b, err)); !errors.Is(err, ErrMalformed) {
+		if _, err = ParseHello(body(t, b, err), Spoken); !errors.Is(err, ErrMalformed) {
 			t.Errorf("shard %d: %v", shard, err)
 		}
 	}
@@ -1098,11 +1103,11 @@ func TestFrameSize(t *testing.T) {
 	for i := range names {
 		names[i] = strings.Repeat("n", MaxXattrKey)
 	}
-	b, err := AppendReply([]byte{9}, ReplyHeader{Sequence: 1}, &NamesResult{Names: names})
+	b, err := AppendReply([]byte{9}, Version, ReplyHeader{Sequence: 1}, &NamesResult{Names: names})
 	if !errors.Is(err, ErrFrameSize) || !bytes.Equal(b, []byte{9}) {
 		t.Errorf("%d bytes, %v", len(b), err)
 	}
-	b, err = AppendReply(nil, ReplyHeader{Sequence: 1, Status: StatusInternal, Message: strings.Repeat("m", 2*MaxMessage)}, nil)
+	b, err = AppendReply(nil, Version, ReplyHeader{Sequence: 1, Status: StatusInternal, Message: strings.Repeat("m", 2*MaxMessage)}, nil)
 	h, _, err := ParseReplyHeader(body(t, b, err))
 	if err != nil || len(h.Message) != MaxMessage {
 		t.Errorf("long message: %d bytes, %v", len(h.Message), err)
@@ -1254,10 +1259,10 @@ func BenchmarkCall(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		buf, _ = AppendCall(buf[:0], CallHeader{Slot: 1, Sequence: 2, Op: OpLookup}, args)
-		if _, _, err := ParseCall(buf[4:]); err != nil {
+		if _, _, err := ParseCall(buf[4:], Version); err != nil {
 			b.Fatal(err)
 		}
-		out, _ = AppendReply(out[:0], ReplyHeader{Slot: 1, Sequence: 2}, reply)
+		out, _ = AppendReply(out[:0], Version, ReplyHeader{Slot: 1, Sequence: 2}, reply)
 		_, raw, err := ParseReplyHeader(out[4:])
 		if err != nil {
 			b.Fatal(err)

@@ -35,8 +35,9 @@ func isFixInt(code byte) bool   { return code < 0x80 || code >= 0xe0 }
 // cursor reads msgpack values strictly and remembers the first thing that is wrong; after that everything reads as
 // zero. It never allocates by a length it read.
 type cursor struct {
-	b   []byte
-	err error
+	b     []byte
+	err   error
+	short bool // see shape.walk
 }
 
 func (c *cursor) fail(format string, args ...any) {

@@ -23,9 +23,9 @@ func start(frame []byte, kind Kind, elements int) cursor {
 	return c
 }
 
-// ParseHello reads a Hello frame. Magic and version range come first in every version of the protocol; of a hello
-// whose range does not hold Version nothing else is looked at or set. ErrMagic tells that it is no hello at all.
-func ParseHello(frame []byte) (*Hello, error) {
+// ParseHello reads a Hello frame for a service that speaks some versions. Magic and version range come first in every version of the protocol; of a
+// hello whose range has none of them nothing else is looked at or set. ErrMagic tells that it is no hello at all.
+func ParseHello(frame []byte, speaks Versions) (*Hello, error) {
 	c := start(frame, KindHello, 0)
 	h := &Hello{Magic: string(c.str())}
 	if c.err != nil || h.Magic != Magic {
@@ -38,14 +38,15 @@ func ParseHello(frame []byte) (*Hello, error) {
 	if c.err != nil {
 		return nil, c.err
 	}
-	if h.Lowest > Version || h.Highest < Version {
+	version, ok := speaks.Choose(h.Versions())
+	if !ok {
 		return h, nil
 	}
-	c.decode(&h.Client)
+	c.decode(&h.Client, version)
 	h.Session = c.bin16()
 	shard := c.int(64)
-	if err := c.end(); err != nil {
-		return nil, err
+	if c.err != nil { // what is left came with a later version
+		return nil, c.err
 	}
 	if err := h.Client.check(0); err != nil {
 		return nil, malformed("hello: %v", err)
@@ -57,10 +58,10 @@ func ParseHello(frame []byte) (*Hello, error) {
 	return h, nil
 }
 
-// ParseWelcome reads a Welcome frame. Magic, version, status and message come first in every version of the protocol;
-// if the version is another one nothing else is looked at or set. With a status other than StatusOK only the volume is, and with StatusMoved
+// ParseWelcome reads a Welcome frame for a client that speaks some versions. Magic, version, status and message come first in every version of the protocol;
+// if the version is none of these nothing else is looked at or set. With a status other than StatusOK only the volume is, and with StatusMoved
 // the ring. ErrMagic tells that it is no welcome at all.
-func ParseWelcome(frame []byte) (*Welcome, error) {
+func ParseWelcome(frame []byte, speaks Versions) (*Welcome, error) {
 	c := start(frame, KindWelcome, 0)
 	w := &Welcome{Magic: string(c.str())}
 	if c.err != nil || w.Magic != Magic {
@@ -72,12 +73,12 @@ func ParseWelcome(frame []byte) (*Welcome, error) {
 	if c.err != nil {
 		return nil, c.err
 	}
-	if w.Version != Version {
+	if !speaks.Has(w.Version) {
 		return w, nil
 	}
 	w.Session, w.Volume, w.Instance = c.bin16(), c.bin16(), c.bin16()
 	slots, lease := c.int(64), c.int(64)
-	c.decode(&w.Ring)
+	c.decode(&w.Ring, w.Version)
 	if err := c.end(); err != nil {
 		return nil, err
 	}
@@ -103,12 +104,12 @@ func ParseWelcome(frame []byte) (*Welcome, error) {
 	return w, nil
 }
 
-// ParseCall reads a Call frame; args is a new pointer to the arguments of h.Op and aliases nothing.
+// ParseCall reads a Call frame on a connection of some version; args is a new pointer to the arguments of h.Op and aliases nothing.
 //
 // An *Error means that the frame is a call whose arguments are refused: h is set, args is nil, and the call is to be
 // answered with that error, every time it comes. Its status is StatusBadArgs, or the errno that the same mistake has
 // on a local file system (ENAMETOOLONG, ERANGE and E2BIG for extended attributes). Any other error is an ErrMalformed.
-func ParseCall(frame []byte) (h CallHeader, args any, err error) {
+func ParseCall(frame []byte, version uint32) (h CallHeader, args any, err error) {
 	c := start(frame, KindCall, 6)
 	h.Slot = c.slot()
 	h.Sequence = c.sequence()
@@ -117,11 +118,11 @@ func ParseCall(frame []byte) (h CallHeader, args any, err error) {
 	if c.err != nil {
 		return CallHeader{}, nil, c.err
 	}
-	if !h.Op.Valid() {
+	if !h.Op.In(version) {
 		return h, nil, &Error{Op: h.Op, Status: StatusBadArgs, Message: "there is no such call"}
 	}
 	args = h.Op.NewArgs()
-	c.decode(args)
+	c.decode(args, version)
 	err = c.end()
 	if err == nil {
 		err = first(h.Cred.check(h.Op), check(h.Op, args))
@@ -149,10 +150,11 @@ func ParseReplyHeader(frame []byte) (h ReplyHeader, result []byte, err error) {
 	return h, c.b, nil
 }
 
-// DecodeResult reads the result of a reply with StatusOK into result, a pointer to a zero value of op's result.
+// DecodeResult reads the result of a reply with StatusOK into result, a pointer to a zero value of op's result. It takes the form of any version up to
+// Version, as an answer may be repeated on a connection of another one.
 func DecodeResult(op Op, b []byte, result any) error {
 	c := cursor{b: b}
-	c.decode(result)
+	c.decode(result, Version)
 	err := c.end()
 	if err == nil {
 		if bad := check(op, result); bad != nil {
@@ -165,19 +167,32 @@ func DecodeResult(op Op, b []byte, result any) error {
 	return nil
 }
 
-// ParseCallBack reads a CallBack frame; args is a new pointer to the arguments of h.Op and aliases nothing.
-func ParseCallBack(frame []byte) (h BackHeader, args any, err error) {
+// CreatedID reads from the frame of a reply to Create or TmpFile, without its length, which inode was made. It may be of any version, also a later one.
+func CreatedID(frame []byte) (layout.FileID, error) {
+	_, result, err := ParseReplyHeader(frame)
+	if err != nil {
+		return 0, err
+	}
+	c := cursor{b: result}
+	c.array() // CreateResult
+	c.array() // Attr
+	id := layout.FileID(c.uint(64))
+	return id, c.err
+}
+
+// ParseCallBack reads a CallBack frame on a connection of some version; args is a new pointer to the arguments of h.Op and aliases nothing.
+func ParseCallBack(frame []byte, version uint32) (h BackHeader, args any, err error) {
 	c := start(frame, KindCallBack, 4)
 	h.Number = c.uint(64)
 	h.Op = BackOp(c.uint(16))
-	if c.err == nil && !h.Op.Valid() {
+	if c.err == nil && !h.Op.In(version) {
 		c.fail("callback %d", h.Op)
 	}
 	if c.err != nil {
 		return BackHeader{}, nil, c.err
 	}
 	args = h.Op.NewArgs()
-	c.decode(args)
+	c.decode(args, version)
 	if err := c.end(); err != nil {
 		return BackHeader{}, nil, err
 	}

@@ -5,7 +5,7 @@
 //
 // A connection is TCP. Each side sends frames: a big-endian uint32 length L (1 to [MaxFrame]) and L bytes, one msgpack
 // array whose first element is the frame kind. Structures are msgpack arrays with their fields in the order of the Go
-// type; both sides speak the one version agreed in the hello, so the number of fields is fixed, but for those that are said to be
+// type, all of those that the version of the connection has, but for those that are said to be
 // optional: they are the last of their structure, and all there or all left out. Names, texts and link
 // targets are msgpack str whatever their bytes are, []byte and [16]byte are bin, numbers take any msgpack integer that
 // fits, and only a list or a []byte may be nil. A frame that does not decode, or is of a kind not allowed there, ends the
@@ -30,8 +30,24 @@
 // something else than the expected hello is not talking to a weft peer. Before the hello is done a frame has at most
 // [MaxHello] bytes.
 //
-// In every version Hello starts with the magic and the range of versions, and Welcome with the magic, the version (with
-// StatusVersion the one the service would speak), status and message, so that either side can name what does not fit.
+// # Versions
+//
+// A connection has the version that Welcome says: the highest that both sides speak ([Versions.Choose]). If there is none, the status is StatusVersion, with
+// the service's highest version and a message that tells both ranges, and which side is to be upgraded. In every version Hello starts with the magic
+// and the range of versions, and Welcome with the magic, version, status and message.
+//
+// A new version may add fields at the end of structures, calls, callbacks, and statuses. Fields keep their places and meanings, and one that is zero means what was meant without
+// it. Nobody sends what the version of the connection does not have: fields are left out, and of calls and callbacks the sender finds another way. So a
+// structure has as many fields as some version has, at most those of the connection's version; missing ones are zero, and any other number is
+// refused. That is so of every message but two:
+//
+//	Hello   nothing is chosen yet: what it has more than is known is not looked at, and ClientInfo never has other fields
+//	Reply   an answer may be repeated, as it was, by another service on a connection of another version: clients take the form of any version that they speak
+//
+// A call that is sent again on a connection of an older version is without what that one lacks. If that is the call itself, it fails with EOPNOTSUPP, unless it may have
+// been executed. A service may find in the catalog answers that a newer one has stored. It repeats them, and looks at nothing but how they begin (CreatedID).
+//
+// Version 3 is the first. In version 4 MetaService says which versions a service speaks.
 //
 // # Shards
 //

@@ -44,13 +44,13 @@ func FuzzParseHello(f *testing.F) {
 	b, err := AppendHello(nil, &Hello{Magic: Magic, Lowest: Version, Highest: Version, Client: ClientInfo{ID: [16]byte{1}, Host: "h", PID: 3, Program: "weft", Mount: "/m"}})
 	seed(f, b, err)
 	f.Fuzz(func(t *testing.T, frame []byte) {
-		h, err := ParseHello(frame)
+		h, err := ParseHello(frame, Spoken)
 		if err != nil {
 			typed(t, err)
 			return
 		}
 		b, err := AppendHello(nil, h)
-		again(t, h, b, err, ParseHello)
+		again(t, h, b, err, func(frame []byte) (*Hello, error) { return ParseHello(frame, Spoken) })
 	})
 }
 
@@ -60,13 +60,13 @@ func FuzzParseWelcome(f *testing.F) {
 	b, err = AppendWelcome(nil, &Welcome{Magic: Magic, Version: Version, Status: StatusBadSession, Message: "m"})
 	seed(f, b, err)
 	f.Fuzz(func(t *testing.T, frame []byte) {
-		w, err := ParseWelcome(frame)
+		w, err := ParseWelcome(frame, Spoken)
 		if err != nil {
 			typed(t, err)
 			return
 		}
 		b, err := AppendWelcome(nil, w)
-		again(t, w, b, err, ParseWelcome)
+		again(t, w, b, err, func(frame []byte) (*Welcome, error) { return ParseWelcome(frame, Spoken) })
 	})
 }
 
@@ -76,7 +76,7 @@ type call struct {
 }
 
 func parseCall(frame []byte) (call, error) {
-	h, args, err := ParseCall(frame)
+	h, args, err := ParseCall(frame, Version)
 	return call{h, args}, err
 }
 
@@ -148,7 +148,7 @@ func FuzzParseReply(f *testing.F) {
 		OpDescribeLayout: &Described{Mirrors: [][]DescribedServer{{{Address: "a", DataFile: "f"}}}, Caches: []DescribedCache{{Bytes: 1}}},
 		OpStatus:         &StatusResult{Sessions: []SessionInfo{{Address: "a"}}, HeldUp: []HeldUp{{ID: 1, What: "w", Since: 2, Hosts: []string{"h"}}}},
 	} {
-		b, err := AppendReply(nil, ReplyHeader{Slot: 1, Sequence: 2}, result)
+		b, err := AppendReply(nil, Version, ReplyHeader{Slot: 1, Sequence: 2}, result)
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -169,7 +169,7 @@ func FuzzParseReply(f *testing.F) {
 			typed(t, err)
 			return
 		}
-		b, err := AppendReply(nil, h, result)
+		b, err := AppendReply(nil, Version, h, result)
 		again(t, result, b, err, func(frame []byte) (any, error) {
 			_, raw, err := ParseReplyHeader(frame)
 			if err != nil {
@@ -178,6 +178,16 @@ func FuzzParseReply(f *testing.F) {
 			v := op.NewResult()
 			return v, DecodeResult(op, raw, v)
 		})
+		b, err = AppendReply(nil, Lowest, h, result)
+		if err == nil {
+			_, raw, err = ParseReplyHeader(b[prefixLen:])
+		}
+		if err == nil {
+			err = DecodeResult(op, raw, op.NewResult())
+		}
+		if err != nil {
+			t.Fatalf("%+v does not parse in version %d: %v", result, Lowest, err)
+		}
 	})
 }
 
@@ -187,12 +197,12 @@ type callBack struct {
 }
 
 func parseCallBack(frame []byte) (callBack, error) {
-	h, args, err := ParseCallBack(frame)
+	h, args, err := ParseCallBack(frame, Version)
 	return callBack{h, args}, err
 }
 
 func FuzzParseCallBack(f *testing.F) {
-	b, err := AppendCallBack(nil, BackHeader{Number: 1, Op: BackLayoutRecall}, &LayoutRecallArgs{ID: 1, Off: 0, Len: layout.ToEOF})
+	b, err := AppendCallBack(nil, Version, BackHeader{Number: 1, Op: BackLayoutRecall}, &LayoutRecallArgs{ID: 1, Off: 0, Len: layout.ToEOF})
 	seed(f, b, err)
 	for _, c := range []callBack{
 		{BackHeader{Number: 1, Op: BackLeaseRecall}, &LeaseRecallArgs{Items: []LeaseItem{{ID: 1, Lease: LeaseAttrs | LeaseData}}}},
@@ -200,7 +210,7 @@ func FuzzParseCallBack(f *testing.F) {
 		{BackHeader{Number: 1, Op: BackLockReady}, &LockReadyArgs{ID: 1, Owner: 2}},
 		{BackHeader{Number: 1, Op: BackLeaseShrink}, &LeaseShrinkArgs{Keep: 3}},
 	} {
-		b, err := AppendCallBack(nil, c.h, c.args)
+		b, err := AppendCallBack(nil, Version, c.h, c.args)
 		seed(f, b, err)
 	}
 	f.Fuzz(func(t *testing.T, frame []byte) {
@@ -209,7 +219,7 @@ func FuzzParseCallBack(f *testing.F) {
 			typed(t, err)
 			return
 		}
-		b, err := AppendCallBack(nil, c.h, c.args)
+		b, err := AppendCallBack(nil, Version, c.h, c.args)
 		again(t, c, b, err, parseCallBack)
 	})
 }

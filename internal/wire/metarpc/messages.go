@@ -6,9 +6,6 @@ import (
 	"github.com/weftfs/weft/layout"
 )
 
-// Version is the one version of the protocol that is spoken.
-const Version = 3
-
 // Magic starts the first frame in each direction.
 const Magic = "weft"
 
@@ -90,11 +87,14 @@ type Hello struct {
 	Shard    int // of the volume, which the session is for: 0 to layout.MaxShards-1
 }
 
+// Versions are those that the client speaks.
+func (h *Hello) Versions() Versions { return Versions{h.Lowest, h.Highest} }
+
 // Welcome answers Hello.
 type Welcome struct {
 	_msgpack struct{} `msgpack:",as_array"`
 	Magic    string
-	Version  uint32
+	Version  uint32 // of the connection; with StatusVersion the highest that the service speaks
 	Status   Status
 	Message  string
 	Session  SessionID
@@ -786,6 +786,9 @@ type (
 		Silent   int64 // nanoseconds for which nobody has seen that it lives
 		Shards   []int // that it has
 		Sessions int   // of clients, for these
+		// The versions of this protocol that it speaks. Zero: not known.
+		Lowest  uint32 `since:"4"`
+		Highest uint32 `since:"4"`
 	}
 	// LayoutRecallArgs: see the package comment.
 	LayoutRecallArgs struct {

@@ -7,7 +7,7 @@
 // is another one.
 //
 //	kind         sender  fields after the kind
-//	0 Hello      caller  magic, version, from, to, nonce
+//	0 Hello      caller  magic, lowest and highest version, from, to, nonce
 //	1 Challenge  callee  status, message, version, nonce, proof
 //	2 Proof      caller  proof
 //	3 Call       caller  number, op, shard, wait, hold, settle
@@ -17,7 +17,7 @@
 //
 // Members of a volume have rows in its catalog, each with a random token. Whoever can read the catalog is trusted. So both sides show that they
 // know the token of the callee: a proof is the HMAC-SHA256 by the token of a word that names the side, the two members and the two nonces
-// ([ProofOf]). from and to are the members' ids. A callee that is another member than to, or speaks another version, says so in a Challenge with a
+// ([ProofOf]). from and to are the members' ids. A callee that is another member than to, or speaks no version that the caller speaks, says so in a Challenge with a
 // status, and ends the connection; so does a side that finds the other's proof wrong. Nothing is encrypted, and frames after the proofs are not authenticated one by one.
 //
 // # Calls
@@ -32,5 +32,8 @@
 //
 // What they mean is said where they are made and carried out (server/meta: Hold, Settle, LockWaits; server/meta/cluster: Look).
 //
-// An array may have more elements than this version knows, which are ignored; those that are missing are zero.
+// # Versions
+//
+// The version of a connection is the highest that both speak; Challenge says it. Versions change as those of package metarpc do, by the same means, and
+// nobody sends or takes what the version of the connection does not have. Hello, Challenge and Proof never change.
 package peerrpc

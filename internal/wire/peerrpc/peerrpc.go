@@ -17,13 +17,26 @@ import (
 
 const (
 	Magic   = "weft-peer" // in the first frame
-	Version = 1
+	Lowest  = 2           // version that is spoken here
+	Version = 2           // the highest
 
 	MaxFrame = 1 << 20 // bytes of a frame, without its length
 	MaxHello = 4 << 10 // bytes of a frame before it is known who the peer is
 	MaxItems = 4096    // inodes of one Hold, and changes of one Settle
 	MaxWait  = 10 * time.Minute
 )
+
+// Spoken are the versions that are spoken here.
+var Spoken = metarpc.Versions{Lowest: Lowest, Highest: Version}
+
+// Mismatch says for people why two members that speak no version in common do not work with each other, and what to do about it.
+func Mismatch(caller, callee metarpc.Versions) string {
+	old := "weftd of the one that is called"
+	if caller.Highest < callee.Lowest {
+		old = "weftd of the one that calls"
+	}
+	return fmt.Sprintf("the metadata service that calls speaks %v of the protocol between services, the one that is called %v: upgrade %s", caller, callee, old)
+}
 
 // ErrMalformed is what every error of a Parse function wraps: the peer does not follow the protocol and the connection cannot go on.
 var ErrMalformed = errors.New("malformed frame of a peer")
@@ -50,7 +63,7 @@ const (
 	StatusOK        Status = iota
 	StatusFailed           // for a reason that is in the message
 	StatusNotHere          // the shard is not served here
-	StatusVersion          // the callee speaks another version
+	StatusVersion          // there is no version that both speak
 	StatusWrongPeer        // the callee is another member, or the caller's proof is wrong
 	statusEnd
 )
@@ -66,6 +79,12 @@ const (
 	opEnd
 )
 
+// newOps are the calls that Lowest does not have, with the versions they came with.
+var newOps = map[Op]uint32{}
+
+// In reports whether a version has the call.
+func (o Op) In(version uint32) bool { return 0 < o && o < opEnd && newOps[o] <= version }
+
 // ID names a member.
 type ID = [16]byte
 
@@ -77,9 +96,15 @@ type Hello struct {
 	_msgpack struct{} `msgpack:",as_array"`
 	Kind     Kind
 	Magic    string
-	Version  int
+	Lowest   uint32
+	Highest  uint32
 	From, To ID
 	Nonce    Nonce
+}
+
+// Versions are those that the caller speaks.
+func (h *Hello) Versions() metarpc.Versions {
+	return metarpc.Versions{Lowest: h.Lowest, Highest: h.Highest}
 }
 
 // Challenge answers it.
@@ -88,7 +113,7 @@ type Challenge struct {
 	Kind     Kind
 	Status   Status
 	Message  string
-	Version  int // that the callee speaks
+	Version  uint32 // of the connection; with StatusVersion the highest that the callee speaks
 	Nonce    Nonce
 	Proof    [32]byte // by CalleeSide
 }
@@ -194,8 +219,9 @@ type Reply struct {
 	Waits    []LockWait
 }
 
-// Append appends a frame, which points to one of the structures above, with its length, and sets its kind. It fails if the frame would be too large.
-func Append(b []byte, frame any) ([]byte, error) {
+// Append appends a frame, which points to one of the structures above, with its length, in the form of a version, and sets its kind. It fails if the frame would
+// be too large, or is a call that the version does not have.
+func Append(b []byte, version uint32, frame any) ([]byte, error) {
 	switch f := frame.(type) {
 	case *Hello:
 		f.Kind = KindHello
@@ -205,6 +231,9 @@ func Append(b []byte, frame any) ([]byte, error) {
 		f.Kind = KindProof
 	case *Call:
 		f.Kind = KindCall
+		if !f.Op.In(version) {
+			return b, fmt.Errorf("version %d of the protocol between services does not have call %d", version, f.Op)
+		}
 	case *Reply:
 		f.Kind = KindReply
 	default:
@@ -216,11 +245,15 @@ func Append(b []byte, frame any) ([]byte, error) {
 	if err := e.Encode(frame); err != nil {
 		return b, err
 	}
-	if buf.Len() > MaxFrame {
-		return b, fmt.Errorf("frame of %d bytes for a peer, at most %d are allowed", buf.Len(), MaxFrame)
+	body := buf.Bytes()
+	if version < Version {
+		body = metarpc.Fit(nil, body, frame, version)
 	}
-	b = binary.BigEndian.AppendUint32(b, uint32(buf.Len()))
-	return append(b, buf.Bytes()...), nil
+	if len(body) > MaxFrame {
+		return b, fmt.Errorf("frame of %d bytes for a peer, at most %d are allowed", len(body), MaxFrame)
+	}
+	b = binary.BigEndian.AppendUint32(b, uint32(len(body)))
+	return append(b, body...), nil
 }
 
 // IsHello reports whether a connection's first frame, without its length, is a peer's and no client's.
@@ -229,19 +262,25 @@ func IsHello(frame []byte) bool {
 	return len(frame) > len(begin) && frame[0]&0xf0 == 0x90 && string(frame[1:1+len(begin)]) == begin
 }
 
-// ParseHello reads a Hello. With another version only From and To are to be relied on.
+// ParseHello reads a Hello.
 func ParseHello(frame []byte) (*Hello, error) {
 	h := new(Hello)
 	if !IsHello(frame) {
 		return nil, malformed("not a hello of a peer")
 	}
-	return h, parse(frame, KindHello, h)
+	if err := parse(frame, KindHello, h, Lowest); err != nil {
+		return nil, err
+	}
+	if h.Lowest > h.Highest {
+		return nil, malformed("versions %d to %d", h.Lowest, h.Highest)
+	}
+	return h, nil
 }
 
 // ParseChallenge reads a Challenge.
 func ParseChallenge(frame []byte) (*Challenge, error) {
 	c := new(Challenge)
-	err := parse(frame, KindChallenge, c)
+	err := parse(frame, KindChallenge, c, Lowest)
 	if err == nil && c.Status >= statusEnd {
 		c.Status = StatusFailed // of a later version
 	}
@@ -251,18 +290,18 @@ func ParseChallenge(frame []byte) (*Challenge, error) {
 // ParseProof reads a Proof.
 func ParseProof(frame []byte) (*Proof, error) {
 	p := new(Proof)
-	return p, parse(frame, KindProof, p)
+	return p, parse(frame, KindProof, p, Lowest)
 }
 
-// ParseCall reads a Call and checks it, so that whoever carries it out need not.
-func ParseCall(frame []byte) (*Call, error) {
+// ParseCall reads a Call on a connection of some version and checks it, so that whoever carries it out need not.
+func ParseCall(frame []byte, version uint32) (*Call, error) {
 	c := new(Call)
-	if err := parse(frame, KindCall, c); err != nil {
+	if err := parse(frame, KindCall, c, version); err != nil {
 		return nil, err
 	}
 	shards := []int{c.Shard}
 	switch {
-	case c.Op == 0 || c.Op >= opEnd:
+	case !c.Op.In(version):
 		return nil, malformed("call %d", c.Op)
 	case (c.Op == OpHold) != (c.Hold != nil) || (c.Op == OpSettle) != (c.Settle != nil):
 		return nil, malformed("call %d with the arguments of another one", c.Op)
@@ -292,10 +331,10 @@ func ParseCall(frame []byte) (*Call, error) {
 	return c, nil
 }
 
-// ParseReply reads a Reply.
-func ParseReply(frame []byte) (*Reply, error) {
+// ParseReply reads a Reply on a connection of some version.
+func ParseReply(frame []byte, version uint32) (*Reply, error) {
 	r := new(Reply)
-	err := parse(frame, KindReply, r)
+	err := parse(frame, KindReply, r, version)
 	if err == nil && r.Status >= statusEnd {
 		r.Status = StatusFailed
 	}
@@ -303,17 +342,12 @@ func ParseReply(frame []byte) (*Reply, error) {
 }
 
 // parse reads a frame whose kind is known.
-func parse(frame []byte, want Kind, into any) (err error) {
+func parse(frame []byte, want Kind, into any, version uint32) (err error) {
 	if len(frame) < 2 || frame[0]&0xf0 != 0x90 || Kind(frame[1]) != want {
 		return malformed("another frame than one of kind %d", want)
 	}
-	r := bytes.NewReader(frame)
-	d := msgpack.NewDecoder(r)
-	if err := d.Decode(into); err != nil {
+	if err := metarpc.DecodeMessage(frame, into, version); err != nil {
 		return malformed("frame of kind %d: %v", want, err)
-	}
-	if r.Len() > 0 {
-		return malformed("%d bytes behind a frame of kind %d", r.Len(), want)
 	}
 	return nil
 }

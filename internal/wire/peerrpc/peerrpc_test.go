@@ -17,8 +17,8 @@ var frames = []struct {
 	frame any
 	want  string
 }{
-	{"hello", &Hello{Magic: Magic, Version: 1, From: ID{1}, To: ID{2}, Nonce: Nonce{3}},
-		"00000043" + "96 00 a9776566742d70656572 01 c410 01000000000000000000000000000000 c410 02000000000000000000000000000000 c410 03000000000000000000000000000000"},
+	{"hello", &Hello{Magic: Magic, Lowest: 1, Highest: 2, From: ID{1}, To: ID{2}, Nonce: Nonce{3}},
+		"00000044" + "97 00 a9776566742d70656572 01 02 c410 01000000000000000000000000000000 c410 02000000000000000000000000000000 c410 03000000000000000000000000000000"},
 	{"challenge", &Challenge{Status: StatusVersion, Message: "no", Version: 2, Nonce: Nonce{3}, Proof: [32]byte{4}},
 		"0000003b" + "96 01 03 a26e6f 02 c410 03000000000000000000000000000000 c420 04" + strings.Repeat("00", 31)},
 	{"proof", &Proof{Proof: [32]byte{5}}, "00000024" + "92 02 c420 05" + strings.Repeat("00", 31)},
@@ -45,14 +45,14 @@ func parseAny(frame []byte) (any, error) {
 	case KindProof:
 		return ParseProof(frame)
 	case KindCall:
-		return ParseCall(frame)
+		return ParseCall(frame, Version)
 	}
-	return ParseReply(frame)
+	return ParseReply(frame, Version)
 }
 
 func TestGolden(t *testing.T) {
 	for _, f := range frames {
-		b, err := Append([]byte("x"), f.frame)
+		b, err := Append([]byte("x"), Version, f.frame)
 		if err != nil || b[0] != 'x' {
 			t.Fatal(f.name, err)
 		}
@@ -83,11 +83,11 @@ func TestStrangers(t *testing.T) {
 	if _, err := ParseHello(client[4:]); !errors.Is(err, ErrMalformed) {
 		t.Error(err)
 	}
-	peer, err := Append(nil, &Hello{Magic: Magic})
+	peer, err := Append(nil, Version, &Hello{Magic: Magic})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := metarpc.ParseHello(peer[4:]); !errors.Is(err, metarpc.ErrMagic) {
+	if _, err := metarpc.ParseHello(peer[4:], metarpc.Spoken); !errors.Is(err, metarpc.ErrMagic) {
 		t.Error(err)
 	}
 }
@@ -110,16 +110,65 @@ func TestRefusedCalls(t *testing.T) {
 		"waits for ever":    {Op: OpLook, Wait: int64(MaxWait) + 1},
 		"waits for no time": {Op: OpLook, Wait: -1},
 	} {
-		b, err := Append(nil, &c)
+		op := c.Op
+		if !op.In(Version) { // nor can it be made
+			c.Op = OpLook
+		}
+		b, err := Append(nil, Version, &c)
 		if err != nil {
 			t.Fatal(name, err)
 		}
-		if got, err := ParseCall(b[4:]); !errors.Is(err, ErrMalformed) {
+		b[7] = byte(op)
+		if got, err := ParseCall(b[4:], Version); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 	}
-	if _, err := Append(nil, &Reply{Row: make([]byte, MaxFrame)}); err == nil {
+	if _, err := Append(nil, Version, &Reply{Row: make([]byte, MaxFrame)}); err == nil {
 		t.Error("a frame that is too large")
+	}
+}
+
+// What a version lacks is neither sent nor taken in it, and who speaks no version in common hears which side is too old.
+func TestVersions(t *testing.T) {
+	newOps[OpLockWaits] = Version
+	defer delete(newOps, OpLockWaits)
+	call := &Call{Number: 1, Op: OpLockWaits}
+	if _, err := Append(nil, Version-1, call); err == nil {
+		t.Error("a call that the callee does not know was made")
+	}
+	b, err := Append(nil, Version, call)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ParseCall(b[4:], Version); err != nil {
+		t.Error(err)
+	}
+	if _, err := ParseCall(b[4:], Version-1); !errors.Is(err, ErrMalformed) {
+		t.Error(err)
+	}
+	longer := append(b[4:], 0xc0)
+	longer[0]++
+	if _, err := ParseCall(longer, Version); !errors.Is(err, ErrMalformed) {
+		t.Error("a call with a field that no version has:", err)
+	}
+	// All frames have a form in any version.
+	for _, f := range frames {
+		if _, err := Append(nil, Version-1, f.frame); err != nil {
+			t.Error(f.name, err)
+		}
+	}
+	for want, sides := range map[string][2]metarpc.Versions{
+		"calls speaks version 2 of the protocol between services, the one that is called versions 3 to 4: upgrade weftd of the one that calls":     {{Lowest: 2, Highest: 2}, {Lowest: 3, Highest: 4}},
+		"calls speaks versions 3 to 4 of the protocol between services, the one that is called version 2: upgrade weftd of the one that is called": {{Lowest: 3, Highest: 4}, {Lowest: 2, Highest: 2}},
+	} {
+		if got := Mismatch(sides[0], sides[1]); !strings.HasSuffix(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	if h, err := Append(nil, Version, &Hello{Magic: Magic, Lowest: 3, Highest: 2}); err != nil {
+		t.Error(err)
+	} else if _, err := ParseHello(h[4:]); !errors.Is(err, ErrMalformed) {
+		t.Error("versions 3 to 2:", err)
 	}
 }
 
@@ -146,7 +195,7 @@ func TestProof(t *testing.T) {
 // FuzzParse: whatever is parsed comes out the same when it is sent on.
 func FuzzParse(f *testing.F) {
 	for _, fr := range frames {
-		b, err := Append(nil, fr.frame)
+		b, err := Append(nil, Version, fr.frame)
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -160,7 +209,7 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		b, err := Append(nil, v)
+		b, err := Append(nil, Version, v)
 		if err != nil {
 			return // it had more elements than are kept, or is larger now
 		}

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -462,7 +463,7 @@ func TestRing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			welcome, err := metarpc.ParseWelcome(frame)
+			welcome, err := metarpc.ParseWelcome(frame, metarpc.Spoken)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -554,11 +555,11 @@ func TestPeers(t *testing.T) {
 		other := *b.running().view.member(b.running().id)
 		b.running().mu.Unlock()
 		other.Token[0]++
-		if nc, _, err := a.running().connect(t.Context(), &other); err == nil {
+		if nc, _, _, err := a.running().connect(t.Context(), &other); err == nil {
 			t.Errorf("connected with a wrong token: %v", nc)
 		}
 		other.id[0]++
-		if nc, _, err := a.running().connect(t.Context(), &other); err == nil {
+		if nc, _, _, err := a.running().connect(t.Context(), &other); err == nil {
 			t.Errorf("connected with a wrong member: %v", nc)
 		}
 		// Who does not prove anything is not served.
@@ -567,7 +568,7 @@ func TestPeers(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer nc.Close()
-		hello := &peerrpc.Hello{Magic: peerrpc.Magic, Version: peerrpc.Version, From: a.running().id, To: b.running().id}
+		hello := &peerrpc.Hello{Magic: peerrpc.Magic, Lowest: peerrpc.Lowest, Highest: peerrpc.Version, From: a.running().id, To: b.running().id}
 		go func() {
 			write(nc, hello)
 			write(nc, &peerrpc.Proof{})
@@ -592,6 +593,53 @@ func TestPeers(t *testing.T) {
 		w.await(2*DefaultLease, "a:1")
 		if _, err := p.Hold(t.Context(), dead, h); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// Members speak with each other the highest version that both know; the error of those without one says which is to be upgraded.
+func TestPeerVersions(t *testing.T) {
+	bubble(t, 4, func(t *testing.T, w *world) {
+		speaking := func(addr string, lowest, highest uint32) *proc {
+			p := &proc{w: w, addr: addr, edit: func(cfg *Config) { cfg.SpeaksToPeers = metarpc.Versions{Lowest: lowest, Highest: highest} }}
+			w.procs = append(w.procs, p)
+			p.up()
+			return p
+		}
+		a := speaking("a:1", 3, 5)
+		b := speaking("b:1", 2, 4)
+		c := speaking("c:1", 4, 9)
+		old := speaking("d:1", 1, 1)
+		w.await(20*time.Second, "a:1", "b:1", "c:1", "d:1")
+		time.Sleep(2 * time.Second)
+		for _, row := range []struct {
+			from, to *proc
+			want     uint32
+			text     string // of the error if there is none
+		}{
+			{a, b, 4, ""}, {b, a, 4, ""}, {a, c, 5, ""}, {c, b, 4, ""},
+			{a, old, 0, "calls speaks versions 3 to 5 of the protocol between services, the one that is called version 1: upgrade weftd of the one that is called"},
+			{old, b, 0, "calls speaks version 1 of the protocol between services, the one that is called versions 2 to 4: upgrade weftd of the one that calls"},
+		} {
+			m := row.from.running()
+			m.mu.Lock()
+			to := m.view.member(row.to.running().id)
+			m.mu.Unlock()
+			nc, _, version, err := m.connect(t.Context(), to)
+			switch {
+			case row.text == "" && (err != nil || version != row.want):
+				t.Errorf("%s to %s: version %d, %v; want %d", row.from.addr, row.to.addr, version, err, row.want)
+			case row.text != "" && (err == nil || !strings.Contains(err.Error(), row.text)):
+				t.Errorf("%s to %s: %v, want %q", row.from.addr, row.to.addr, err, row.text)
+			}
+			if nc != nil {
+				nc.Close()
+			}
+			shard := slices.Index(w.owners(), row.to.addr)
+			waits, err := peers{m}.LockWaits(t.Context(), shard)
+			if (err == nil) != (row.text == "") || err == nil && waits[0] != (*stub)(nil).with(shard) {
+				t.Errorf("%s to %s: %+v, %v", row.from.addr, row.to.addr, waits, err)
+			}
 		}
 	})
 }

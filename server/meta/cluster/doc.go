@@ -51,6 +51,7 @@
 // # Peers
 //
 // Members speak to each other over the port that clients use (package peerrpc). Connections are made when needed, to the address in the member row, and kept.
+// Each has the highest version that both members speak.
 //
 // # Failures
 //

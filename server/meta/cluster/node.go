@@ -69,6 +69,11 @@ type Config struct {
 
 	Dial  func(ctx context.Context, address string) (net.Conn, error) // nil = TCP
 	Clock func() time.Duration                                        // since some moment; nil = CLOCK_BOOTTIME
+
+	// Speaks are the versions of the protocol with clients, as the services speak them; zero = all that this program knows. Tests choose others.
+	Speaks metarpc.Versions
+	// SpeaksToPeers are those of the protocol with other members, in the same way.
+	SpeaksToPeers metarpc.Versions
 }
 
 // Validate checks the configuration.
@@ -124,6 +129,8 @@ func Start(ctx context.Context, cfg Config) (*Node, error) {
 	if cfg.Clock == nil {
 		cfg.Clock = bootTime
 	}
+	cfg.Speaks = cfg.Speaks.Or(metarpc.Spoken)
+	cfg.SpeaksToPeers = cfg.SpeaksToPeers.Or(peerrpc.Spoken)
 	raw, err := cfg.Engine.Get(ctx, schema.KeyVolume)
 	if err != nil {
 		return nil, fmt.Errorf("read the volume: %w", err)
@@ -296,7 +303,7 @@ func (n *Node) serve(nc net.Conn) {
 	}
 	var hello *metarpc.Hello
 	if err == nil {
-		if hello, err = metarpc.ParseHello(frame); err != nil {
+		if hello, err = metarpc.ParseHello(frame, n.cfg.Speaks); err != nil {
 			err = fmt.Errorf("connection of something else than a weft client: %w", err)
 		}
 	}
@@ -316,10 +323,11 @@ func (n *Node) serve(nc net.Conn) {
 		svc.ServeConn(nc, r, hello)
 		return
 	}
-	w := &metarpc.Welcome{Magic: metarpc.Magic, Version: metarpc.Version, Status: metarpc.StatusMoved, Volume: n.volume, Ring: m.ring(),
+	w := &metarpc.Welcome{Magic: metarpc.Magic, Status: metarpc.StatusMoved, Volume: n.volume, Ring: m.ring(),
 		Message: fmt.Sprintf("this service does not have shard %d", hello.Shard)}
-	if hello.Lowest > metarpc.Version || hello.Highest < metarpc.Version {
-		w.Status, w.Message = metarpc.StatusVersion, fmt.Sprintf("this service speaks version %d of the protocol, the client %d to %d", metarpc.Version, hello.Lowest, hello.Highest)
+	var ok bool
+	if w.Version, ok = n.cfg.Speaks.Choose(hello.Versions()); !ok {
+		w.Version, w.Status, w.Message = n.cfg.Speaks.Highest, metarpc.StatusVersion, metarpc.Mismatch(hello.Versions(), n.cfg.Speaks)
 	}
 	nc.SetWriteDeadline(time.Now().Add(helloTimeout))
 	if frame, err := metarpc.AppendWelcome(nil, w); err != nil {

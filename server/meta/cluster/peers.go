@@ -24,15 +24,16 @@ var errClosed = errors.New("the connection is no longer needed")
 
 // peer is the connection to another member, by which it is called.
 type peer struct {
-	ready chan struct{} // closed when net is set, or err
+	ready chan struct{} // closed when net and version are set, or err
 
 	writing sync.Mutex // held while a frame is written
 
-	mu    sync.Mutex
-	net   net.Conn
-	err   error // why it cannot be used
-	last  uint64
-	calls map[uint64]chan *peerrpc.Reply // by number; each has room for the one answer
+	mu      sync.Mutex
+	net     net.Conn
+	version uint32 // of the protocol
+	err     error  // why it cannot be used
+	last    uint64
+	calls   map[uint64]chan *peerrpc.Reply // by number; each has room for the one answer
 }
 
 // peer returns the connection to a member, which it makes if there is none.
@@ -83,10 +84,11 @@ func (p *peer) close(err error) {
 // call makes a connection and reads the answers that come on it.
 func (m *member) call(p *peer, to *memberRow) {
 	ctx, cancel := context.WithTimeout(m.ctx, helloTimeout)
-	nc, r, err := m.connect(ctx, to)
+	nc, r, version, err := m.connect(ctx, to)
 	cancel()
 	if err == nil {
 		p.mu.Lock()
+		p.version = version
 		if p.net = nc; p.err != nil {
 			nc.Close()
 		}
@@ -102,7 +104,7 @@ func (m *member) call(p *peer, to *memberRow) {
 			break
 		}
 		var reply *peerrpc.Reply
-		if reply, err = peerrpc.ParseReply(buf); err != nil {
+		if reply, err = peerrpc.ParseReply(buf, version); err != nil {
 			break
 		}
 		p.mu.Lock()
@@ -115,11 +117,11 @@ func (m *member) call(p *peer, to *memberRow) {
 	p.close(fmt.Errorf("connection to the metadata service at %s lost: %w", to.Address, err))
 }
 
-// connect makes a connection on which both sides have shown who they are.
-func (m *member) connect(ctx context.Context, to *memberRow) (_ net.Conn, r *bufio.Reader, err error) {
+// connect makes a connection on which both sides have shown who they are, and agreed on a version.
+func (m *member) connect(ctx context.Context, to *memberRow) (_ net.Conn, r *bufio.Reader, version uint32, err error) {
 	nc, err := m.n.cfg.Dial(ctx, to.Address)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, 0, err
 	}
 	defer func() {
 		if err != nil {
@@ -127,32 +129,36 @@ func (m *member) connect(ctx context.Context, to *memberRow) (_ net.Conn, r *buf
 		}
 	}()
 	defer context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })()
-	hello := &peerrpc.Hello{Magic: peerrpc.Magic, Version: peerrpc.Version, From: m.id, To: to.id}
+	speaks := m.n.cfg.SpeaksToPeers
+	hello := &peerrpc.Hello{Magic: peerrpc.Magic, Lowest: speaks.Lowest, Highest: speaks.Highest, From: m.id, To: to.id}
 	rand.Read(hello.Nonce[:])
 	if err := write(nc, hello); err != nil {
-		return nil, nil, err
+		return nil, nil, 0, err
 	}
 	r = bufio.NewReader(nc)
 	frame, err := metarpc.ReadFrame(r, nil, peerrpc.MaxHello)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, 0, err
 	}
 	challenge, err := peerrpc.ParseChallenge(frame)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, 0, err
 	}
 	want := peerrpc.ProofOf(to.Token, peerrpc.CalleeSide, hello, challenge.Nonce)
 	switch {
 	case challenge.Status != peerrpc.StatusOK:
-		return nil, nil, fmt.Errorf("refused: %s", challenge.Message)
+		return nil, nil, 0, fmt.Errorf("refused: %s", challenge.Message)
 	case !hmac.Equal(challenge.Proof[:], want[:]):
-		return nil, nil, errors.New("what answers there is not this volume's service")
+		return nil, nil, 0, errors.New("what answers there is not this volume's service")
+	case !speaks.Has(challenge.Version):
+		return nil, nil, 0, fmt.Errorf("it answers in version %d of the protocol between services, %v are spoken here", challenge.Version, speaks)
 	}
-	return nc, r, write(nc, &peerrpc.Proof{Proof: peerrpc.ProofOf(to.Token, peerrpc.CallerSide, hello, challenge.Nonce)})
+	return nc, r, challenge.Version, write(nc, &peerrpc.Proof{Proof: peerrpc.ProofOf(to.Token, peerrpc.CallerSide, hello, challenge.Nonce)})
 }
 
+// write writes one of the first frames, which are the same in all versions.
 func write(nc net.Conn, frame any) error {
-	b, err := peerrpc.Append(nil, frame)
+	b, err := peerrpc.Append(nil, peerrpc.Version, frame)
 	if err == nil {
 		_, err = nc.Write(b)
 	}
@@ -187,7 +193,7 @@ func (m *member) do(ctx context.Context, to *memberRow, c *peerrpc.Call) (*peerr
 		delete(p.calls, c.Number)
 		p.mu.Unlock()
 	}()
-	frame, err := peerrpc.Append(nil, c)
+	frame, err := peerrpc.Append(nil, p.version, c)
 	if err != nil {
 		return nil, err
 	}
@@ -351,15 +357,17 @@ func (n *Node) servePeer(nc net.Conn, r *bufio.Reader, frame []byte) error {
 		return err
 	}
 	nc.SetDeadline(time.Now().Add(helloTimeout))
-	challenge := &peerrpc.Challenge{Version: peerrpc.Version}
+	speaks := n.cfg.SpeaksToPeers
+	version, ok := speaks.Choose(hello.Versions())
+	challenge := &peerrpc.Challenge{Version: version}
 	n.mu.Lock()
 	m := n.present
 	n.mu.Unlock()
 	var token [16]byte
 	switch {
-	case hello.Version != peerrpc.Version:
-		challenge.Status = peerrpc.StatusVersion
-		challenge.Message = fmt.Sprintf("version %d of the protocol is spoken here, not %d", peerrpc.Version, hello.Version)
+	case !ok:
+		challenge.Version, challenge.Status = speaks.Highest, peerrpc.StatusVersion
+		challenge.Message = peerrpc.Mismatch(hello.Versions(), speaks)
 	case m == nil || m.id != hello.To:
 		challenge.Status, challenge.Message = peerrpc.StatusWrongPeer, "the member that is called is another one, or no more"
 	default:
@@ -405,7 +413,7 @@ func (n *Node) servePeer(nc net.Conn, r *bufio.Reader, frame []byte) error {
 			}
 			return err
 		}
-		c, err := peerrpc.ParseCall(buf)
+		c, err := peerrpc.ParseCall(buf, version)
 		if err != nil {
 			return err
 		}
@@ -430,7 +438,7 @@ func (n *Node) servePeer(nc net.Conn, r *bufio.Reader, frame []byte) error {
 				return
 			}
 			reply.Number = c.Number
-			b, err := peerrpc.Append(nil, reply)
+			b, err := peerrpc.Append(nil, version, reply)
 			if err != nil {
 				m.log.Error("answer to another metadata service", "error", err)
 				cancel()

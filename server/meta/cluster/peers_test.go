@@ -35,11 +35,11 @@ func TestWire(t *testing.T) {
 		whole(t, reflect.ValueOf(v).Elem())
 	}
 	for _, c := range []*peerrpc.Call{{Op: peerrpc.OpHold, Hold: wireHold(h)}, {Op: peerrpc.OpSettle, Settle: wireSettle(s)}} {
-		frame, err := peerrpc.Append(nil, c)
+		frame, err := peerrpc.Append(nil, peerrpc.Version, c)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := peerrpc.ParseCall(frame[4:])
+		got, err := peerrpc.ParseCall(frame[4:], peerrpc.Version)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -113,6 +113,7 @@ func (w *world) dial(ctx context.Context, address string) (net.Conn, error) {
 type proc struct {
 	w    *world
 	addr string
+	edit func(*Config) // nil: the configuration is that of all
 	node *Node
 
 	mu     sync.Mutex
@@ -251,12 +252,16 @@ func (p *proc) up() {
 	w.mu.Lock()
 	w.listeners[p.addr] = l
 	w.mu.Unlock()
-	n, err := Start(w.t.Context(), Config{
+	cfg := Config{
 		Engine: cable{w.engine, p}, Address: p.addr, Host: "h", Program: "p", Log: w.log.With("proc", p.addr),
 		Open:  func(_ context.Context, in *Incarnation) (Host, error) { return &stubHost{p, in}, nil },
 		Dial:  w.dial,
 		Clock: func() time.Duration { return time.Since(w.epoch) },
-	})
+	}
+	if p.edit != nil {
+		p.edit(&cfg)
+	}
+	n, err := Start(w.t.Context(), cfg)
 	if err != nil {
 		w.t.Fatal(err)
 	}
