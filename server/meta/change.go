@@ -276,6 +276,9 @@ func (s *Service) status(c *call, err error) (metarpc.Status, string) {
 	if c.sess.ctx.Err() != nil {
 		return metarpc.StatusShutdown, "the service or the session is going down"
 	}
+	if errors.Is(err, catalog.ErrFull) { // patient says so once
+		return errNoSpace.Status, err.Error()
+	}
 	s.log.Error("call failed", "op", c.h.Op, "session", c.sess, "error", err)
 	return metarpc.StatusInternal, err.Error()
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -296,13 +297,24 @@ func (s *Service) readOn(rd *reader) {
 	}
 }
 
-// patient is an engine whose commits are waited for.
-type patient struct{ catalog.Engine }
+// patient is an engine whose commits are waited for, and of which is said when it is full.
+type patient struct {
+	catalog.Engine
+	log  *slog.Logger
+	full atomic.Bool // the last commit that had something to write found no room
+}
 
 // Commit implements [catalog.Engine].
-func (e patient) Commit(ctx context.Context, b *catalog.Batch) error {
+func (e *patient) Commit(ctx context.Context, b *catalog.Batch) error {
 	ctx.Done() // see turn
-	return e.Engine.Commit(ctx, b)
+	err := e.Engine.Commit(ctx, b)
+	switch full := errors.Is(err, catalog.ErrFull); {
+	case full && e.full.CompareAndSwap(false, true):
+		e.log.Error("the catalog is full: nothing can be changed in the volume until there is room", "error", err)
+	case err == nil && e.full.Load() && len(b.Puts)+len(b.Deltas) > 0 && e.full.CompareAndSwap(true, false):
+		e.log.Info("the catalog has room again")
+	}
+	return err
 }
 
 // receive handles one frame of an established connection. It keeps nothing of it. It reports whether the caller still has the reader.

@@ -404,7 +404,7 @@ func (s *Service) assignError(ctx context.Context, c *call, id layout.FileID, er
 		return refusef(errNoSpace.Status, "%v", err)
 	case errors.Is(err, syscall.EFBIG):
 		return refusef(metarpc.Status(syscall.EFBIG), "%v", err)
-	case errors.Is(err, catalog.ErrClosed), errors.Is(err, catalog.ErrCorrupt), errors.Is(err, catalog.ErrInvalid):
+	case errors.Is(err, catalog.ErrFull), errors.Is(err, catalog.ErrClosed), errors.Is(err, catalog.ErrCorrupt), errors.Is(err, catalog.ErrInvalid):
 		return err
 	}
 	if _, _, gone := s.inode(ctx, id); errors.Is(gone, errStale) {

@@ -74,8 +74,8 @@ type lockWait struct {
 	asked time.Time // last
 	ready time.Time // when its client was called back since; zero = not
 
-	number   uint64 // names it
-	deadlock bool   // it would never end
+	number uint64     // names it
+	circle []lockEdge // not nil: it was found to be one of these, of which none would ever end
 }
 
 func (t *lockTable) init() {
@@ -121,13 +121,24 @@ func (f *lockedFile) table(flock bool) *filelock.Table[lockOwner] {
 	return &f.records
 }
 
-func (s *Service) lock(_ context.Context, c *call, a *metarpc.LockArgs) (*metarpc.Empty, error) {
+func (s *Service) lock(ctx context.Context, c *call, a *metarpc.LockArgs) (*metarpc.Empty, error) {
 	f, want, err := s.enterLocks(c, a)
 	if err != nil {
 		return nil, err
 	}
+	never := uint64(0)
+	if w := f.waitOf(want, a.Flock); a.Wait && w != nil && w.circle != nil {
+		number, circle := w.number, w.circle
+		s.locks.mu.Unlock()
+		if s.lasts(ctx, circle) {
+			never = number
+		}
+		if f, want, err = s.enterLocks(c, a); err != nil {
+			return nil, err
+		}
+	}
 	defer s.locks.mu.Unlock()
-	err = s.setLock(f, want, a)
+	err = s.setLock(f, want, a, never)
 	s.locks.tidy(f)
 	if err != nil {
 		return nil, err
@@ -135,8 +146,8 @@ func (s *Service) lock(_ context.Context, c *call, a *metarpc.LockArgs) (*metarp
 	return &metarpc.Empty{}, nil
 }
 
-// setLock carries out a call of Lock; locks.mu is held.
-func (s *Service) setLock(f *lockedFile, want fileLock, a *metarpc.LockArgs) error {
+// setLock carries out a call of Lock. never is the number of a wait that would never end; 0 = none is known. locks.mu is held.
+func (s *Service) setLock(f *lockedFile, want fileLock, a *metarpc.LockArgs, never uint64) error {
 	t, locks, now := &s.locks, f.table(a.Flock), time.Now()
 	sess := want.Owner.sess
 	has := locks.Owned(want.Owner, want.Start, want.End)
@@ -164,11 +175,11 @@ func (s *Service) setLock(f *lockedFile, want fileLock, a *metarpc.LockArgs) err
 		case !a.Wait:
 			freed = t.endWait(old) || freed
 			return errAgain
-		case held && !a.Flock && (t.deadlock(f, want, now) || old != nil && old.deadlock):
+		case held && !a.Flock && (t.deadlock(f, want, now) || old != nil && old.number == never):
 			freed = t.endWait(old) || freed
 			return errDeadlock
 		case old != nil:
-			old.asked, old.ready = now, time.Time{}
+			old.asked, old.ready, old.circle = now, time.Time{}, nil
 			return errLockWait
 		case t.count[sess] >= maxSessionLocks:
 			return errNoLock

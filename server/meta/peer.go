@@ -15,7 +15,7 @@ type Peers interface {
 	Hold(ctx context.Context, shard int, h *Hold) (*Held, error)
 	Settle(ctx context.Context, shard int, s *Settle) error
 	// LockWaits has Service.LockWaits called there.
-	LockWaits(ctx context.Context, shard int) ([]LockWait, error)
+	LockWaits(ctx context.Context, shard int, after LockWait) ([]LockWait, error)
 }
 
 // Hold asks the service of another shard to prepare inodes of its for a change that the asker is about to commit.

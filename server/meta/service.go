@@ -92,7 +92,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		epoch:     row.Epoch,
 		shards:    volume.ShardCount(),
 		cfg:       cfg,
-		engine:    patient{cfg.Engine},
+		engine:    &patient{Engine: cfg.Engine, log: cfg.Log},
 		log:       cfg.Log,
 		volume:    volume,
 		started:   time.Now(),

@@ -33,6 +33,7 @@ type cluster struct {
 	late    sync.WaitGroup
 	onHold  func(from, to int, h *Hold) error   // nil: nothing; before a Hold is delivered
 	settle  func(from, to int, s *Settle) error // the same for a Settle
+	onWaits func(context.Context) error         // the same before somebody asks for waits
 }
 
 // mortal is the catalog as a service sees it that can lose it.
@@ -209,12 +210,20 @@ func (m *messenger) Settle(ctx context.Context, shard int, st *Settle) error {
 	return m.carry(ctx, shard, func(ctx context.Context, s *Service) error { return s.Settle(ctx, st) })
 }
 
-func (m *messenger) LockWaits(_ context.Context, shard int) ([]LockWait, error) {
+func (m *messenger) LockWaits(ctx context.Context, shard int, after LockWait) ([]LockWait, error) {
+	m.c.mu.Lock()
+	hook := m.c.onWaits
+	m.c.mu.Unlock()
+	if hook != nil {
+		if err := hook(ctx); err != nil {
+			return nil, err
+		}
+	}
 	svc := m.c.svc(shard)
 	if svc == nil {
 		return nil, errLost
 	}
-	return svc.LockWaits(), nil
+	return svc.LockWaits(after), nil
 }
 
 // client is a client with a session at each shard, whose user may do everything. Its calls go where they belong.

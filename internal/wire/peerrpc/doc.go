@@ -10,7 +10,7 @@
 //	0 Hello      caller  magic, lowest and highest version, from, to, nonce
 //	1 Challenge  callee  status, message, version, nonce, proof
 //	2 Proof      caller  proof
-//	3 Call       caller  number, op, shard, wait, hold, settle
+//	3 Call       caller  number, op, shard, wait, hold, settle, after
 //	4 Reply      callee  number, status, message, state, row, waits
 //
 // # Who is who
@@ -27,8 +27,11 @@
 //
 //	Hold       has the service of a shard prepare inodes for a change in another one; state and row answer it
 //	Settle     says what became of changes
-//	LockWaits  asks who waits for locks in a shard
+//	LockWaits  asks who waits for locks in a shard, in parts: it is answered with the first waits after the given one, in the order of their
+//	           numbers and holders. The caller asks for the next part with the last of these
 //	Look       says that rows of members and shards have changed; it is answered when the callee has read them and started, or stopped, its services as they say
+//
+// A call whose answer would be larger than a frame fails.
 //
 // What they mean is said where they are made and carried out (server/meta: Hold, Settle, LockWaits; server/meta/cluster: Look).
 //

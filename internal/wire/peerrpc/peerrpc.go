@@ -145,7 +145,7 @@ func ProofOf(token [16]byte, side Side, hello *Hello, challenge Nonce) (proof [3
 	return proof
 }
 
-// Call is a call. Hold and Settle are nil in calls of other ops.
+// Call is a call. Hold, Settle and After are nil in calls of other ops.
 type Call struct {
 	_msgpack struct{} `msgpack:",as_array"`
 	Kind     Kind
@@ -155,6 +155,7 @@ type Call struct {
 	Wait     int64
 	Hold     *Hold
 	Settle   *Settle
+	After    *LockWait // of LockWaits: the last one of the part before; zero = none
 }
 
 // Hold asks for inodes of the called shard to be prepared for a change.
@@ -305,6 +306,8 @@ func ParseCall(frame []byte, version uint32) (*Call, error) {
 		return nil, malformed("call %d", c.Op)
 	case (c.Op == OpHold) != (c.Hold != nil) || (c.Op == OpSettle) != (c.Settle != nil):
 		return nil, malformed("call %d with the arguments of another one", c.Op)
+	case c.Op != OpLockWaits && c.After != nil:
+		return nil, malformed("call %d after a wait", c.Op)
 	case c.Wait < 0 || c.Wait > int64(MaxWait):
 		return nil, malformed("call that waits for %v, want up to %v", time.Duration(c.Wait), MaxWait)
 	case c.Hold != nil:
@@ -322,6 +325,9 @@ func ParseCall(frame []byte, version uint32) (*Call, error) {
 		if n := len(c.Settle.Changes); n > MaxItems {
 			return nil, malformed("settlement of %d changes, at most %d are allowed", n, MaxItems)
 		}
+	}
+	if c.Op == OpLockWaits && c.After == nil {
+		c.After = new(LockWait) // of a caller that knows of no parts
 	}
 	for _, shard := range shards {
 		if shard < 0 || shard >= layout.MaxShards {

@@ -25,6 +25,7 @@ type Engine interface {
 	//	*GuardError     a guard did not hold; nothing applied
 	//	ErrConflict     lost a race inside the engine; nothing applied, try again
 	//	ErrUnknown      b may or may not have been applied, and may still be
+	//	ErrFull         no room in the store; nothing applied, unless it is ErrUnknown as well
 	//	ErrTooLarge     over the limits of Caps; nothing applied
 	//	ErrInvalid      a malformed batch, a programming error; nothing applied
 	//	ErrNotCounters  see Counter rows in the package comment; nothing applied

@@ -542,10 +542,20 @@ func TestPeers(t *testing.T) {
 			if err := p.Settle(t.Context(), shard, &meta.Settle{}); err == nil {
 				t.Error("the error of a service is not told")
 			}
-			waits, err := p.LockWaits(t.Context(), shard)
-			if len(waits) != 1 || waits[0] != (*stub)(nil).with(shard) {
-				t.Errorf("%+v, %v", waits, err)
+			after := meta.LockWait{Number: 7, Waiter: meta.LockOwner{Number: 8}, Holder: meta.LockOwner{Client: [16]byte{9}}}
+			waits, err := p.LockWaits(t.Context(), shard, after)
+			if want := []meta.LockWait{(&stub{shard: shard}).wait(), after}; !slices.Equal(waits, want) {
+				t.Errorf("%+v, %v; want %+v", waits, err, want)
 			}
+		}
+		// An answer that is too large is an error, and the connection goes on.
+		there := slices.Index(w.owners(), "b:1")
+		conn, err := a.running().peer(t.Context(), &memberRow{id: b.running().id})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Hold(t.Context(), there, &meta.Hold{Change: tooLarge}); err == nil || conn.broken() != nil {
+			t.Errorf("a hold with an answer that is larger than a frame: %v; the connection: %v", err, conn.broken())
 		}
 		if _, err := p.Hold(t.Context(), 4, h); err == nil {
 			t.Error("hold at a shard that is not")
@@ -636,16 +646,12 @@ func TestPeerVersions(t *testing.T) {
 				nc.Close()
 			}
 			shard := slices.Index(w.owners(), row.to.addr)
-			waits, err := peers{m}.LockWaits(t.Context(), shard)
-			if (err == nil) != (row.text == "") || err == nil && waits[0] != (*stub)(nil).with(shard) {
+			waits, err := peers{m}.LockWaits(t.Context(), shard, meta.LockWait{})
+			if (err == nil) != (row.text == "") || err == nil && waits[0] != (&stub{shard: shard}).wait() {
 				t.Errorf("%s to %s: %+v, %v", row.from.addr, row.to.addr, waits, err)
 			}
 		}
 	})
-}
-
-func (*stub) with(shard int) meta.LockWait {
-	return (&stub{shard: shard}).LockWaits()[0]
 }
 
 // Services that do not start are tried again, with rows of their own, and can be given away.

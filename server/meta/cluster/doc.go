@@ -60,6 +60,7 @@
 //	it is cut off from      it stops answering before it is buried
 //	the catalog
 //	the catalog is away     all stop answering; when it is back they go on as they were
+//	the catalog is full     the same, as nobody can beat: changes are refused with ENOSPC until then
 //	a peer is cut off       calls to it fail; a shard that is given to it is found by it at its next look
 //	a service does not      its member keeps the shard and tries again
 //	start

@@ -32,7 +32,7 @@ type Service interface {
 	ServeConn(nc net.Conn, r *bufio.Reader, hello *metarpc.Hello)
 	Hold(ctx context.Context, h *meta.Hold) (*meta.Held, error)
 	Settle(ctx context.Context, s *meta.Settle) error
-	LockWaits() []meta.LockWait
+	LockWaits(after meta.LockWait) []meta.LockWait
 	// Shutdown lets calls end as long as ctx allows. When it returns the service does nothing more. It may be called several times at once.
 	Shutdown(ctx context.Context) error
 }

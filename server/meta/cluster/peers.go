@@ -317,6 +317,17 @@ func settleOf(w *peerrpc.Settle) *meta.Settle {
 	return s
 }
 
+// wireWait and waitOf are the same for a LockWait.
+func wireWait(w meta.LockWait) peerrpc.LockWait {
+	return peerrpc.LockWait{Number: w.Number, Waiter: peerrpc.LockOwner{Client: w.Waiter.Client, Number: w.Waiter.Number},
+		Holder: peerrpc.LockOwner{Client: w.Holder.Client, Number: w.Holder.Number}}
+}
+
+func waitOf(w peerrpc.LockWait) meta.LockWait {
+	return meta.LockWait{Number: w.Number, Waiter: meta.LockOwner{Client: w.Waiter.Client, Number: w.Waiter.Number},
+		Holder: meta.LockOwner{Client: w.Holder.Client, Number: w.Holder.Number}}
+}
+
 // Hold implements [meta.Peers].
 func (p peers) Hold(ctx context.Context, shard int, h *meta.Hold) (held *meta.Held, err error) {
 	reply, err := p.ask(ctx, shard, &peerrpc.Call{Op: peerrpc.OpHold, Hold: wireHold(h)}, func(svc Service) (err error) {
@@ -336,15 +347,15 @@ func (p peers) Settle(ctx context.Context, shard int, s *meta.Settle) error {
 }
 
 // LockWaits implements [meta.Peers].
-func (p peers) LockWaits(ctx context.Context, shard int) (waits []meta.LockWait, err error) {
-	reply, err := p.ask(ctx, shard, &peerrpc.Call{Op: peerrpc.OpLockWaits}, func(svc Service) error {
-		waits = svc.LockWaits()
+func (p peers) LockWaits(ctx context.Context, shard int, after meta.LockWait) (waits []meta.LockWait, err error) {
+	wire := wireWait(after)
+	reply, err := p.ask(ctx, shard, &peerrpc.Call{Op: peerrpc.OpLockWaits, After: &wire}, func(svc Service) error {
+		waits = svc.LockWaits(after)
 		return nil
 	})
 	if reply != nil {
 		for _, w := range reply.Waits {
-			waits = append(waits, meta.LockWait{Number: w.Number, Waiter: meta.LockOwner{Client: w.Waiter.Client, Number: w.Waiter.Number},
-				Holder: meta.LockOwner{Client: w.Holder.Client, Number: w.Holder.Number}})
+			waits = append(waits, waitOf(w))
 		}
 	}
 	return waits, err
@@ -439,10 +450,9 @@ func (n *Node) servePeer(nc net.Conn, r *bufio.Reader, frame []byte) error {
 			}
 			reply.Number = c.Number
 			b, err := peerrpc.Append(nil, version, reply)
-			if err != nil {
+			if err != nil { // it is too large
 				m.log.Error("answer to another metadata service", "error", err)
-				cancel()
-				return
+				b, _ = peerrpc.Append(nil, version, &peerrpc.Reply{Number: c.Number, Status: peerrpc.StatusFailed, Message: err.Error()})
 			}
 			writing.Lock()
 			defer writing.Unlock()
@@ -488,9 +498,8 @@ func (m *member) carryOut(ctx context.Context, c *peerrpc.Call) *peerrpc.Reply {
 	case peerrpc.OpSettle:
 		err = svc.Settle(ctx, settleOf(c.Settle))
 	case peerrpc.OpLockWaits:
-		for _, w := range svc.LockWaits() {
-			reply.Waits = append(reply.Waits, peerrpc.LockWait{Number: w.Number, Waiter: peerrpc.LockOwner{Client: w.Waiter.Client, Number: w.Waiter.Number},
-				Holder: peerrpc.LockOwner{Client: w.Holder.Client, Number: w.Holder.Number}})
+		for _, w := range svc.LockWaits(waitOf(*c.After)) {
+			reply.Waits = append(reply.Waits, wireWait(w))
 		}
 	}
 	if err != nil {

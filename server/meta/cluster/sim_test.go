@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/internal/wire/peerrpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta"
 	"github.com/weftfs/weft/server/meta/catalog"
@@ -367,9 +368,15 @@ func (s *stub) Shutdown(ctx context.Context) error {
 	return sleep(context.WithoutCancel(ctx), 5*time.Millisecond)
 }
 
+// tooLarge is a change whose Hold has an answer that is larger than a frame.
+const tooLarge = 99
+
 func (s *stub) Hold(ctx context.Context, h *meta.Hold) (*meta.Held, error) {
 	if err := s.ask(ctx, false); err != nil {
 		return nil, err
+	}
+	if h.Change == tooLarge {
+		return &meta.Held{Row: make([]byte, peerrpc.MaxFrame)}, nil
 	}
 	return &meta.Held{State: meta.HoldPending, Row: fmt.Append(nil, s.shard, h.Shard, h.Row, h.Change, h.Oldest, h.Items)}, nil
 }
@@ -381,8 +388,12 @@ func (s *stub) Settle(ctx context.Context, st *meta.Settle) error {
 	return nil
 }
 
-func (s *stub) LockWaits() []meta.LockWait {
-	return []meta.LockWait{{Number: uint64(s.shard), Waiter: meta.LockOwner{Client: [16]byte{1}, Number: 2}, Holder: meta.LockOwner{Number: 3}}}
+func (s *stub) LockWaits(after meta.LockWait) []meta.LockWait {
+	return []meta.LockWait{s.wait(), after}
+}
+
+func (s *stub) wait() meta.LockWait {
+	return meta.LockWait{Number: uint64(s.shard), Waiter: meta.LockOwner{Client: [16]byte{1}, Number: 2}, Holder: meta.LockOwner{Number: 3}}
 }
 
 // stub returns the service of a shard in the process.

@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -222,21 +221,6 @@ func (c *cluster) txn(ctx context.Context, failed int, req *pb.TxnRequest) (resp
 	return resp, err
 }
 
-// FullError says that the cluster takes no more changes (alarm NOSPACE). Nothing was applied.
-type FullError struct {
-	cause error
-}
-
-func (e *FullError) Error() string {
-	return "etcd has used up its space quota and takes no changes: compact and defragment it or raise --quota-backend-bytes, " +
-		"then etcdctl alarm disarm (" + e.cause.Error() + ")"
-}
-
-func (e *FullError) Unwrap() error { return e.cause }
-
-// Errno tells what the error is to a file system.
-func (e *FullError) Errno() syscall.Errno { return syscall.ENOSPC }
-
 // refine says what an error of a call means: errUnclear, or that nothing was applied and why.
 func refine(err error) error {
 	if errors.Is(err, errUnclear) {
@@ -246,7 +230,8 @@ func refine(err error) error {
 	if errors.As(rpctypes.Error(err), &known) {
 		switch {
 		case errors.Is(known, rpctypes.ErrNoSpace):
-			return &FullError{known}
+			return fmt.Errorf("%w: etcd has used up its space quota and takes no changes until it is compacted and defragmented, or has a larger "+
+				"--quota-backend-bytes, and its alarm is disarmed (etcdctl compact, defrag, alarm disarm): %w", catalog.ErrFull, known)
 		case errors.Is(known, rpctypes.ErrCompacted):
 			return fmt.Errorf("%w: %w", catalog.ErrSnapshotExpired, known)
 		case errors.Is(known, rpctypes.ErrTooManyOps), errors.Is(known, rpctypes.ErrRequestTooLarge):

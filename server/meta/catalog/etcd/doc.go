@@ -51,6 +51,9 @@
 // below) though a call was made whose answer is missing; the call is made again and the cluster refuses to hear it
 // (permission taken away, no space).
 //
+// ErrFull comes while the cluster has the alarm NOSPACE, which an administrator takes away. Batches that only delete rows are refused as well, as the
+// stamp is put.
+//
 // # Old revisions
 //
 // etcd keeps every value a row ever had until it is told to drop those before some revision, and stops taking changes when it is full.

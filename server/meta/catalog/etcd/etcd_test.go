@@ -369,8 +369,7 @@ func TestFull(t *testing.T) {
 	for ; err == nil && n < 1000; n++ {
 		err = e.Commit(t.Context(), &catalog.Batch{Puts: []catalog.Row{{Key: []byte("row"), Value: value}}})
 	}
-	var full *FullError
-	if !errors.As(err, &full) || errors.Is(err, catalog.ErrUnknown) || !strings.Contains(err.Error(), "alarm disarm") {
+	if !errors.Is(err, catalog.ErrFull) || errors.Is(err, catalog.ErrUnknown) || !strings.Contains(err.Error(), "alarm disarm") {
 		t.Fatalf("after %d puts: %v", n, err)
 	}
 	if got, err := e.Get(t.Context(), []byte("row")); err != nil || len(got) != len(value) {

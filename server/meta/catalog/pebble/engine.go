@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"syscall"
 
 	cpebble "github.com/cockroachdb/pebble/v2"
 
@@ -143,6 +144,9 @@ func (e *Engine) barrier() error {
 // unknown stops the engine because a write to the log failed: neither this commit nor any later one can be
 // acknowledged, and earlier ones are safe.
 func (e *Engine) unknown(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		err = fmt.Errorf("%w: make room on its disk and start again: %w", catalog.ErrFull, err)
+	}
 	err = fmt.Errorf("write the log of catalog %s: %w", e.dir, err)
 	e.fail(err)
 	return fmt.Errorf("%w: %w", catalog.ErrUnknown, err)

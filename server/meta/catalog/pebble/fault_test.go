@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -79,6 +80,35 @@ func TestLogSyncFails(t *testing.T) {
 	}
 	if _, err := e.Get(context.Background(), []byte("before")); !errors.Is(err, catalog.ErrClosed) {
 		t.Errorf("a later read: %v", err)
+	}
+}
+
+// TestDiskFull has the log find no room: what was committed then is not known, and it is told why the engine has stopped.
+func TestDiskFull(t *testing.T) {
+	for _, cause := range []error{syscall.ENOSPC, syscall.EDQUOT} {
+		armed := new(atomic.Bool)
+		cfg := testConfig(t, "catalog")
+		cfg.fs = errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if armed.Load() && strings.Contains(op.Path, ".log") && op.Kind == errorfs.OpFileWrite {
+				return &os.PathError{Op: "write", Path: op.Path, Err: cause}
+			}
+			return nil
+		}))
+		fatal := make(chan error, 10)
+		cfg.Fatal = func(err error) { fatal <- err }
+		e := mustOpen(t, cfg)
+		armed.Store(true)
+		b := new(catalog.Batch)
+		b.Put([]byte("a"), nil)
+		if err := e.Commit(t.Context(), b); !errors.Is(err, catalog.ErrFull) || !errors.Is(err, catalog.ErrUnknown) {
+			t.Errorf("%v: %v", cause, err)
+		}
+		if err := <-fatal; !errors.Is(err, catalog.ErrFull) {
+			t.Errorf("%v: Fatal(%v)", cause, err)
+		}
+		if err := e.Commit(t.Context(), b); !errors.Is(err, catalog.ErrClosed) {
+			t.Errorf("%v: a later commit: %v", cause, err)
+		}
 	}
 }
 

@@ -51,6 +51,8 @@ func outcome(err error) error {
 		switch pg.Code {
 		case "40001", "40P01": // serialization_failure, deadlock_detected
 			return fmt.Errorf("%w: %w", catalog.ErrConflict, err)
+		case "53100": // disk_full
+			return fmt.Errorf("%w: make room on the disk of the PostgreSQL server: %w", catalog.ErrFull, err)
 		case "53200": // out_of_memory: of the lock table, see maxLocks
 			return fmt.Errorf("%w: %w (raise the server's max_locks_per_transaction)", catalog.ErrConflict, err)
 		}
