@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
@@ -22,7 +21,7 @@ import (
 	"github.com/weftfs/weft/server/meta/catalog/etcd"
 	"github.com/weftfs/weft/server/meta/catalog/pebble"
 	"github.com/weftfs/weft/server/meta/catalog/postgres"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/meta/cluster"
 )
 
 // catalogHelp says how catalogs are named.
@@ -89,7 +88,7 @@ func alone(ctx context.Context, name catalogName, mustExist bool, log *slog.Logg
 		if engine, err = openCatalog(ctx, name, mustExist, log); err != nil {
 			return nil, err
 		}
-		if err := unused(ctx, engine); err != nil {
+		if err := cluster.Unused(ctx, engine); err != nil {
 			return nil, errors.Join(err, engine.Close())
 		}
 		return engine, nil
@@ -116,68 +115,6 @@ type lockedEngine struct {
 }
 
 func (e *lockedEngine) Close() error { return errors.Join(e.Engine.Close(), e.lock.Close()) }
-
-// memberMargin is what is waited for a sign of life beyond the time that a member can be silent.
-const memberMargin = 3 * time.Second
-
-// unused makes sure that no service uses the catalog of a distributed engine: either it has no members, or they give no sign of life.
-func unused(ctx context.Context, engine catalog.Engine) error {
-	before, err := beats(ctx, engine)
-	if err != nil || len(before) == 0 {
-		return err
-	}
-	silent := time.Duration(0)
-	from, to := schema.Of(schema.PrefixMember)
-	for row, err := range engine.Scan(ctx, from, to, catalog.ScanOptions{}) {
-		var m schema.Member
-		if err == nil {
-			err = schema.Decode(row.Value, &m)
-		}
-		if err != nil {
-			return err
-		}
-		silent = max(silent, time.Duration(m.Lease))
-	}
-	select {
-	case <-time.After(silent + memberMargin):
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	after, err := beats(ctx, engine)
-	if err != nil {
-		return err
-	}
-	for _, key := range slices.Sorted(maps.Keys(after)) {
-		if after[key] == before[key] {
-			continue
-		}
-		var m schema.Member
-		raw, err := engine.Get(ctx, schema.MemberKey([16]byte([]byte(key[1:]))))
-		if err == nil {
-			err = schema.Decode(raw, &m)
-		}
-		if err != nil {
-			return fmt.Errorf("a metadata service uses the catalog, or has just stopped: %w", err)
-		}
-		return fmt.Errorf("a metadata service uses the catalog: %s on %s: stop it", m.Address, m.Host)
-	}
-	return nil
-}
-
-// beats are the signs of life of all members, by their keys.
-func beats(ctx context.Context, r catalog.Reader) (map[string]string, error) {
-	rows := map[string]string{}
-	from, to := schema.Of(schema.PrefixBeat)
-	for row, err := range r.Scan(ctx, from, to, catalog.ScanOptions{}) {
-		if err != nil {
-			return nil, err
-		}
-		if len(row.Key) == len(schema.BeatKey([16]byte{})) {
-			rows[string(row.Key)] = string(row.Value)
-		}
-	}
-	return rows, nil
-}
 
 // live is a catalog that services may be using.
 type live struct {

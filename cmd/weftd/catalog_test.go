@@ -2,20 +2,17 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta"
 	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/catalog/dump"
-	"github.com/weftfs/weft/server/meta/catalog/memory"
 	"github.com/weftfs/weft/server/meta/catalog/pebble"
 	"github.com/weftfs/weft/server/meta/schema"
 )
@@ -214,47 +211,6 @@ func TestCheckpoints(t *testing.T) {
 	if err := errors.Join(again.close(), engine.Close()); err != nil {
 		t.Error(err)
 	}
-}
-
-// TestUnused tells members that live from such as died.
-func TestUnused(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		engine := memory.New()
-		commit := func(fill func(b *catalog.Batch)) {
-			var b catalog.Batch
-			fill(&b)
-			if err := engine.Commit(context.Background(), &b); err != nil {
-				t.Error(err)
-			}
-		}
-		began := time.Now()
-		if err := unused(t.Context(), engine); err != nil || time.Since(began) > 0 {
-			t.Errorf("no members: %v after %v", err, time.Since(began))
-		}
-		for i := range byte(2) {
-			commit(func(b *catalog.Batch) {
-				b.Put(schema.MemberKey([16]byte{i}), schema.Encode(&schema.Member{Address: "10.0.0.1:70", Host: "node" + string('0'+rune(i))}))
-				b.Add(schema.BeatKey([16]byte{i}), 0, 1)
-			})
-		}
-		if err := unused(t.Context(), engine); err != nil {
-			t.Errorf("dead members: %v", err)
-		}
-		ctx, stop := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() { // a member, until stop
-			defer close(ended)
-			for ctx.Err() == nil {
-				time.Sleep(time.Second)
-				commit(func(b *catalog.Batch) { b.Add(schema.BeatKey([16]byte{1}), 0, 1) })
-			}
-		}()
-		if err := unused(t.Context(), engine); err == nil || !strings.Contains(err.Error(), "node1") {
-			t.Errorf("a living one: %v", err)
-		}
-		stop()
-		<-ended
-	})
 }
 
 func TestProgressLine(t *testing.T) {

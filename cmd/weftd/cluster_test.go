@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/catalog/memory"
 	"github.com/weftfs/weft/server/meta/datafile"
+	"github.com/weftfs/weft/server/meta/fsck"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
@@ -307,6 +309,36 @@ func TestClusterDevices(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A shared catalog is repaired when no service is there, and told which one is.
+func TestClusterRepair(t *testing.T) {
+	w := newClusterWorld(t, 4)
+	addr, stop := w.start()
+	w.even(1)
+	where, err := parseCatalog("memory://")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := fsck.Config{Repair: true, Log: w.log}
+	if _, err := check(t.Context(), where, cfg); err == nil || !strings.Contains(err.Error(), addr) {
+		t.Errorf("a repair while a service runs: %v", err)
+	}
+	stop()
+	var b catalog.Batch
+	b.Put(schema.OrphanKey(12345), nil)
+	if err := w.engine.Commit(t.Context(), &b); err != nil {
+		t.Fatal(err)
+	}
+	if report, err := check(t.Context(), where, cfg); err != nil || report.Clean() || report.Unrepaired() != 0 {
+		t.Errorf("a repair: %+v, %v", report, err)
+	}
+	if report, err := check(t.Context(), where, fsck.Config{Log: w.log}); err != nil || !report.Clean() {
+		t.Errorf("after it: %+v, %v", report, err)
+	}
+	w.addrs = nil
+	w.start()
+	w.even(1)
 }
 
 func isErrno(err error, errno syscall.Errno) bool {

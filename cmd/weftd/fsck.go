@@ -10,6 +10,7 @@ import (
 
 	"github.com/weftfs/weft/server/data"
 	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/cluster"
 	"github.com/weftfs/weft/server/meta/fsck"
 )
 
@@ -33,7 +34,8 @@ func couldNotRun(err error) error {
 func runFsck(ctx context.Context, c *command, args []string) error {
 	fl := c.flags("\nExit codes: 0 clean, 1 problems found (repaired or not), 2 could not run. The data servers must be running,\n" +
 		"except those of weftd single, which fsck starts and stops if it is not --online. Without --repair nothing is changed. With --online what seems wrong on\n" +
-		"data servers is looked at several times, as it may be on its way; repairs need the services stopped.\n" + catalogHelp + ".\n")
+		"data servers is looked at several times, as it may be on its way; repairs need the services stopped, and keep\n" +
+		"those of a shared catalog from starting.\n" + catalogHelp + ".\n")
 	dir := fl.String("dir", "", "directory of a stopped weftd meta or weftd single; the same as --catalog")
 	name := fl.String("catalog", "", "CATALOG of the volume")
 	online := fl.Bool("online", false, "check the volume while its services run; the embedded engine's on the service's host")
@@ -100,8 +102,25 @@ func runFsck(ctx context.Context, c *command, args []string) error {
 	return nil
 }
 
-// check runs fsck on a catalog that nobody else uses meanwhile.
+// check runs fsck on a catalog that nobody else uses meanwhile: of a shared one nobody can begin to while it is repaired.
 func check(ctx context.Context, name catalogName, cfg fsck.Config) (report *fsck.Report, err error) {
+	if name.dir == "" && cfg.Repair {
+		engine, err := openCatalog(ctx, name, true, cfg.Log)
+		if err != nil {
+			return nil, err
+		}
+		host, err := os.Hostname()
+		if err != nil {
+			host = "an unknown host" // it is for people only
+		}
+		err = cluster.Maintain(ctx, cluster.MaintenanceConfig{Engine: engine, Program: "weftd fsck --repair", Host: host, Log: cfg.Log},
+			func(ctx context.Context, engine catalog.Engine) (err error) {
+				cfg.Engine = engine
+				report, err = fsck.Check(ctx, cfg)
+				return err
+			})
+		return report, errors.Join(err, engine.Close())
+	}
 	engine, err := alone(ctx, name, true, cfg.Log)
 	if errors.Is(err, errRunning) {
 		return nil, fmt.Errorf("%w: stop it, or check with --online", err)

@@ -42,7 +42,7 @@ func (ms members) List(ctx context.Context) (*metarpc.MetaListResult, error) {
 	for i := range m.view.members {
 		other := &m.view.members[i]
 		s := metarpc.MetaService{Address: other.Address, Host: other.Host, Program: other.Program, Started: other.Started}
-		if seen, ok := m.seen[other.id]; ok {
+		if seen, ok := m.watch.seen[other.id]; ok {
 			s.Silent = int64(now - seen.at)
 		}
 		switch {

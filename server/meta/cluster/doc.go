@@ -48,6 +48,20 @@
 // Clients are told who has what (metarpc.Ring). Its epoch is the ring counter, which every batch raises that changes a row of a member or a shard; as all is read in one snapshot,
 // two rings of one epoch are the same.
 //
+// # Maintenance
+//
+// A process that changes the catalog as no service does (weftd fsck --repair) has the volume to itself ([Maintain]). It has a row, of which there is one at most, and beats like a
+// member, with a lease of its own (MaintenanceLease):
+//
+//	begin    it looks until every member is dead, or one lives: then it ends, and says which one. The dead are buried, and one batch, guarded by that there are no members and
+//	         nobody maintains the volume, puts its row and its beat row
+//	unseat   each shard's row that names an owner gets another epoch and no owner, so that what is still on its way from services of the dead has no effect
+//	work     every batch is guarded by its row. It ends by itself when a beat has not succeeded for the lease minus a fifth
+//	end      one batch deletes the rows
+//
+// The batch by which a member joins is guarded by that the row is not there. If it is, who wants to join looks at the beat: if that changes he is refused, and told who maintains the
+// volume; if it does not for the lease, he joins by a batch that deletes both rows, guarded by what they were. In that way the next maintenance begins as well.
+//
 // # Peers
 //
 // Members speak to each other over the port that clients use (package peerrpc). Connections are made when needed, to the address in the member row, and kept.
@@ -62,12 +76,14 @@
 //	the catalog is away     all stop answering; when it is back they go on as they were
 //	the catalog is full     the same, as nobody can beat: changes are refused with ENOSPC until then
 //	a peer is cut off       calls to it fail; a shard that is given to it is found by it at its next look
+//	a maintenance is        nobody can join before its lease is over
+//	killed
 //	a service does not      its member keeps the shard and tries again
 //	start
 //
 // # Locks
 //
-//	member.mu   view, services. Held for moments, over no call
+//	member.mu   view, watch, services. Held for moments, over no call
 //	Node.mu     the present incarnation, connections. Taken with member.mu held or without
 //	peer.mu     a connection's calls. Taken alone
 package cluster

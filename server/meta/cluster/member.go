@@ -39,8 +39,7 @@ type member struct {
 	asked   uint64        // looks that were asked for
 	done    uint64        // those that a look has begun after
 	served  map[int]*served
-	seen    map[memberID]sighting
-	watched time.Duration  // when the last look was over
+	watch   watch
 	given   map[int]uint64 // the epochs from which on shards were somebody else's, of those given away
 	used    map[int]uint64 // the epochs with which services were made last
 	peers   map[memberID]*peer
@@ -56,21 +55,16 @@ type served struct {
 	tries int
 }
 
-// sighting is when a beat was first seen: when the read that showed it was over.
-type sighting struct {
-	beat []byte
-	at   time.Duration
-}
-
 // join makes a new incarnation.
 func (n *Node) join(ctx context.Context) (*member, error) {
 	m := &member{
 		n: n, starts: make(chan struct{}, startsAtOnce), kick: make(chan struct{}, 1), looked: make(chan struct{}),
-		served: map[int]*served{}, seen: map[memberID]sighting{}, given: map[int]uint64{}, used: map[int]uint64{}, peers: map[memberID]*peer{},
+		served: map[int]*served{}, watch: newWatch(n.cfg.Lease), given: map[int]uint64{}, used: map[int]uint64{}, peers: map[memberID]*peer{},
 	}
 	row := schema.Member{Address: n.cfg.Address, Host: n.cfg.Host, Program: n.cfg.Program, Started: time.Now().UnixNano(), Lease: int64(n.cfg.Lease)}
 	rand.Read(row.Token[:])
 	var began time.Duration
+	var maintainer *memberRow // who maintained the volume, and is dead
 	for {
 		// What an attempt whose outcome is not known has put may come late, and must not bring back a member that was buried: so each has an id of its own.
 		rand.Read(m.id[:])
@@ -78,12 +72,26 @@ func (n *Node) join(ctx context.Context) (*member, error) {
 		b.Put(schema.MemberKey(m.id), schema.Encode(&row))
 		b.Put(schema.BeatKey(m.id), catalog.EncodeCounters(1))
 		b.Add(schema.KeyRing, 0, 1)
+		if maintainer == nil {
+			b.GuardAbsent(schema.KeyMaintenance)
+		} else {
+			b.GuardEqual(schema.KeyMaintenance, maintainer.raw)
+			maintainer.silent(&b)
+			b.Delete(schema.KeyMaintenance)
+			b.Delete(schema.BeatKey(maintainer.id))
+		}
 		began = n.cfg.Clock()
 		err := n.cfg.Engine.Commit(ctx, &b)
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, catalog.ErrConflict) && !errors.Is(err, catalog.ErrUnknown) {
+		guard := (*catalog.GuardError)(nil)
+		switch {
+		case errors.As(err, &guard):
+			if maintainer, err = n.awaitMaintenance(ctx); err != nil {
+				return nil, err
+			}
+		case !errors.Is(err, catalog.ErrConflict) && !errors.Is(err, catalog.ErrUnknown):
 			return nil, err
 		}
 		if err := sleep(ctx, n.cfg.Lease/20); err != nil {
@@ -213,7 +221,7 @@ func (m *member) lookSoon() {
 // doubt has the rows looked at because somebody is not where the last look has shown him, unless that has only just been. Whoever calls him will call again.
 func (m *member) doubt() {
 	m.mu.Lock()
-	old := m.n.cfg.Clock()-m.watched > m.n.cfg.Lease/50
+	old := m.n.cfg.Clock()-m.watch.last > m.n.cfg.Lease/50
 	m.mu.Unlock()
 	if old {
 		m.lookSoon()
@@ -242,7 +250,13 @@ func (m *member) look() (again bool, err error) {
 		}
 		return false, nil
 	}
-	dead := m.watch(v, began, over)
+	_, dead := m.watch.look(v.members, m.id, began, over)
+	for id, p := range m.peers {
+		if v.member(id) == nil {
+			p.close(errClosed)
+			delete(m.peers, id)
+		}
+	}
 	m.view = v
 	m.settle(v)
 	m.done = asked
@@ -272,49 +286,10 @@ func (m *member) wake() {
 	m.looked = make(chan struct{})
 }
 
-// watch remembers which beats a view shows, whose reading began and was over then, and returns the members that are dead; m.mu is held.
-func (m *member) watch(v *view, began, over time.Duration) (dead []*memberRow) {
-	if began-m.watched > m.n.cfg.Lease/2 {
-		// The catalog was away, perhaps for others, too, whose beats come now. Or this process was stopped.
-		clear(m.seen)
-	}
-	m.watched = over
-	for i := range v.members {
-		other := &v.members[i]
-		s, ok := m.seen[other.id]
-		switch {
-		case other.id == m.id:
-		case !ok || !slices.Equal(s.beat, other.beat):
-			m.seen[other.id] = sighting{other.beat, over}
-		case began-s.at >= other.lease(m.n.cfg.Lease):
-			dead = append(dead, other)
-		}
-	}
-	for id := range m.seen {
-		if v.member(id) == nil {
-			delete(m.seen, id)
-		}
-	}
-	for id, p := range m.peers {
-		if v.member(id) == nil {
-			p.close(errClosed)
-			delete(m.peers, id)
-		}
-	}
-	return dead
-}
-
 // bury deletes the rows of a dead member, unless somebody else has, or it lives after all.
 func (m *member) bury(ctx context.Context, other *memberRow) (buried bool, err error) {
 	var b catalog.Batch
-	b.GuardPresent(schema.MemberKey(other.id))
-	if other.beat == nil {
-		b.GuardAbsent(schema.BeatKey(other.id))
-	} else {
-		b.GuardEqual(schema.BeatKey(other.id), other.beat)
-	}
-	b.Delete(schema.MemberKey(other.id))
-	b.Delete(schema.BeatKey(other.id))
+	other.bury(&b)
 	b.Add(schema.KeyRing, 0, 1)
 	err = m.fence.Commit(ctx, &b)
 	if lost(err) {
@@ -396,7 +371,7 @@ func (m *member) make(v *view, shard int) (Service, error) {
 	m.mu.Unlock()
 	if used {
 		var b catalog.Batch
-		epoch = m.change(&b, v, shard, m.id)
+		epoch = v.shards[shard].change(&b, m.id)
 		b.Add(schema.KeyRing, 0, 1)
 		done, err := m.insist(&b, shard, epoch, m.id)
 		if err != nil || !done {
@@ -425,7 +400,7 @@ func (m *member) take(ctx context.Context, v *view, plan []memberID) (again bool
 	for some := range slices.Chunk(shards, takesAtOnce) {
 		var b catalog.Batch
 		for _, shard := range some {
-			m.change(&b, v, shard, m.id)
+			v.shards[shard].change(&b, m.id)
 		}
 		b.Add(schema.KeyRing, 0, 1)
 		if err := m.fence.Commit(ctx, &b); err != nil && !lost(err) {
@@ -434,19 +409,6 @@ func (m *member) take(ctx context.Context, v *view, plan []memberID) (again bool
 		again = true
 	}
 	return again, nil
-}
-
-// change adds to a batch what gives a shard another owner.
-func (m *member) change(b *catalog.Batch, v *view, shard int, to memberID) (epoch uint64) {
-	old := &v.shards[shard]
-	key := schema.ShardKey(shard)
-	if old.raw == nil {
-		b.GuardAbsent(key)
-	} else {
-		b.GuardEqual(key, old.raw)
-	}
-	b.Put(key, schema.Encode(&schema.Shard{Member: to, Epoch: old.epoch + 1}))
-	return old.epoch + 1
 }
 
 // give begins to give away a shard that the plan has for somebody else, if none is being given away.
@@ -459,7 +421,7 @@ func (m *member) give(v *view, plan []memberID) {
 	shard := -1
 	now := m.n.cfg.Clock()
 	for k, s := range m.served {
-		if now-m.seen[plan[k]].at > m.n.cfg.Lease/2 { // it may be dying
+		if now-m.watch.seen[plan[k]].at > m.n.cfg.Lease/2 { // it may be dying
 			continue
 		}
 		if to := plan[k]; m.mine(v, k) && to != m.id && to != (memberID{}) && v.member(to) != nil && (s.svc != nil || s.next > 0) && (shard < 0 || k < shard) {
@@ -485,7 +447,7 @@ func (m *member) giveTo(v *view, shard int, s *served, to memberID) {
 		}
 	}
 	var b catalog.Batch
-	epoch := m.change(&b, v, shard, to)
+	epoch := v.shards[shard].change(&b, to)
 	b.GuardPresent(schema.MemberKey(to))
 	b.Add(schema.KeyRing, 0, 1)
 	given, err := m.insist(&b, shard, epoch, to)

@@ -248,6 +248,13 @@ func (w *world) start(addr string) *proc {
 
 // up starts the process, after it was killed or has left.
 func (p *proc) up() {
+	p.w.t.Helper()
+	if err := p.tryUp(); err != nil {
+		p.w.t.Fatal(err)
+	}
+}
+
+func (p *proc) tryUp() error {
 	w := p.w
 	l := &pipeListener{conns: make(chan net.Conn), done: make(chan struct{})}
 	w.mu.Lock()
@@ -264,12 +271,13 @@ func (p *proc) up() {
 	}
 	n, err := Start(w.t.Context(), cfg)
 	if err != nil {
-		w.t.Fatal(err)
+		return err
 	}
 	p.mu.Lock()
 	p.node = n
 	p.mu.Unlock()
 	go n.Serve(l) // ends with the node
+	return nil
 }
 
 // kill ends the process without a word.

@@ -40,7 +40,25 @@ func (m *memberRow) lease(otherwise time.Duration) time.Duration {
 	return otherwise
 }
 
+// silent adds to a batch the guard that the process has not beaten since the row was read.
+func (m *memberRow) silent(b *catalog.Batch) {
+	if m.beat == nil {
+		b.GuardAbsent(schema.BeatKey(m.id))
+	} else {
+		b.GuardEqual(schema.BeatKey(m.id), m.beat)
+	}
+}
+
+// bury adds to a batch what ends a member that is dead.
+func (m *memberRow) bury(b *catalog.Batch) {
+	b.GuardPresent(schema.MemberKey(m.id))
+	m.silent(b)
+	b.Delete(schema.MemberKey(m.id))
+	b.Delete(schema.BeatKey(m.id))
+}
+
 type shardRow struct {
+	shard int
 	raw   []byte // nil: there is none yet
 	owner memberID
 	epoch uint64
@@ -63,6 +81,9 @@ func tryView(ctx context.Context, engine catalog.Engine, shards int) (*view, err
 	}
 	defer snap.Close()
 	v := &view{shards: make([]shardRow, shards)}
+	for shard := range v.shards {
+		v.shards[shard].shard = shard
+	}
 	raw, err := snap.Get(ctx, schema.KeyRing)
 	if err != nil && !errors.Is(err, catalog.ErrNotFound) {
 		return nil, err
@@ -72,50 +93,47 @@ func tryView(ctx context.Context, engine catalog.Engine, shards int) (*view, err
 		return nil, fmt.Errorf("ring row: %w", err)
 	}
 	v.epoch = uint64(counters.Field(0))
-	from, to := schema.Of(schema.PrefixMember)
-	for kv, err := range snap.Scan(ctx, from, to, catalog.ScanOptions{}) {
-		if err != nil {
-			return nil, err
-		}
-		m := memberRow{raw: slices.Clone(kv.Value)}
-		if err := schema.Decode(m.raw, &m.Member); err != nil || len(kv.Key) != 1+len(m.id) {
-			return nil, fmt.Errorf("member row %q: %w", kv.Key, errors.Join(err, catalog.ErrCorrupt))
-		}
-		m.id = memberID(kv.Key[1:])
-		v.members = append(v.members, m)
+	if v.members, err = readMembers(ctx, snap); err != nil {
+		return nil, err
 	}
-	from, to = schema.Of(schema.PrefixBeat)
+	from, to := schema.Of(schema.PrefixShard)
 	for kv, err := range snap.Scan(ctx, from, to, catalog.ScanOptions{}) {
 		if err != nil {
 			return nil, err
 		}
-		if m := v.member(memberID(kv.Key[1:])); m != nil {
-			m.beat = slices.Clone(kv.Value)
+		row, err := readShard(kv)
+		if err != nil || row.shard >= shards {
+			return nil, fmt.Errorf("of %d shards: %w", shards, errors.Join(err, catalog.ErrCorrupt))
 		}
-	}
-	from, to = schema.Of(schema.PrefixShard)
-	for kv, err := range snap.Scan(ctx, from, to, catalog.ScanOptions{}) {
-		if err != nil {
-			return nil, err
-		}
-		var row schema.Shard
-		shard, err := schema.ShardOfKey(kv.Key), schema.Decode(kv.Value, &row)
-		if err != nil || shard < 0 || shard >= shards {
-			return nil, fmt.Errorf("row of shard %d of %d: %w", shard, shards, errors.Join(err, catalog.ErrCorrupt))
-		}
-		v.shards[shard] = shardRow{raw: slices.Clone(kv.Value), owner: row.Member, epoch: row.Epoch}
+		v.shards[row.shard] = row
 	}
 	return v, nil
 }
 
-// member returns a member, or nil.
-func (v *view) member(id memberID) *memberRow {
-	i, ok := slices.BinarySearchFunc(v.members, id, func(m memberRow, id memberID) int { return slices.Compare(m.id[:], id[:]) })
-	if !ok {
-		return nil
+// readShard reads the row of a shard.
+func readShard(kv catalog.Row) (shardRow, error) {
+	var row schema.Shard
+	shard, err := schema.ShardOfKey(kv.Key), schema.Decode(kv.Value, &row)
+	if err != nil || shard < 0 {
+		return shardRow{}, fmt.Errorf("shard row %q: %w", kv.Key, errors.Join(err, catalog.ErrCorrupt))
 	}
-	return &v.members[i]
+	return shardRow{shard: shard, raw: slices.Clone(kv.Value), owner: row.Member, epoch: row.Epoch}, nil
 }
+
+// change adds to a batch what gives the shard another owner.
+func (s *shardRow) change(b *catalog.Batch, to memberID) (epoch uint64) {
+	key := schema.ShardKey(s.shard)
+	if s.raw == nil {
+		b.GuardAbsent(key)
+	} else {
+		b.GuardEqual(key, s.raw)
+	}
+	b.Put(key, schema.Encode(&schema.Shard{Member: to, Epoch: s.epoch + 1}))
+	return s.epoch + 1
+}
+
+// member returns a member, or nil.
+func (v *view) member(id memberID) *memberRow { return find(v.members, id) }
 
 // ring is the view as clients are told it.
 func (v *view) ring() metarpc.Ring {

@@ -7,7 +7,7 @@
 // with units is in a layout or garbage; and that no file has valid blocks behind the one in which it ends. What is condemned the service
 // frees.
 //
-// No metadata service may run on the catalog meanwhile, but see below. What a crash leaves for the next service to finish is no
+// No metadata service may run on the catalog meanwhile, which is for the caller to see to (cluster.Maintain); but see below. What a crash leaves for the next service to finish is no
 // problem and is only counted: garbage, inodes without names that were open, truncations under way, and files whose
 // writers had not reported their last size. Nor is it one that a file was being moved: what was to be moved where is not looked at.
 //

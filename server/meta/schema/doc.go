@@ -33,8 +33,9 @@
 //	"x" id[8] name                     raw        an extended attribute
 //	"y" device[16]                     counters   field 0: units that data files on the namespace have, field 1: units that are condemned
 //	"I"                                raw        an import into the catalog has not ended, so that there is no volume yet
-//	"B" member[16]                     counters   field 0: raised by the member as long as it lives
+//	"B" member[16]                     counters   field 0: raised by the member, or who maintains the volume, as long as it lives
 //	"D" dir[8]                         counters   field 0: changes of the directory's usage that its parent may not have been told of
+//	"F"                                Maintenance a process that has the volume to itself, while nobody serves it
 //	"M" member[16]                     Member     a process that serves shards
 //	"Q" kind[1] id[8]                  Quota      what a directory tree, a user or a group may use; kind is a metarpc.QuotaKind
 //	"R"                                counters   field 0: raised with every change of the rows of members and shards

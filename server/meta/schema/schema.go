@@ -47,11 +47,12 @@ const (
 
 // Keys of single rows.
 var (
-	KeyImport    = []byte("I")
-	KeyMoves     = []byte("m")
-	KeyNextInode = []byte("n")
-	KeyRing      = []byte("R")
-	KeyVolume    = []byte("v")
+	KeyImport      = []byte("I")
+	KeyMaintenance = []byte("F")
+	KeyMoves       = []byte("m")
+	KeyNextInode   = []byte("n")
+	KeyRing        = []byte("R")
+	KeyVolume      = []byte("v")
 )
 
 // Fields of a directory's counter row. Times are nanoseconds since 1970; the directory's time is the later of this
@@ -434,6 +435,16 @@ type Member struct {
 	Started  int64    // nanoseconds since 1970
 	Token    [16]byte // who knows it can read the catalog, and so is a member
 	Draining bool     // it gives its shards away
+	Lease    int64    // nanoseconds for which it can be silent
+}
+
+// Maintenance is a process that has the volume to itself: there are no members, and none joins, as long as the row is there.
+type Maintenance struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	ID       [16]byte // random; its beat row is that of a member of this id
+	Program  string   // for people: "weftd fsck --repair"
+	Host     string   // for people
+	Started  int64    // nanoseconds since 1970
 	Lease    int64    // nanoseconds for which it can be silent
 }
 

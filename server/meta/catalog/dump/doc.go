@@ -19,8 +19,8 @@
 //	        crc[4]     CRC-32C of the two
 //	        sum[32]    SHA-256 of all before
 //
-// The rows are in the order of their keys. The volume row is none of them, nor are those of processes (schema.PrefixMember and
-// PrefixBeat), which are about who uses the catalog. A block ends with the row with which it has BlockBytes or more, and no earlier unless it
+// The rows are in the order of their keys. The volume row is none of them, nor are those of processes (schema.PrefixMember,
+// PrefixBeat and KeyMaintenance), which are about who uses the catalog. A block ends with the row with which it has BlockBytes or more, and no earlier unless it
 // is the last. So what is in a catalog determines the file, whatever the engine: two files of the same kind are alike if and only if the
 // catalogs are. A reader refuses any other file, so that whatever it accepts is what Writer would have written.
 //

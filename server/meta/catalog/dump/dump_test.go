@@ -93,6 +93,7 @@ func populate(t *testing.T, e catalog.Engine, seed uint64) {
 	})
 	commit(t, e, func(b *catalog.Batch) {
 		b.Put(schema.MemberKey([16]byte{1}), schema.Encode(&schema.Member{}))
+		b.Put(schema.KeyMaintenance, schema.Encode(&schema.Maintenance{}))
 		b.Add(schema.BeatKey([16]byte{1}), 0, 17)
 		b.Put(schema.ShardKey(0), schema.Encode(&schema.Shard{Epoch: 3}))
 	})
@@ -150,8 +151,10 @@ func TestAcrossEngines(t *testing.T) {
 					t.Errorf("files of %d and %d bytes", len(file), len(again))
 				}
 				rows := dumpRows(t, b)
-				if _, ok := rows[string(schema.MemberKey([16]byte{1}))]; ok || int64(len(rows)) != got.Rows+1 {
-					t.Errorf("%d rows, %d were imported; a member among them: %v", len(rows), got.Rows, ok)
+				for _, key := range [][]byte{schema.MemberKey([16]byte{1}), schema.KeyMaintenance} {
+					if _, ok := rows[string(key)]; ok || int64(len(rows)) != got.Rows+1 {
+						t.Errorf("%d rows, %d were imported; that of a process, %q, among them: %v", len(rows), got.Rows, key, ok)
+					}
 				}
 			})
 		}

@@ -312,6 +312,6 @@ func (d *Reader) end() error {
 
 // kept reports whether the row of a key is in files.
 func kept(key []byte) bool {
-	return !bytes.Equal(key, schema.KeyVolume) && !bytes.Equal(key, schema.KeyImport) &&
+	return !bytes.Equal(key, schema.KeyVolume) && !bytes.Equal(key, schema.KeyImport) && !bytes.Equal(key, schema.KeyMaintenance) &&
 		key[0] != schema.PrefixMember && key[0] != schema.PrefixBeat
 }
