@@ -28,6 +28,7 @@ type metaService struct {
 	Address  string    `json:"address"`
 	Host     string    `json:"host"`
 	Version  string    `json:"version"`
+	Protocol string    `json:"protocol,omitempty"` // versions that it speaks with clients; empty: the service that was asked cannot tell
 	Started  time.Time `json:"started"`
 	State    string    `json:"state"`            // up, draining or silent
 	Silent   float64   `json:"silent,omitempty"` // seconds for which nobody has heard of it
@@ -48,6 +49,12 @@ func metaOf(r *metarpc.MetaListResult) metaStatus {
 		}
 		if m.Shards == nil {
 			m.Shards = []int{}
+		}
+		switch {
+		case s.Lowest < s.Highest:
+			m.Protocol = fmt.Sprintf("%d-%d", s.Lowest, s.Highest)
+		case s.Highest > 0:
+			m.Protocol = fmt.Sprint(s.Highest)
 		}
 		for _, shard := range s.Shards {
 			served[shard] = true
@@ -70,7 +77,11 @@ func (st *metaStatus) print(out io.Writer) {
 		if state == "silent" {
 			state = fmt.Sprintf("silent for %v", time.Duration(s.Silent*float64(time.Second)).Round(time.Second))
 		}
-		fmt.Fprintf(w, "%s\t%s\tshards %s\t%d sessions\t%s on %s, started %s\n", s.Address, state, shardList(s.Shards), s.Sessions, s.Version, s.Host,
+		version := s.Version
+		if s.Protocol != "" {
+			version += ", protocol " + s.Protocol
+		}
+		fmt.Fprintf(w, "%s\t%s\tshards %s\t%d sessions\t%s\ton %s, started %s\n", s.Address, state, shardList(s.Shards), s.Sessions, version, s.Host,
 			humanize.Time(s.Started))
 	}
 	w.Flush()

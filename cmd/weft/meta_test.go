@@ -22,16 +22,16 @@ func TestShardList(t *testing.T) {
 func TestMetaList(t *testing.T) {
 	started := time.Now().Add(-time.Hour).UnixNano()
 	st := metaOf(&metarpc.MetaListResult{Shards: 6, Services: []metarpc.MetaService{
-		{Address: "b.example:7049", Host: "two", Program: "weftd 1.2", Started: started, State: metarpc.MetaDraining},
+		{Address: "b.example:7049", Host: "two", Program: "weftd 1.2", Started: started, State: metarpc.MetaDraining, Lowest: 3, Highest: 4},
 		{Address: "c:7049", Host: "three", Program: "weftd 1.1", Started: started, State: metarpc.MetaSilent, Silent: int64(7300 * time.Millisecond), Shards: []int{2}, Sessions: 3},
-		{Address: "a:7049", Host: "one", Program: "weftd 1.2", Started: started, Shards: []int{0, 1, 4}, Sessions: 12},
+		{Address: "a:7049", Host: "one", Program: "weftd 1.2", Started: started, Shards: []int{0, 1, 4}, Sessions: 12, Lowest: 4, Highest: 4},
 	}})
 	var out strings.Builder
 	st.print(&out)
 	want := `
-a:7049          up             shards 0-1,4  12 sessions  weftd 1.2 on one, started 1 hour ago
-b.example:7049  draining       shards none   0 sessions   weftd 1.2 on two, started 1 hour ago
-c:7049          silent for 7s  shards 2      3 sessions   weftd 1.1 on three, started 1 hour ago
+a:7049          up             shards 0-1,4  12 sessions  weftd 1.2, protocol 4    on one, started 1 hour ago
+b.example:7049  draining       shards none   0 sessions   weftd 1.2, protocol 3-4  on two, started 1 hour ago
+c:7049          silent for 7s  shards 2      3 sessions   weftd 1.1                on three, started 1 hour ago
 nobody has shards 3,5
 `
 	if got := "\n" + out.String(); got != want {
@@ -41,7 +41,7 @@ nobody has shards 3,5
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, part := range []string{`{"shards":6,"unserved":[3,5],"services":[{"address":"a:7049",`, `"state":"draining","shards":[],`, `"silent":7.3,"shards":[2],"sessions":3}`} {
+	for _, part := range []string{`{"shards":6,"unserved":[3,5],"services":[{"address":"a:7049",`, `"version":"weftd 1.2","protocol":"3-4","started"`, `"version":"weftd 1.1","started"`, `"state":"draining","shards":[],`, `"silent":7.3,"shards":[2],"sessions":3}`} {
 		if !strings.Contains(string(b), part) {
 			t.Errorf("%s lacks %s", b, part)
 		}

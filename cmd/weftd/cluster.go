@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/version"
+	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta"
 	"github.com/weftfs/weft/server/meta/catalog"
@@ -29,9 +30,10 @@ type clusterConfig struct {
 	advertise string // HOST:PORT; empty = by the listener
 	shards    int    // of a volume that is made now
 	lease     time.Duration
-	urls      []string        // data servers to add
-	files     datafile.Config // without what differs between incarnations
-	meta      meta.Config     // without what differs between shards
+	urls      []string         // data servers to add
+	files     datafile.Config  // without what differs between incarnations
+	meta      meta.Config      // without what differs between shards
+	peers     metarpc.Versions // see cluster.Config.SpeaksToPeers
 	log       *slog.Logger
 }
 
@@ -73,6 +75,7 @@ func runCluster(ctx context.Context, cfg clusterConfig, l net.Listener) (err err
 	}
 	node, err := cluster.Start(ctx, cluster.Config{
 		Engine: engine, Address: cfg.advertise, Host: host, Program: "weftd " + version.String(), Lease: cfg.lease, Log: cfg.log,
+		Speaks: cfg.meta.Speaks, SpeaksToPeers: cfg.peers,
 		Open: func(_ context.Context, in *cluster.Incarnation) (cluster.Host, error) {
 			return cfg.host(in, volume.ShardCount())
 		},

@@ -62,6 +62,12 @@ func newClusterWorld(t *testing.T, shards int) *clusterWorld {
 // start starts a service, which stop ends as SIGTERM does.
 func (w *clusterWorld) start() (addr string, stop func()) {
 	w.t.Helper()
+	return w.startAs(metarpc.Versions{}, metarpc.Versions{})
+}
+
+// startAs starts a service that speaks these versions with clients and with other services; zero = all there are.
+func (w *clusterWorld) startAs(clients, peers metarpc.Versions) (addr string, stop func()) {
+	w.t.Helper()
 	l, err := listen("127.0.0.1:0", "0")
 	if err != nil {
 		w.t.Fatal(err)
@@ -77,7 +83,7 @@ func (w *clusterWorld) start() (addr string, stop func()) {
 	go func() { // ends with ctx
 		done <- runCluster(ctx, clusterConfig{
 			catalog: where, shards: w.shards, lease: 4 * time.Second, urls: w.urls, log: log,
-			files: datafile.Config{Log: log}, meta: meta.Config{Lease: 10 * time.Second, Program: "weftd test"},
+			files: datafile.Config{Log: log}, meta: meta.Config{Lease: 10 * time.Second, Program: "weftd test", Speaks: clients}, peers: peers,
 		}, l)
 	}()
 	stopped := false
@@ -207,6 +213,9 @@ func (w *clusterWorld) await(what string, want func(*metarpc.MetaListResult) boo
 		c := w.session(0, metarpc.SessionID{})
 		var err error
 		list, err = ask[metarpc.MetaListResult](c, metarpc.OpMetaList, &metarpc.Empty{})
+		if err == nil {
+			_, err = ask[metarpc.Empty](c, metarpc.OpEndSession, &metarpc.Empty{}) // or the next service of the shard waits for it
+		}
 		c.nc.Close()
 		if err == nil && want(&list) {
 			return

@@ -510,12 +510,17 @@ func TestVolume(t *testing.T) {
 	checkCatalog(t, engine)
 	vol.Format = schema.FormatShards + 1
 	var b catalog.Batch
-	b.Put(schema.KeyVolume, schema.Encode(&vol))
-	if err := engine.Commit(t.Context(), &b); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := New(t.Context(), Config{Engine: engine, Files: newFakeFiles(engine)}); err == nil {
-		t.Error("a volume of another format was opened")
+	later := append(schema.Encode(&vol), 0xc0) // may have other fields, too
+	later[0]++
+	for _, row := range [][]byte{schema.Encode(&vol), later} {
+		b.Reset()
+		b.Put(schema.KeyVolume, row)
+		if err := engine.Commit(t.Context(), &b); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := New(t.Context(), Config{Engine: engine, Files: newFakeFiles(engine)}); err == nil || !strings.Contains(err.Error(), "has format 9, this program knows formats 3 to 8: upgrade weftd") {
+			t.Errorf("a volume of another format: %v", err)
+		}
 	}
 }
 

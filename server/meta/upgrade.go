@@ -42,6 +42,9 @@ func countUsage(ctx context.Context, engine catalog.Engine, raw []byte, vol sche
 		}
 	}
 	vol.Format = schema.WithUsage(vol.Format)
+	if err := schema.RaiseFormat(ctx, engine, &u.batch, vol.Format); err != nil {
+		return vol, err
+	}
 	u.batch.Put(schema.KeyVolume, schema.Encode(&vol))
 	err := u.commit(ctx, true)
 	if err == nil {

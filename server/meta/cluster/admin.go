@@ -41,7 +41,8 @@ func (ms members) List(ctx context.Context) (*metarpc.MetaListResult, error) {
 	r := &metarpc.MetaListResult{Shards: m.n.shards}
 	for i := range m.view.members {
 		other := &m.view.members[i]
-		s := metarpc.MetaService{Address: other.Address, Host: other.Host, Program: other.Program, Started: other.Started}
+		s := metarpc.MetaService{Address: other.Address, Host: other.Host, Program: other.Program, Started: other.Started,
+			Lowest: other.Lowest, Highest: other.Highest}
 		if seen, ok := m.watch.seen[other.id]; ok {
 			s.Silent = int64(now - seen.at)
 		}

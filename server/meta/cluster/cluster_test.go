@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -408,9 +409,9 @@ func TestDrain(t *testing.T) {
 				t.Fatalf("%+v, %v", list, err)
 			}
 			for _, s := range list.Services {
-				want := metarpc.MetaService{Address: addr, Host: "h", Program: "p", State: metarpc.MetaDraining}
+				want := metarpc.MetaService{Address: addr, Host: "h", Program: "p", State: metarpc.MetaDraining, Lowest: metarpc.Lowest, Highest: metarpc.Version}
 				if s.Address == other {
-					want = metarpc.MetaService{Address: other, Host: "h", Program: "p", Shards: []int{0, 1, 2, 3, 4, 5}, Sessions: 4}
+					want = metarpc.MetaService{Address: other, Host: "h", Program: "p", Shards: []int{0, 1, 2, 3, 4, 5}, Sessions: 4, Lowest: metarpc.Lowest, Highest: metarpc.Version}
 				}
 				if s.Started == 0 || s.Silent > int64(2*time.Second) {
 					t.Errorf("%+v", s)
@@ -604,6 +605,103 @@ func TestPeers(t *testing.T) {
 		if _, err := p.Hold(t.Context(), dead, h); err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// The catalog gets a later format when all members know it, and who does not know it joins no more.
+func TestFormats(t *testing.T) {
+	bubble(t, 4, func(t *testing.T, w *world) {
+		const later = schema.FormatNewest + 1
+		a := w.start("a:1")
+		b := w.start("b:1")
+		w.await(8*time.Second, "a:1", "b:1")
+		// knows rewrites a member's row as one that knows the later format, and has fields of its own, would have written it.
+		knows := func(p *proc) {
+			key := schema.MemberKey(p.running().id)
+			raw, err := w.engine.Get(t.Context(), key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var row schema.Member
+			if err := schema.Decode(raw, &row); err != nil || row.Format != schema.FormatNewest || row.Lowest != metarpc.Lowest || row.Highest != metarpc.Version {
+				t.Fatalf("%+v, %v", row, err)
+			}
+			row.Format = later
+			raw = append(schema.Encode(&row), 0xa5, 'l', 'a', 't', 'e', 'r', 0x92, 1, 2)
+			raw[0] += 2
+			var b catalog.Batch
+			b.Put(key, raw)
+			if err := w.engine.Commit(t.Context(), &b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		raise := func() (*catalog.Batch, error) {
+			raw, err := w.engine.Get(t.Context(), schema.KeyVolume)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var volume schema.Volume
+			if err := schema.Decode(raw, &volume); err != nil {
+				t.Fatal(err)
+			}
+			volume.Format = later
+			b := new(catalog.Batch)
+			b.GuardEqual(schema.KeyVolume, raw)
+			b.Put(schema.KeyVolume, schema.Encode(&volume))
+			return b, schema.RaiseFormat(t.Context(), w.engine, b, later)
+		}
+		knows(a)
+		if _, err := raise(); err == nil || !strings.Contains(err.Error(), "service at b:1 (p) does not know format 9 of the catalog") {
+			t.Error("while one does not know it:", err)
+		}
+		knows(b)
+		batch, err := raise()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := w.start("c:1")
+		if err := w.engine.Commit(t.Context(), batch); !errors.As(err, new(*catalog.GuardError)) {
+			t.Error("after one has joined:", err)
+		}
+		if _, err := raise(); err == nil {
+			t.Error("while one that has joined does not know it")
+		}
+		// Another version keeps what it does not know of a row that it changes.
+		w.await(8*time.Second, "a:1", "b:1", "c:1")
+		ms, key := members{c.running()}, schema.MemberKey(a.running().id)
+		before, err := w.engine.Get(t.Context(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, cancel := range []bool{false, true} {
+			if err := ms.Drain(t.Context(), "a:1", cancel); err != nil {
+				t.Fatal(err)
+			}
+			after, err := w.engine.Get(t.Context(), key)
+			if err != nil || bytes.Equal(after, before) != cancel || !bytes.HasSuffix(after, []byte("later\x92\x01\x02")) {
+				t.Errorf("%x became %x, %v", before, after, err)
+			}
+		}
+		if err := c.leave(20 * time.Second); err != nil {
+			t.Fatal(err)
+		}
+		if batch, err = raise(); err == nil {
+			err = w.engine.Commit(t.Context(), batch)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := Config{Engine: w.engine, Address: "d:1", Log: w.log, Clock: func() time.Duration { return time.Since(w.epoch) },
+			Open: func(context.Context, *Incarnation) (Host, error) {
+				return nil, errors.New("it has joined")
+			}}
+		if n, err := Start(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "the catalog has format 9, this program knows formats 3 to 8: upgrade weftd") {
+			t.Error("who does not know it:", n, err)
+		}
+		if _, err := a.node.join(t.Context()); err == nil || !strings.Contains(err.Error(), "upgrade weftd") {
+			t.Error("who does not know it and joins again:", err)
+		}
+		w.await(8*time.Second, "a:1", "b:1")
 	})
 }
 

@@ -4,7 +4,8 @@
 // # Members
 //
 // A process is a member, by a random id that is new with each start and after each fence: an incarnation. It joins by one batch with three changes: its member row, which
-// says where it is, its beat row, and the ring counter. Then it does three things until it ends:
+// says where it is and which versions it knows, its beat row, and the ring counter. The batch is guarded by the volume row, so that who is too old for the catalog does not join
+// (package schema, "Formats"). Then it does three things until it ends:
 //
 //	beat   about five times per member lease it raises its beat row
 //	look   as often, and at once when another member says so, it reads all rows that there are of members and shards, in one snapshot, and does what follows from them

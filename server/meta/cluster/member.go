@@ -61,14 +61,20 @@ func (n *Node) join(ctx context.Context) (*member, error) {
 		n: n, starts: make(chan struct{}, startsAtOnce), kick: make(chan struct{}, 1), looked: make(chan struct{}),
 		served: map[int]*served{}, watch: newWatch(n.cfg.Lease), given: map[int]uint64{}, used: map[int]uint64{}, peers: map[memberID]*peer{},
 	}
-	row := schema.Member{Address: n.cfg.Address, Host: n.cfg.Host, Program: n.cfg.Program, Started: time.Now().UnixNano(), Lease: int64(n.cfg.Lease)}
+	row := schema.Member{Address: n.cfg.Address, Host: n.cfg.Host, Program: n.cfg.Program, Started: time.Now().UnixNano(), Lease: int64(n.cfg.Lease),
+		Lowest: n.cfg.Speaks.Lowest, Highest: n.cfg.Speaks.Highest, Format: schema.FormatNewest}
 	rand.Read(row.Token[:])
 	var began time.Duration
 	var maintainer *memberRow // who maintained the volume, and is dead
 	for {
 		// What an attempt whose outcome is not known has put may come late, and must not bring back a member that was buried: so each has an id of its own.
 		rand.Read(m.id[:])
+		raw, _, err := n.readVolume(ctx)
+		if err != nil {
+			return nil, err
+		}
 		var b catalog.Batch
+		b.GuardEqual(schema.KeyVolume, raw)
 		b.Put(schema.MemberKey(m.id), schema.Encode(&row))
 		b.Put(schema.BeatKey(m.id), catalog.EncodeCounters(1))
 		b.Add(schema.KeyRing, 0, 1)
@@ -81,8 +87,7 @@ func (n *Node) join(ctx context.Context) (*member, error) {
 			b.Delete(schema.BeatKey(maintainer.id))
 		}
 		began = n.cfg.Clock()
-		err := n.cfg.Engine.Commit(ctx, &b)
-		if err == nil {
+		if err = n.cfg.Engine.Commit(ctx, &b); err == nil {
 			break
 		}
 		guard := (*catalog.GuardError)(nil)

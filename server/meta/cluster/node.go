@@ -131,18 +131,12 @@ func Start(ctx context.Context, cfg Config) (*Node, error) {
 	}
 	cfg.Speaks = cfg.Speaks.Or(metarpc.Spoken)
 	cfg.SpeaksToPeers = cfg.SpeaksToPeers.Or(peerrpc.Spoken)
-	raw, err := cfg.Engine.Get(ctx, schema.KeyVolume)
+	n := &Node{cfg: cfg, log: cfg.Log, conns: map[net.Conn]struct{}{}, listeners: map[net.Listener]struct{}{}}
+	_, volume, err := n.readVolume(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("read the volume: %w", err)
-	}
-	var volume schema.Volume
-	if err := schema.Decode(raw, &volume); err != nil {
-		return nil, fmt.Errorf("the catalog's volume row: %w", err)
-	}
-	if err := schema.CheckFormat(volume.Format); err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, log: cfg.Log, volume: volume.ID, shards: volume.ShardCount(), conns: map[net.Conn]struct{}{}, listeners: map[net.Listener]struct{}{}}
+	n.volume, n.shards = volume.ID, volume.ShardCount()
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	m, err := n.join(ctx)
 	if err != nil {
@@ -152,6 +146,17 @@ func Start(ctx context.Context, cfg Config) (*Node, error) {
 	n.present = m
 	n.tasks.Go(func() { n.run(m) }) // ends with the last incarnation, at Leave or Close
 	return n, nil
+}
+
+// readVolume reads the volume's row, which must be of a format that is known here.
+func (n *Node) readVolume(ctx context.Context) (raw []byte, volume schema.Volume, err error) {
+	if raw, err = n.cfg.Engine.Get(ctx, schema.KeyVolume); err != nil {
+		return nil, volume, fmt.Errorf("read the volume: %w", err)
+	}
+	if err := schema.Decode(raw, &volume); err != nil {
+		return nil, volume, fmt.Errorf("the catalog's volume row: %w", err)
+	}
+	return raw, volume, schema.CheckFormat(volume.Format)
 }
 
 // run is one incarnation after another.

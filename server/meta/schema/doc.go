@@ -77,6 +77,13 @@
 //
 // Formats 3 to 5 had none of this, and no homes.
 //
+// # Formats
+//
+// The volume row says of which format all the rest is. A process that does not know it leaves the catalog alone. Who knows later ones as well keeps to the one that
+// there is, until something needs a later one. The batch that raises the format is guarded so that all members know it by then (RaiseFormat): their rows say what they know, every
+// batch that adds a member raises the ring counter, and it is guarded by the volume row, so that nobody joins who does not know the format. Two rows are the same in all formats:
+// Member, whose fields only get more, and the first field of Volume.
+//
 // # Namespaces
 //
 // A data file on an NVMe namespace is no file but a number, and what it has is in rows (package datafile/extent): each unit of the

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/vmihailenco/msgpack/v5"
@@ -96,14 +97,20 @@ const (
 	FormatNamespaces = 7
 	FormatShards     = 8
 
+	FormatNewest = FormatShards // that this program knows
+
 	formatBefore = 3
 	addUsage     = Format - formatBefore
 )
 
 // CheckFormat says whether a catalog of this format can be used.
 func CheckFormat(format int) error {
-	if format < formatBefore || format > FormatShards {
-		return fmt.Errorf("the catalog has format %d, this program knows formats %d to %d", format, formatBefore, FormatShards)
+	if format < formatBefore || format > FormatNewest {
+		what := "upgrade weftd on this host"
+		if format < formatBefore {
+			what = "it takes an earlier weftd to upgrade the catalog"
+		}
+		return fmt.Errorf("the catalog has format %d, this program knows formats %d to %d: %s", format, formatBefore, FormatNewest, what)
 	}
 	return nil
 }
@@ -426,9 +433,9 @@ type Shard struct {
 	Epoch    uint64   // raised with each change
 }
 
-// Member is a process that serves shards. As long as the row is there, and no longer, the process may change the catalog.
+// Member is a process that serves shards. As long as the row is there, and no longer, the process may change the catalog. Members of other versions read the row, and
+// write it anew: fields are only added at its end, those that are missing are zero, and what is not known is kept.
 type Member struct {
-	_msgpack struct{} `msgpack:",as_array"`
 	Address  string   // HOST:PORT for clients and other members
 	Host     string   // for people
 	Program  string   // "weftd 1.2.3"
@@ -436,6 +443,49 @@ type Member struct {
 	Token    [16]byte // who knows it can read the catalog, and so is a member
 	Draining bool     // it gives its shards away
 	Lease    int64    // nanoseconds for which it can be silent
+	Lowest   uint32   // version of the protocol that it speaks with clients
+	Highest  uint32   // one
+	Format   int      // the highest one of the catalog that it knows
+
+	later []msgpack.RawMessage // fields that this version does not know
+}
+
+func (m *Member) fields() []any {
+	return []any{&m.Address, &m.Host, &m.Program, &m.Started, &m.Token, &m.Draining, &m.Lease, &m.Lowest, &m.Highest, &m.Format}
+}
+
+// EncodeMsgpack implements [msgpack.CustomEncoder].
+func (m *Member) EncodeMsgpack(e *msgpack.Encoder) error {
+	fields := m.fields()
+	err := e.EncodeArrayLen(len(fields) + len(m.later))
+	if err == nil {
+		err = e.EncodeMulti(fields...)
+	}
+	for _, raw := range m.later {
+		if err == nil {
+			err = e.Encode(raw)
+		}
+	}
+	return err
+}
+
+// DecodeMsgpack implements [msgpack.CustomDecoder].
+func (m *Member) DecodeMsgpack(d *msgpack.Decoder) error {
+	const least = 7 // fields that all versions have
+	n, err := d.DecodeArrayLen()
+	if err == nil && n < least {
+		err = fmt.Errorf("member row of %d fields", n)
+	}
+	fields := m.fields()
+	if err == nil {
+		err = d.DecodeMulti(fields[:min(n, len(fields))]...)
+	}
+	for i := len(fields); i < n && err == nil; i++ {
+		var raw msgpack.RawMessage
+		raw, err = d.DecodeRaw()
+		m.later = append(m.later, bytes.Clone(raw))
+	}
+	return err
 }
 
 // Maintenance is a process that has the volume to itself: there are no members, and none joins, as long as the row is there.
@@ -537,6 +587,13 @@ func Decode(b []byte, row any) error {
 			return err
 		}
 	case *Volume:
+		if fields > 5 { // the format is the first field in all of them
+			var format int
+			if err := msgpack.Unmarshal(b[1:], &format); err != nil {
+				return err
+			}
+			return errors.Join(CheckFormat(format), fmt.Errorf("volume row of %d fields", fields))
+		}
 		if fields == 4 {
 			var p plainVolume
 			err := msgpack.Unmarshal(b, &p)

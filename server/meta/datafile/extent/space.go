@@ -56,6 +56,9 @@ func Add(ctx context.Context, engine catalog.Engine, b *catalog.Batch, id layout
 	b.GuardEqual(schema.KeyVolume, raw)
 	if !schema.HasNamespaces(volume.Format) {
 		volume.Format = schema.WithNamespaces(volume.Format)
+		if err := schema.RaiseFormat(ctx, engine, b, volume.Format); err != nil {
+			return err
+		}
 		b.Put(schema.KeyVolume, schema.Encode(&volume))
 	}
 	b.GuardAbsent(schema.NamespaceKey(id))
