@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"testing"
 	"time"
 
 	"github.com/weftfs/weft/layout"
@@ -217,50 +218,66 @@ func (c *Cluster) Await(m *Member) {
 	}
 }
 
-// Spread makes a new directory below a mount for each service, in a shard that it has, and returns their names. It first waits until all services have shards.
-func (c *Cluster) Spread(mount string) (names [members]string) {
+// Owners is which service each shard has, by its place in Services. It first waits until all services have shards.
+func (c *Cluster) Owners() (owners []int) {
 	t := c.v.t
 	t.Helper()
-	var st struct {
-		Shards   int
-		Services []struct {
-			Address string
-			Shards  []int
-		}
-	}
 	Await(t, "shards for all services", func() bool {
+		var st struct {
+			Shards   int
+			Services []struct {
+				Address string
+				Shards  []int
+			}
+		}
 		if err := json.Unmarshal([]byte(Weft(t, "admin", "meta", "ls", "--json", "--server", c.v.Addr)), &st); err != nil {
 			t.Fatal(err)
 		}
+		owners = make([]int, st.Shards)
 		all, least := 0, st.Shards
 		for _, s := range st.Services {
 			all += len(s.Shards)
 			least = min(least, len(s.Shards))
+			for _, shard := range s.Shards {
+				owners[shard] = slices.IndexFunc(c.Services[:], func(m *Member) bool { return m.Addr == s.Address })
+			}
 		}
 		return all == st.Shards && len(st.Services) == members && least >= st.Shards/members
 	})
+	return owners
+}
+
+// Spread makes a new directory below a mount for each service, in a shard that it has, and returns their names.
+func (c *Cluster) Spread(mount string) (names [members]string) {
+	t := c.v.t
+	t.Helper()
+	owners := c.Owners()
 	for i, m := range c.Services {
 		for n := 0; names[i] == ""; n++ {
 			name := fmt.Sprintf("%s-%d", m.Name, n)
-			dir := filepath.Join(mount, name)
-			info, err := os.Stat(dir)
-			if errors.Is(err, os.ErrNotExist) {
-				if err = os.Mkdir(dir, 0o755); err == nil {
-					info, err = os.Stat(dir)
-				}
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			shard := layout.ShardOf(layout.FileID(info.Sys().(*syscall.Stat_t).Ino), st.Shards)
-			for _, s := range st.Services {
-				if s.Address == m.Addr && slices.Contains(s.Shards, shard) {
-					names[i] = name
-				}
+			if owners[MakeDir(t, filepath.Join(mount, name), len(owners))] == i {
+				names[i] = name
 			}
 		}
 	}
 	return names
+}
+
+// MakeDir makes a directory, if it is not there yet, and returns which of so many shards it is in.
+func MakeDir(t testing.TB, path string, shards int) int {
+	t.Helper()
+	err := os.Mkdir(path, 0o755)
+	if errors.Is(err, os.ErrExist) {
+		err = nil
+	}
+	var st syscall.Stat_t
+	if err == nil {
+		err = syscall.Stat(path, &st)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return layout.ShardOf(layout.FileID(st.Ino), shards)
 }
 
 // Chaos does harm to one member after the other, chosen by seed, until Calm is called, and again when the services are started after a stop.
