@@ -31,11 +31,11 @@ type Cluster struct {
 	v        *Volume
 	bridge   string // network link to all; empty if they have this host's network
 	Services [members]*Member
-	Etcd     [members]*Member
-	catalog  string // URL
-	begun    bool   // the services have been up
-	calm     func() // ends the chaos; nil: there is none
-	chaos    func() // begins it again; nil: there was none
+	Etcd     [members]*Member // nil with Options.Catalog
+	catalog  string           // URL
+	begun    bool             // the services have been up
+	calm     func()           // ends the chaos; nil: there is none
+	chaos    func()           // begins it again; nil: there was none
 }
 
 // Member is one of these processes.
@@ -53,8 +53,7 @@ type Member struct {
 func newCluster(v *Volume, links bool) *Cluster {
 	t := v.t
 	t.Helper()
-	Need(t, "etcd")
-	c := &Cluster{v: v}
+	c := &Cluster{v: v, catalog: v.opts.Catalog}
 	if links {
 		Need(t, "ip", "nsenter")
 		c.bridge = fmt.Sprintf("wb%d", os.Getpid())
@@ -63,11 +62,30 @@ func newCluster(v *Volume, links bool) *Cluster {
 		Run(t, "", "ip", "addr", "add", host(1)+"/24", "dev", c.bridge)
 		Run(t, "", "ip", "link", "set", c.bridge, "up")
 	}
+	if c.catalog == "" {
+		c.startEtcd()
+	}
+	for i := range c.Services {
+		m := c.member(fmt.Sprintf("meta%d", i), 21+i)
+		c.Services[i] = m
+		m.program = Bin(t, "weftd")
+		m.args = []string{"meta", "--catalog", c.catalog, "--dir", filepath.Join(v.base, m.Name), "--listen", m.Addr}
+		if v.opts.Lease > 0 {
+			m.args = append(m.args, "--lease", v.opts.Lease.String())
+		}
+	}
+	return c
+}
+
+// startEtcd makes the catalog.
+func (c *Cluster) startEtcd() {
+	v, t := c.v, c.v.t
+	t.Helper()
+	Need(t, "etcd")
 	var initial, endpoints []string
 	peers := [members]string{}
 	for i := range members {
 		c.Etcd[i] = c.member(fmt.Sprintf("etcd%d", i), 11+i)
-		c.Services[i] = c.member(fmt.Sprintf("meta%d", i), 21+i)
 		peers[i] = c.address(11 + i)
 		initial = append(initial, fmt.Sprintf("etcd%d=http://%s", i, peers[i]))
 		endpoints = append(endpoints, c.Etcd[i].Addr)
@@ -86,17 +104,9 @@ func newCluster(v *Volume, links bool) *Cluster {
 		}
 	}
 	c.catalog = "etcd://" + strings.Join(endpoints, ",") + "/weft"
-	for _, m := range c.Services {
-		m.program = Bin(t, "weftd")
-		m.args = []string{"meta", "--catalog", c.catalog, "--dir", filepath.Join(v.base, m.Name), "--listen", m.Addr}
-		if v.opts.Lease > 0 {
-			m.args = append(m.args, "--lease", v.opts.Lease.String())
-		}
-	}
 	for _, m := range c.Etcd {
 		m.Start()
 	}
-	return c
 }
 
 // host is an address of the bridge's network.
@@ -326,7 +336,7 @@ func (c *Cluster) harm(r *rand.Rand, end <-chan struct{}) {
 		default:
 		}
 		m := c.Services[r.IntN(members)]
-		if r.IntN(3) == 0 {
+		if r.IntN(3) == 0 && c.Etcd[0] != nil {
 			m = c.Etcd[r.IntN(members)]
 		}
 		what := []string{"kill", "stop", "freeze", "cut"}[r.IntN(4)]
