@@ -261,7 +261,7 @@ func (c *Client) reach(err error, retry *backoff) *conn {
 			}
 			c.endSession(err)
 		}
-		retry.most = backoffMax
+		retry.most = c.pause()
 		if errors.Is(err, errMoved) {
 			retry.most = movedPause
 		}
@@ -277,6 +277,16 @@ func (c *Client) reach(err error, retry *backoff) *conn {
 			c.failed(err)
 		}
 	}
+}
+
+// pause is the longest delay between attempts to connect. A service that is there again ends the session if it does not hear of it for a lease.
+func (c *Client) pause() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.session == nil {
+		return backoffMax
+	}
+	return min(backoffMax, c.session.lease/3)
 }
 
 func (c *Client) sessionID() metarpc.SessionID {

@@ -647,6 +647,28 @@ func TestDeadPeer(t *testing.T) {
 	})
 }
 
+// A service that is there again after a long time is found before a short lease is over.
+func TestShortLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(t)
+		s.lease = 3 * time.Second
+		var away atomic.Bool
+		s.welcome = func(net.Conn, *metarpc.Welcome) bool { return !away.Load() }
+		c := connected(t, s, Config{})
+		away.Store(true)
+		s.hangUp()
+		time.Sleep(10 * time.Minute)
+		away.Store(false)
+		began := time.Now()
+		if _, err := c.StatFS(t.Context(), layout.RootID); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(began); took > s.lease/2 {
+			t.Errorf("took %v", took)
+		}
+	})
+}
+
 // What a hostile service can send costs the connection, not the client.
 func TestBadFrames(t *testing.T) {
 	reply := func(h metarpc.ReplyHeader, result any) []byte {

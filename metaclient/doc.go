@@ -9,7 +9,7 @@
 // session as if there were no others. So what follows of one session is so of each; while one is without a service, only its own calls wait.
 //
 // A Client looks for its service where the newest ring says that the shard is, then where it was last, then at all addresses that
-// were given or told, each once; after that it pauses. Every answer to a hello teaches all Clients where the shards are (type places). The service
+// were given or told, each once; after that it pauses, for less than a lease, which is how long a service that is there again waits for it. Every answer to a hello teaches all Clients where the shards are (type places). The service
 // that a shard has moved to is to the Client one that was restarted.
 //
 // Where an answer in one session is about an inode of another shard, it has the number and nothing that may be kept of the inode. Lookup then asks the

@@ -59,6 +59,7 @@
 // nothing more (Config.Row; package cluster sees to it). A service that does not know whether it has been followed (Config.Alive) goes on executing
 // calls, which is harmless as it cannot commit, but sends nothing that a client could take for an answer. By answers alone clients get leases,
 // layouts and locks, and prolong their leases: those that were given before are over when the grace period of the follower is, as after a restart.
+// Clients that hear nothing connect again, in vain: that they are silent then costs none of them its session (Service.unheard), however long it lasts.
 //
 // A new inode is of the shard of its directory, a new directory of any. Of a name that leads to an inode of another shard, what is told is its
 // number and type, and of a directory its attributes as they are in the catalog, but no lease: what else there is to know, reports of writers for example, only

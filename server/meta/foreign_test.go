@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
@@ -526,6 +527,41 @@ func TestNotAlive(t *testing.T) {
 	alive.Store(true)
 	_, again := c.begin(metarpc.OpGetAttr, &metarpc.IDArgs{ID: id})
 	<-again
+}
+
+// TestUnheard has a service that may answer nobody for longer than leases last. No client loses its session for having been silent meanwhile, also
+// not one that was being called back.
+func TestUnheard(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		var alive atomic.Bool
+		alive.Store(true)
+		h.config = func(cfg *Config) { cfg.Alive = alive.Load }
+		h.restart()
+		c, leaseholder, dead := h.client(), h.client(), h.client()
+		id := c.touch(layout.RootID, "a")
+		leaseholder.attr(id)
+		leaseholder.drop()
+		hdr, ch := c.begin(metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: id, Mask: metarpc.SetMode, Mode: 0o600})
+		synctest.Wait()
+		alive.Store(false)
+		dead.drop()
+		time.Sleep(10 * h.lease)
+		alive.Store(true)
+		leaseholder.connect()
+		if err := c.finish(hdr, ch, new(metarpc.AttrResult)); err != nil {
+			t.Error(err)
+		}
+		if mode := leaseholder.attr(id).Mode; mode&0o777 != 0o600 {
+			t.Errorf("mode %o", mode)
+		}
+		defer renewing(c)()
+		defer renewing(leaseholder)()
+		time.Sleep(3 * h.lease)
+		synctest.Wait()
+		if n := countRows(t.Context(), h.engine, schema.PrefixSession); n != 2 {
+			t.Errorf("%d sessions, want those of the two clients that came back", n)
+		}
+	})
 }
 
 // TestCrossing has several clients move, link and remove names between directories of all shards at random, while messages and services are

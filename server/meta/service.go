@@ -36,6 +36,7 @@ type Service struct {
 	draining atomic.Bool    // no new call is executed
 	readers  chan *reader   // to goroutines that have nothing to read
 	idle     atomic.Int32   // how many those are
+	unheard  atomic.Int64   // nanoseconds since started, when it was last found that clients cannot be heard
 
 	locks    lockTable
 	caches   cacheTable

@@ -422,6 +422,10 @@ func (s *Service) callBack(ctx context.Context, sess *session, op metarpc.BackOp
 				s.log.Warn("data servers keep a client waiting; until it answers others wait for what it holds", "session", sess, "host", sess.client.Host, "callback", op)
 			}
 		case <-lease.C:
+			if rest := s.cfg.Lease - s.sinceUnheard(); rest > 0 {
+				lease.Reset(rest)
+				continue
+			}
 			s.end(sess, fmt.Sprintf("it did not answer %v for %v", op, s.cfg.Lease))
 			return errEnded
 		case <-sess.ctx.Done():
@@ -523,12 +527,20 @@ func (sess *session) doubt() {
 	}
 }
 
+// sinceUnheard is how long ago it was last found that clients could not be heard, or the service was started.
+func (s *Service) sinceUnheard() time.Duration {
+	if !s.alive() {
+		return 0
+	}
+	return time.Since(s.started) - time.Duration(s.unheard.Load())
+}
+
 // watchLeases ends sessions whose lease is over, and then the grace period. It ends with s.ctx.
 func (s *Service) watchLeases() {
 	interval := s.cfg.Lease / 4
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
-	last := time.Now()
+	last, wasAlive := time.Now(), true
 	for {
 		select {
 		case <-s.ctx.Done():
@@ -536,9 +548,16 @@ func (s *Service) watchLeases() {
 		case <-ticker.C:
 		}
 		now := time.Now()
-		late := now.Sub(last) > 2*interval
-		last = now
+		// Either this process stood still, and frames may be waiting to be read; or it answered nobody, and clients connect in vain. Nobody is blamed
+		// for having been silent then.
+		alive := s.alive()
+		late := now.Sub(last) > 2*interval || !alive || !wasAlive
+		last, wasAlive = now, alive
 		s.mu.Lock()
+		if late {
+			s.unheard.Store(int64(now.Sub(s.started)))
+			s.graceEnd = now.Add(s.cfg.Lease)
+		}
 		sessions := make([]*session, 0, len(s.sessions))
 		for _, sess := range s.sessions {
 			sessions = append(sessions, sess)
@@ -547,7 +566,7 @@ func (s *Service) watchLeases() {
 		for _, sess := range sessions {
 			switch {
 			case late:
-				sess.renew() // it was this process that stood still; frames may be waiting to be read
+				sess.renew()
 			case sess.idle() > s.cfg.Lease:
 				s.end(sess, fmt.Sprintf("no word from it for %v", sess.idle().Round(time.Millisecond)))
 			}

@@ -24,10 +24,13 @@ func (s *Service) birthShard(mode uint32) int {
 // aliveLook is how often it is looked whether answers may be sent again.
 const aliveLook = 10 * time.Millisecond
 
+// alive reports whether no other process can be serving the shard.
+func (s *Service) alive() bool { return s.cfg.Alive == nil || s.cfg.Alive() }
+
 // awaitAlive waits until no other process can be serving the shard, and is false if the service stops before. Nothing that a client could
 // take for an answer is sent before.
 func (s *Service) awaitAlive() bool {
-	for s.cfg.Alive != nil && !s.cfg.Alive() {
+	for !s.alive() {
 		if pause(s.ctx, aliveLook) != nil {
 			return false
 		}

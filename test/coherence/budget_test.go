@@ -98,6 +98,9 @@ const gather = 20 * time.Millisecond
 // some repetitions.
 func TestCalls(t *testing.T) {
 	v := harness.NewVolume(t, harness.Options{})
+	if v.Cluster != nil {
+		t.Skip("several services: a mount learns where the others are, and goes past who counts its calls")
+	}
 	p := newTap(t, v.Addr)
 	m, other := harness.MountAt(t, p.addr, mountOptions()...), v.Mount(mountOptions()...)
 	const n = 20

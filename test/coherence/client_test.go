@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -24,16 +25,35 @@ type bare struct {
 	seq     uint64
 }
 
-func dialBare(t *testing.T, v *harness.Volume, who metarpc.ClientInfo) *bare {
+// dialBare connects to the service that has an inode.
+func dialBare(t *testing.T, v *harness.Volume, who metarpc.ClientInfo, id layout.FileID) *bare {
 	t.Helper()
-	conn, err := net.Dial("tcp", v.Addr)
+	hello := &metarpc.Hello{Magic: metarpc.Magic, Lowest: metarpc.Lowest, Highest: metarpc.Version, Client: who}
+	addrs := strings.Split(v.Addr, ",")
+	for try := range 2 * len(addrs) { // the first one may only tell how many shards there are
+		c := greet(t, addrs[try%len(addrs)], hello)
+		shard := layout.ShardOf(id, len(c.welcome.Ring.Owners))
+		if c.welcome.Status == metarpc.StatusOK && hello.Shard == shard {
+			return c
+		}
+		c.conn.Close()
+		hello.Shard = shard
+	}
+	t.Fatalf("no service has inode %d", id)
+	return nil
+}
+
+// greet says hello to a service.
+func greet(t *testing.T, addr string, hello *metarpc.Hello) *bare {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	hello, err := metarpc.AppendHello(nil, &metarpc.Hello{Magic: metarpc.Magic, Lowest: metarpc.Lowest, Highest: metarpc.Version, Client: who})
+	b, err := metarpc.AppendHello(nil, hello)
 	if err == nil {
-		_, err = conn.Write(hello)
+		_, err = conn.Write(b)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -44,7 +64,7 @@ func dialBare(t *testing.T, v *harness.Volume, who metarpc.ClientInfo) *bare {
 		t.Fatal(err)
 	}
 	w, err := metarpc.ParseWelcome(frame, metarpc.Spoken)
-	if err != nil || w.Status != metarpc.StatusOK {
+	if err != nil || w.Status != metarpc.StatusOK && w.Status != metarpc.StatusMoved {
 		t.Fatalf("welcome %+v, %v", w, err)
 	}
 	return &bare{t: t, conn: conn, welcome: w}
@@ -105,7 +125,8 @@ func TestSameIdentity(t *testing.T) {
 	if err := lock(f, unix.F_OFD_SETLK, unix.F_WRLCK); err != nil {
 		t.Fatal(err)
 	}
-	looker := dialBare(t, v, metarpc.ClientInfo{ID: [16]byte{1}, Host: "looker"})
+	id := inode(t, m.Dir+"/f")
+	looker := dialBare(t, v, metarpc.ClientInfo{ID: [16]byte{1}, Host: "looker"}, id)
 	var status metarpc.StatusResult
 	looker.must(metarpc.OpStatus, &metarpc.Empty{}, &status)
 	var who metarpc.ClientInfo
@@ -117,7 +138,7 @@ func TestSameIdentity(t *testing.T) {
 	if who.ID == [16]byte{} {
 		t.Fatalf("no session of the mount in %+v", status.Sessions)
 	}
-	twin := dialBare(t, v, who)
+	twin := dialBare(t, v, who, id)
 	looker.must(metarpc.OpStatus, &metarpc.Empty{}, &status)
 	count := 0
 	for _, s := range status.Sessions {
@@ -128,7 +149,6 @@ func TestSameIdentity(t *testing.T) {
 	if count != 2 {
 		t.Errorf("%d sessions of two clients with one identity", count)
 	}
-	id := inode(t, m.Dir+"/f")
 	twin.must(metarpc.OpOpen, &metarpc.OpenArgs{ID: id, Access: metarpc.AccessRead | metarpc.AccessWrite}, &metarpc.AttrResult{})
 	got := twin.call(metarpc.OpLock, &metarpc.LockArgs{ID: id, Owner: 1, Type: metarpc.LockWrite, End: 1<<63 - 1}, &metarpc.Empty{})
 	if got.Errno() != unix.EAGAIN {
@@ -156,9 +176,10 @@ func TestDeaf(t *testing.T) {
 	if err := errors.Join(os.Mkdir(m.Dir+"/dir", 0o755), os.WriteFile(m.Dir+"/dir/f", nil, 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	deaf := dialBare(t, v, metarpc.ClientInfo{ID: [16]byte{2}, Host: "deaf"})
+	dir := inode(t, m.Dir+"/dir")
+	deaf := dialBare(t, v, metarpc.ClientInfo{ID: [16]byte{2}, Host: "deaf"}, dir)
 	var seen metarpc.LookupResult
-	deaf.must(metarpc.OpLookup, &metarpc.NameArgs{Parent: inode(t, m.Dir+"/dir"), Name: "f"}, &seen)
+	deaf.must(metarpc.OpLookup, &metarpc.NameArgs{Parent: dir, Name: "f"}, &seen)
 	if seen.Names != metarpc.LeaseNames || seen.Lease != metarpc.LeaseAttrs {
 		t.Fatalf("leases %d on the directory and %d on the file, want both", seen.Names, seen.Lease)
 	}

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"testing"
 	"time"
 
 	"github.com/weftfs/weft/layout"
@@ -30,11 +31,11 @@ type Cluster struct {
 	v        *Volume
 	bridge   string // network link to all; empty if they have this host's network
 	Services [members]*Member
-	Etcd     [members]*Member
-	catalog  string // URL
-	begun    bool   // the services have been up
-	calm     func() // ends the chaos; nil: there is none
-	chaos    func() // begins it again; nil: there was none
+	Etcd     [members]*Member // nil with Options.Catalog
+	catalog  string           // URL
+	begun    bool             // the services have been up
+	calm     func()           // ends the chaos; nil: there is none
+	chaos    func()           // begins it again; nil: there was none
 }
 
 // Member is one of these processes.
@@ -52,8 +53,7 @@ type Member struct {
 func newCluster(v *Volume, links bool) *Cluster {
 	t := v.t
 	t.Helper()
-	Need(t, "etcd")
-	c := &Cluster{v: v}
+	c := &Cluster{v: v, catalog: v.opts.Catalog}
 	if links {
 		Need(t, "ip", "nsenter")
 		c.bridge = fmt.Sprintf("wb%d", os.Getpid())
@@ -62,11 +62,30 @@ func newCluster(v *Volume, links bool) *Cluster {
 		Run(t, "", "ip", "addr", "add", host(1)+"/24", "dev", c.bridge)
 		Run(t, "", "ip", "link", "set", c.bridge, "up")
 	}
+	if c.catalog == "" {
+		c.startEtcd()
+	}
+	for i := range c.Services {
+		m := c.member(fmt.Sprintf("meta%d", i), 21+i)
+		c.Services[i] = m
+		m.program = Bin(t, "weftd")
+		m.args = []string{"meta", "--catalog", c.catalog, "--dir", filepath.Join(v.base, m.Name), "--listen", m.Addr}
+		if v.opts.Lease > 0 {
+			m.args = append(m.args, "--lease", v.opts.Lease.String())
+		}
+	}
+	return c
+}
+
+// startEtcd makes the catalog.
+func (c *Cluster) startEtcd() {
+	v, t := c.v, c.v.t
+	t.Helper()
+	Need(t, "etcd")
 	var initial, endpoints []string
 	peers := [members]string{}
 	for i := range members {
 		c.Etcd[i] = c.member(fmt.Sprintf("etcd%d", i), 11+i)
-		c.Services[i] = c.member(fmt.Sprintf("meta%d", i), 21+i)
 		peers[i] = c.address(11 + i)
 		initial = append(initial, fmt.Sprintf("etcd%d=http://%s", i, peers[i]))
 		endpoints = append(endpoints, c.Etcd[i].Addr)
@@ -85,17 +104,9 @@ func newCluster(v *Volume, links bool) *Cluster {
 		}
 	}
 	c.catalog = "etcd://" + strings.Join(endpoints, ",") + "/weft"
-	for _, m := range c.Services {
-		m.program = Bin(t, "weftd")
-		m.args = []string{"meta", "--catalog", c.catalog, "--dir", filepath.Join(v.base, m.Name), "--listen", m.Addr}
-		if v.opts.Lease > 0 {
-			m.args = append(m.args, "--lease", v.opts.Lease.String())
-		}
-	}
 	for _, m := range c.Etcd {
 		m.Start()
 	}
-	return c
 }
 
 // host is an address of the bridge's network.
@@ -217,50 +228,66 @@ func (c *Cluster) Await(m *Member) {
 	}
 }
 
-// Spread makes a new directory below a mount for each service, in a shard that it has, and returns their names. It first waits until all services have shards.
-func (c *Cluster) Spread(mount string) (names [members]string) {
+// Owners is which service each shard has, by its place in Services. It first waits until all services have shards.
+func (c *Cluster) Owners() (owners []int) {
 	t := c.v.t
 	t.Helper()
-	var st struct {
-		Shards   int
-		Services []struct {
-			Address string
-			Shards  []int
-		}
-	}
 	Await(t, "shards for all services", func() bool {
+		var st struct {
+			Shards   int
+			Services []struct {
+				Address string
+				Shards  []int
+			}
+		}
 		if err := json.Unmarshal([]byte(Weft(t, "admin", "meta", "ls", "--json", "--server", c.v.Addr)), &st); err != nil {
 			t.Fatal(err)
 		}
+		owners = make([]int, st.Shards)
 		all, least := 0, st.Shards
 		for _, s := range st.Services {
 			all += len(s.Shards)
 			least = min(least, len(s.Shards))
+			for _, shard := range s.Shards {
+				owners[shard] = slices.IndexFunc(c.Services[:], func(m *Member) bool { return m.Addr == s.Address })
+			}
 		}
 		return all == st.Shards && len(st.Services) == members && least >= st.Shards/members
 	})
+	return owners
+}
+
+// Spread makes a new directory below a mount for each service, in a shard that it has, and returns their names.
+func (c *Cluster) Spread(mount string) (names [members]string) {
+	t := c.v.t
+	t.Helper()
+	owners := c.Owners()
 	for i, m := range c.Services {
 		for n := 0; names[i] == ""; n++ {
 			name := fmt.Sprintf("%s-%d", m.Name, n)
-			dir := filepath.Join(mount, name)
-			info, err := os.Stat(dir)
-			if errors.Is(err, os.ErrNotExist) {
-				if err = os.Mkdir(dir, 0o755); err == nil {
-					info, err = os.Stat(dir)
-				}
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			shard := layout.ShardOf(layout.FileID(info.Sys().(*syscall.Stat_t).Ino), st.Shards)
-			for _, s := range st.Services {
-				if s.Address == m.Addr && slices.Contains(s.Shards, shard) {
-					names[i] = name
-				}
+			if owners[MakeDir(t, filepath.Join(mount, name), len(owners))] == i {
+				names[i] = name
 			}
 		}
 	}
 	return names
+}
+
+// MakeDir makes a directory, if it is not there yet, and returns which of so many shards it is in.
+func MakeDir(t testing.TB, path string, shards int) int {
+	t.Helper()
+	err := os.Mkdir(path, 0o755)
+	if errors.Is(err, os.ErrExist) {
+		err = nil
+	}
+	var st syscall.Stat_t
+	if err == nil {
+		err = syscall.Stat(path, &st)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return layout.ShardOf(layout.FileID(st.Ino), shards)
 }
 
 // Chaos does harm to one member after the other, chosen by seed, until Calm is called, and again when the services are started after a stop.
@@ -309,7 +336,7 @@ func (c *Cluster) harm(r *rand.Rand, end <-chan struct{}) {
 		default:
 		}
 		m := c.Services[r.IntN(members)]
-		if r.IntN(3) == 0 {
+		if r.IntN(3) == 0 && c.Etcd[0] != nil {
 			m = c.Etcd[r.IntN(members)]
 		}
 		what := []string{"kill", "stop", "freeze", "cut"}[r.IntN(4)]

@@ -74,6 +74,7 @@ type Options struct {
 	Devices     []string      // URLs as for weft admin device add, in place of data servers of its own; they are not stopped with the volume
 	Remote      bool          // data servers lend no descriptors, so that all goes by RPC
 	Cluster     bool          // three metadata services on a catalog in three etcd members; the data servers are apart
+	Catalog     string        // with Cluster: URL of an empty catalog that the test keeps, in place of etcd
 	Links       bool          // with Cluster: each of them has a network link that can be cut
 	Env         []string      // of weftd and of the mounts, beside that of the test, such as GOMAXPROCS=1
 }

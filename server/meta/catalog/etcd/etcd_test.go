@@ -19,6 +19,7 @@ import (
 	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/catalog/catalogtest"
 	"github.com/weftfs/weft/server/meta/catalog/catalogtest/etcdserver"
+	"github.com/weftfs/weft/server/meta/catalog/faulty"
 )
 
 // places returns a function that gives a place for a new catalog each time, all in one cluster: the one that the environment
@@ -98,6 +99,16 @@ func TestContractSpread(t *testing.T) {
 	catalogtest.Run(t, func(t *testing.T) catalog.Engine {
 		cfg := place()
 		return catalogtest.Spread(mustOpen(t, cfg), mustOpen(t, cfg), mustOpen(t, cfg))
+	})
+}
+
+func TestContractWithFaults(t *testing.T) {
+	t.Parallel()
+	place := places(t)
+	catalogtest.Run(t, func(t *testing.T) catalog.Engine {
+		return catalogtest.Resolve(faulty.New(mustOpen(t, place()), faulty.Config{
+			Seed: 1, Conflict: 0.02, Lost: 0.02, Applied: 0.02, Late: 0.02,
+		}))
 	})
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/catalog/catalogtest"
+	"github.com/weftfs/weft/server/meta/catalog/faulty"
 )
 
 // testConfig is a catalog with tables so small that flushes and compactions happen in a short test.
@@ -51,6 +52,18 @@ func TestContractDefaults(t *testing.T) {
 		cfg.fs = vfs.NewMem()
 		cfg.MemTableBytes, cfg.CacheBytes = 0, 0
 		return mustOpen(t, cfg)
+	})
+}
+
+// TestContractWithFaults waits for no disk either.
+func TestContractWithFaults(t *testing.T) {
+	t.Parallel()
+	catalogtest.Run(t, func(t *testing.T) catalog.Engine {
+		cfg := testConfig(t, "catalog")
+		cfg.fs = vfs.NewMem()
+		return catalogtest.Resolve(faulty.New(mustOpen(t, cfg), faulty.Config{
+			Seed: 1, Conflict: 0.02, Lost: 0.02, Applied: 0.02, Late: 0.02,
+		}))
 	})
 }
 
