@@ -135,7 +135,8 @@
 // order are carried through even when the application that wanted them is gone (carry).
 //
 // Answers of the service may be overtaken by what happens here meanwhile. FS.clock counts such events, inode.changed
-// remembers the file's last one, and an answer to a question asked before it teaches nothing (merge).
+// remembers the file's last one, and an answer to a question asked before it teaches nothing (merge): whoever must know asks again.
+// For the answer to a report the service asks no other writer, so it makes no size smaller that is known (told).
 //
 // # Caches
 //

@@ -506,6 +506,10 @@ func (r *report) told(a *metarpc.Attr, asked uint64, provisional bool) {
 		}
 	}
 	if i.changed <= asked {
+		if i.known.Load() {
+			// For this answer nobody else was asked. It may be older than one for which they were, and by which a read goes.
+			a.Size = max(a.Size, i.size.Load())
+		}
 		i.take(a)
 	}
 	if !provisional {

@@ -1388,6 +1388,87 @@ func TestReadOfChanging(t *testing.T) {
 	rd.release(fr)
 }
 
+// A read or a question for the size that is overtaken by reports, of which each makes answers of before worthless, still sees what another mount
+// wrote before it began.
+func TestOvertakenByReport(t *testing.T) {
+	s := newService(1, 1<<20)
+	a, b := newRig(t, s), newRig(t, s)
+	id, fa := a.create("f")
+	fb := b.open(id, unix.O_RDWR)
+	overtake := func() {
+		left := 5
+		a.m.setHook(func(ctx context.Context, call string) error {
+			if call != "GetAttr" || left == 0 {
+				return nil
+			}
+			left--
+			a.write(id, 0, []byte("mine"))
+			return a.peek(id).makeDurable(ctx)
+		})
+	}
+	b.write(id, 5000, []byte("first"))
+	a.write(id, 0, []byte("mine"))
+	b.write(id, 7000, []byte("second"))
+	overtake()
+	a.wantRead(id, 7000, 10, []byte("second"))
+	b.write(id, 9000, []byte("third"))
+	overtake()
+	a.wantSize(id, 9005)
+	a.closeFile(id, fa)
+	b.closeFile(id, fb)
+}
+
+// lateAnswers is a service whose answers to durable reports come when late is closed.
+type lateAnswers struct {
+	Meta
+	late, waiting chan struct{}
+}
+
+func (m *lateAnswers) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport, provisional bool) ([]metarpc.Attr, error) {
+	attrs, err := m.Meta.LayoutCommit(ctx, reports, provisional)
+	if !provisional {
+		select {
+		case m.waiting <- struct{}{}:
+		default:
+		}
+		<-m.late
+	}
+	return attrs, err
+}
+
+// The answer to a report that is older than what a read goes by does not make that read shorter.
+func TestLateAnswerDuringRead(t *testing.T) {
+	s := newService(1, 1<<20)
+	m := &lateAnswers{late: make(chan struct{}), waiting: make(chan struct{}, 1)}
+	a, b := newRig(t, s, func(cfg *Config) { m.Meta, cfg.Meta = cfg.Meta, m }), newRig(t, s)
+	id, fa := a.create("f")
+	fb := b.open(id, unix.O_RDWR)
+	b.write(id, 10, []byte("first"))
+	a.write(id, 0, []byte("mine"))
+	i := a.peek(id)
+	told := make(chan error, 1)
+	go func() { told <- i.makeDurable(t.Context()) }()
+	<-m.waiting
+	b.write(id, 5000, []byte("second"))
+	s.servers[0].Pause()
+	read := make(chan []byte, 1)
+	go func() {
+		got, _ := a.tryRead(id, 5000, 10)
+		read <- got
+	}()
+	eventually(t, "read begins", func() bool { return i.reads.under[0].Load()+i.reads.under[1].Load() > 0 })
+	close(m.late)
+	if err := <-told; err != nil {
+		t.Error(err)
+	}
+	s.servers[0].Resume()
+	if got := <-read; string(got) != "second" {
+		t.Errorf("%q was read", got)
+	}
+	a.closeFile(id, fa)
+	b.closeFile(id, fb)
+}
+
 func TestSyncAndClose(t *testing.T) {
 	r := newRig(t, newService(2, 64<<10))
 	id, _ := r.create("f")

@@ -422,16 +422,20 @@ func (i *inode) exact() bool {
 	return false
 }
 
-// refresh asks for the attributes, which is no call of the service under a lease.
+// refresh asks for the attributes, which is no call of the service under a lease, until an answer is not overtaken by what
+// happens here: without one, nothing is known of what others wrote before.
 func (i *inode) refresh(ctx context.Context) error {
-	i.lookAt()
-	asked := i.fs.clock.Load()
-	answer, err := i.fs.meta.GetAttr(ctx, i.id)
-	if err != nil {
-		return byID(i.id, err)
+	for {
+		i.lookAt()
+		asked := i.fs.clock.Load()
+		answer, err := i.fs.meta.GetAttr(ctx, i.id)
+		if err != nil {
+			return byID(i.id, err)
+		}
+		if i.merge(answer, asked).fresh {
+			return nil
+		}
 	}
-	i.merge(answer, asked)
-	return nil
 }
 
 // freshSize is the size as it is now.

@@ -11,8 +11,8 @@ import (
 
 // getAttr asks for the attributes of any inode.
 func (fs *FS) getAttr(ctx context.Context, id layout.FileID) (a attrs, err error) {
-	// What has been overtaken by what happened here is asked for again, within reason.
-	for range 3 {
+	// What has been overtaken by what happened here is asked for again.
+	for {
 		if i := fs.peek(id); i != nil {
 			i.lookAt()
 		}
@@ -22,10 +22,9 @@ func (fs *FS) getAttr(ctx context.Context, id layout.FileID) (a attrs, err error
 			return attrs{}, byID(id, err)
 		}
 		if a = fs.seen(answer, asked); a.fresh {
-			break
+			return a, nil
 		}
 	}
-	return a, nil
 }
 
 // timeMask is what sets the time of the last change of the data.
