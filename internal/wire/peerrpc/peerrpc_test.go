@@ -154,8 +154,11 @@ func TestVersions(t *testing.T) {
 	if _, err := ParseCall(longer, Version); !errors.Is(err, ErrMalformed) {
 		t.Error("a call with a field that no version has:", err)
 	}
-	// All frames have a form in any version.
+	// All others have a form in any version.
 	for _, f := range frames {
+		if c, ok := f.frame.(*Call); ok && c.Op == OpLockWaits {
+			continue
+		}
 		if _, err := Append(nil, Version-1, f.frame); err != nil {
 			t.Error(f.name, err)
 		}
