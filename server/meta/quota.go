@@ -311,7 +311,7 @@ func (s *Service) readQuotas(ctx context.Context, after time.Time, settled bool)
 		owners = owners || q.name.Kind != metarpc.QuotaTree
 	}
 	if t.settled = settled || len(t.quotas) == 0; settled && t.trees {
-		if err := s.propagate(ctx); err != nil {
+		if err := s.settleUsage(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -417,7 +417,8 @@ func (s *Service) owners(ctx context.Context, f func(uid, gid uint32, u usage)) 
 	return nil
 }
 
-// readGrowing finds out how much longer files are than their inode rows say: as far as their writers have asked to write.
+// readGrowing finds out how much longer files of the shard are than their inode rows say: as far as their writers have asked to write. What those of other shards may
+// have grown by is in how far a quota can be exceeded.
 func (s *Service) readGrowing(ctx context.Context, t *quotaTable) error {
 	ends := map[layout.FileID]int64{}
 	s.mu.Lock()

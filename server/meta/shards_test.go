@@ -278,9 +278,15 @@ func (c *cluster) comeBack(k int, clients []*client, files ...layout.FileID) {
 // dirAt makes a directory of a shard below the root.
 func (c *cluster) dirAt(cl *client, shard int, name string) layout.FileID {
 	c.t.Helper()
+	return c.dirIn(layout.RootID, cl, shard, name)
+}
+
+// dirIn makes a directory of a shard in another.
+func (c *cluster) dirIn(parent layout.FileID, cl *client, shard int, name string) layout.FileID {
+	c.t.Helper()
 	for {
 		c.dirs++
-		id := cl.mkdir(layout.RootID, fmt.Sprint(name, c.dirs))
+		id := cl.mkdir(parent, fmt.Sprint(name, c.dirs))
 		if layout.ShardOf(id, len(c.hosts)) == shard {
 			return id
 		}

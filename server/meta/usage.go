@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"errors"
@@ -208,7 +209,7 @@ func guardRow(b *catalog.Batch, key, raw []byte) {
 type usageTable struct {
 	kick  chan struct{}             // there may be dirty directories
 	token chan struct{}             // has one token, for whoever makes directories tell their parents
-	told  atomic.Pointer[time.Time] // all that were dirty then have told; nil: not since the start
+	told  atomic.Pointer[time.Time] // all that were dirty then, of all shards, have told; nil: not since the start
 
 	mu      sync.Mutex
 	parents map[layout.FileID]layout.FileID // of directories; may be out of date where others serve the volume as well
@@ -260,7 +261,7 @@ func (s *Service) usageLoop() {
 	}
 }
 
-// propagate has every directory that is dirty now tell its parent, and those above, each once and the deepest first.
+// propagate has every directory of the shard that is dirty now tell its parent, and those above that are the shard's too, each once and the deepest first.
 func (s *Service) propagate(ctx context.Context) error {
 	select {
 	case <-s.usage.token:
@@ -284,14 +285,60 @@ func (s *Service) propagate(ctx context.Context) error {
 			from = catalog.After(kv.Key)
 			n++
 		}
-		if err := s.propagateAll(ctx, dirs); err != nil {
+		if err := s.propagateAll(ctx, dirs, false); err != nil {
 			return err
 		}
 		if n < page {
-			s.usage.told.Store(&began)
+			if s.shards == 1 {
+				s.usage.told.Store(&began)
+			}
 			return nil
 		}
 	}
+}
+
+// settleUsage has all that is committed when it is called told to all directories above, whatever their shards.
+//
+// Other services do the same at the same time: what is dirty is looked for in one revision, since what one of them tells makes another directory dirty; and each is
+// followed up to the root also when it has nothing to tell, since somebody else may have done it just now.
+func (s *Service) settleUsage(ctx context.Context) error {
+	if s.shards == 1 {
+		return s.propagate(ctx)
+	}
+	select {
+	case <-s.usage.token:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { s.usage.token <- struct{}{} }()
+	began := time.Now()
+	dirs, err := s.dirtyNow(ctx)
+	if err != nil {
+		return err
+	}
+	s.forgetParents() // another service may have moved directories
+	if err := s.propagateAll(ctx, dirs, true); err != nil {
+		return err
+	}
+	s.usage.told.Store(&began)
+	return nil
+}
+
+// dirtyNow are the dirty directories of all shards at one moment.
+func (s *Service) dirtyNow(ctx context.Context) (dirs []layout.FileID, err error) {
+	snap, err := s.engine.Snapshot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer snap.Close()
+	from, to := schema.Of(schema.PrefixDirty)
+	for kv, err := range snap.Scan(ctx, from, to, catalog.ScanOptions{KeysOnly: true}) {
+		if err != nil {
+			return nil, err
+		}
+		dirs = append(dirs, schema.IDOf(kv.Key))
+	}
+	return dirs, nil
 }
 
 // deepDir is a directory, and how far it is from the root.
@@ -300,13 +347,15 @@ type deepDir struct {
 	depth int
 }
 
-// dirHeap has the deepest directories first.
+// dirHeap has the deepest directories first, and what is in it twice one after the other.
 type dirHeap []deepDir
 
-func (h dirHeap) Len() int           { return len(h) }
-func (h dirHeap) Less(i, j int) bool { return h[i].depth > h[j].depth }
-func (h dirHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *dirHeap) Push(x any)        { *h = append(*h, x.(deepDir)) }
+func (h dirHeap) Len() int { return len(h) }
+func (h dirHeap) Less(i, j int) bool {
+	return cmp.Or(cmp.Compare(h[j].depth, h[i].depth), cmp.Compare(h[i].id, h[j].id)) < 0
+}
+func (h dirHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *dirHeap) Push(x any)   { *h = append(*h, x.(deepDir)) }
 func (h *dirHeap) Pop() any {
 	old := *h
 	last := old[len(old)-1]
@@ -314,7 +363,8 @@ func (h *dirHeap) Pop() any {
 	return last
 }
 
-func (s *Service) propagateAll(ctx context.Context, dirs []layout.FileID) error {
+// propagateAll has directories tell their parents, and these theirs: if they have anything to tell and are the shard's, or with whole anyway.
+func (s *Service) propagateAll(ctx context.Context, dirs []layout.FileID, whole bool) error {
 	var todo dirHeap
 	for _, id := range dirs {
 		chain, err := s.ancestors(ctx, id)
@@ -335,7 +385,7 @@ func (s *Service) propagateAll(ctx context.Context, dirs []layout.FileID) error 
 		if err != nil {
 			return fmt.Errorf("directory %d: %w", d.id, err)
 		}
-		if told && parent != layout.RootID && s.mine(parent) {
+		if parent != 0 && parent != layout.RootID && (whole || told && s.mine(parent)) {
 			heap.Push(&todo, deepDir{parent, d.depth - 1})
 		}
 	}
@@ -461,7 +511,7 @@ func (s *Service) forgetParents() {
 
 // usageOf is all that is below a directory, with all that is committed when it is called.
 func (s *Service) usageOf(ctx context.Context, dir layout.FileID) (usage, error) {
-	if err := s.propagate(ctx); err != nil {
+	if err := s.settleUsage(ctx); err != nil {
 		return usage{}, err
 	}
 	counters, err := s.counters(ctx, dir)

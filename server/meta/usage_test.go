@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -396,5 +397,54 @@ func older(t *testing.T, engine catalog.Engine, stray layout.FileID) {
 	}
 	if err := engine.Commit(t.Context(), &b); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestUsageOfShards has what is committed in directories of services that tell nobody counted by another, for usage and for quotas, while it comes and while it goes.
+func TestUsageOfShards(t *testing.T) {
+	c := startCluster(t, 3, nil)
+	cl := c.client()
+	top := c.dirAt(cl, 0, "top")
+	deep := top
+	for i := range 6 {
+		deep = c.dirIn(deep, cl, 1+i%2, "d")
+	}
+	c.hosts[0].settle()
+	for k := 1; k < 3; k++ {
+		c.onCommit(k, func(b *catalog.Batch) error {
+			if slices.ContainsFunc(b.Puts, func(p catalog.Row) bool { return p.Key[0] == schema.PrefixTold }) {
+				return catalog.ErrConflict
+			}
+			return nil
+		})
+	}
+	count := func() int64 {
+		t.Helper()
+		u, err := c.svc(0).usageOf(t.Context(), top)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := cl.walk(top, map[layout.FileID]bool{}); u != want {
+			t.Fatalf("counted %+v, there are %+v", u, want)
+		}
+		return u.inodes()
+	}
+	const more = 20
+	cl.limit(treeQuota(top), 0, count()+more)
+	for round := range 3 {
+		for i := range more {
+			cl.touch(deep, fmt.Sprint(i))
+		}
+		count()
+		if _, err := c.svc(0).settledQuotas(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		wantStatus(t, cl.try(metarpc.OpMakeNode, &metarpc.MakeNodeArgs{Parent: top, Name: "too much", Mode: syscall.S_IFREG}), overQuota)
+		for i := range more {
+			cl.remove(deep, fmt.Sprint(i))
+		}
+		cl.touch(top, fmt.Sprint("fits ", round))
+		cl.remove(top, fmt.Sprint("fits ", round))
+		count()
 	}
 }
