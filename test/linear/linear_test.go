@@ -56,12 +56,15 @@ func TestWrong(t *testing.T) {
 		history []porcupine.Operation
 		right   bool
 	}{
-		"seen":                  {[]porcupine.Operation{create, op(input{kind: opStat, client: 1}, output{ino: 7}, 11, 12)}, true},
-		"not yet seen":          {[]porcupine.Operation{create, op(input{kind: opStat, client: 1}, output{errno: unix.ENOENT}, 9, 12)}, true},
-		"not seen":              {[]porcupine.Operation{create, op(input{kind: opStat, client: 1}, output{errno: unix.ENOENT}, 11, 12)}, false},
-		"another inode":         {[]porcupine.Operation{create, op(input{kind: opStat, client: 1}, output{ino: 8}, 11, 12)}, false},
-		"linked":                {[]porcupine.Operation{create, op(input{kind: opLink, ino: 7, b: 1}, output{}, 11, 20), op(input{kind: opStat, a: 1}, output{ino: 7}, 21, 22)}, true},
-		"linked what is gone":   {[]porcupine.Operation{create, op(input{kind: opUnlink}, output{}, 11, 12), op(input{kind: opLink, ino: 7, b: 1}, output{}, 13, 20)}, false},
+		"seen":                {[]porcupine.Operation{create, op(input{kind: opStat, client: 1}, output{ino: 7}, 11, 12)}, true},
+		"not yet seen":        {[]porcupine.Operation{create, op(input{kind: opStat, client: 1}, output{errno: unix.ENOENT}, 9, 12)}, true},
+		"not seen":            {[]porcupine.Operation{create, op(input{kind: opStat, client: 1}, output{errno: unix.ENOENT}, 11, 12)}, false},
+		"another inode":       {[]porcupine.Operation{create, op(input{kind: opStat, client: 1}, output{ino: 8}, 11, 12)}, false},
+		"linked":              {[]porcupine.Operation{create, op(input{kind: opLink, ino: 7, b: 1}, output{}, 11, 20), op(input{kind: opStat, a: 1}, output{ino: 7}, 21, 22)}, true},
+		"linked what is gone": {[]porcupine.Operation{create, op(input{kind: opUnlink}, output{}, 11, 12), op(input{kind: opLink, ino: 7, b: 1}, output{}, 13, 20)}, false},
+		"linked with no name": {[]porcupine.Operation{create, op(input{kind: opLink, ino: 7, b: 1}, output{errno: unix.ENOENT}, 11, 12)}, false},
+		"link and unlink": {[]porcupine.Operation{create, op(input{kind: opLink, ino: 7, b: 1}, output{}, 11, 12), op(input{kind: opUnlink}, output{}, 13, 14),
+			op(input{kind: opLink, ino: 7, b: 2}, output{errno: unix.ENOENT}, 15, 16)}, true},
 		"renamed twice":         {[]porcupine.Operation{create, op(input{kind: opRename, b: 1}, output{}, 11, 20), op(input{kind: opRename, client: 1, b: 1}, output{}, 12, 30)}, true},
 		"renamed for nothing":   {[]porcupine.Operation{create, op(input{kind: opRename, b: 1}, output{}, 11, 20), op(input{kind: opUnlink, a: 1}, output{}, 21, 22), op(input{kind: opRename, client: 1, b: 1}, output{}, 23, 30)}, false},
 		"made twice":            {[]porcupine.Operation{create, op(input{kind: opCreate, client: 1}, output{ino: 8}, 3, 5)}, false},
