@@ -157,7 +157,15 @@ func (s *Service) session(hello *metarpc.Hello) (*session, *metarpc.Error) {
 	var b catalog.Batch
 	b.GuardAbsent(schema.SessionKey(id))
 	b.Put(schema.SessionKey(id), schema.Encode(&row))
-	err := s.engine.Commit(s.ctx, &b)
+	var err error
+	for try := range maxTries {
+		if err = backOff(s.ctx, try); err != nil {
+			break
+		}
+		if err = s.engine.Commit(s.ctx, &b); !errors.Is(err, catalog.ErrConflict) {
+			break
+		}
+	}
 	unsure := errors.Is(err, catalog.ErrUnknown)
 	if unsure {
 		err = catalog.FindOut(s.ctx, s.engine, &b)

@@ -1,4 +1,4 @@
-// Command tally reads what `go test -json` prints, shows what failed and what was skipped, and counts: its last line is
+// Command tally reads what `go test -json` prints, shows what failed, what was skipped and what lasted long, and counts: its last line is
 // "N passed, N failed". It fails if a test failed or none ran.
 package main
 
@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"strings"
 )
 
 func main() {
@@ -40,6 +41,8 @@ type tally struct {
 	failing        map[string]bool // packages with a failed test
 	passed, failed int
 }
+
+const slow = 10 // seconds: what a test may last and not be shown for it
 
 func (t *tally) read(r io.Reader) error {
 	lines := bufio.NewReader(r)
@@ -91,6 +94,9 @@ func (t *tally) event(e event) {
 	case e.Test == "": // no tests
 	case e.Action == "pass":
 		t.passed++
+		if e.Elapsed >= slow && !strings.Contains(e.Test, "/") {
+			fmt.Fprintf(t.w, "slow  %s %s  %.1fs\n", e.Package, e.Test, e.Elapsed)
+		}
 	case e.Action == "fail":
 		io.WriteString(t.w, said)
 		t.failed++

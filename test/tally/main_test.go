@@ -16,6 +16,8 @@ func TestTally(t *testing.T) {
 		{"passed", `{"Action":"output","Package":"p","Test":"A","Output":"noise\n"}
 {"Action":"pass","Package":"p","Test":"A"}
 {"Action":"pass","Package":"p","Elapsed":1.25}`, "ok    p  1.2s\n", 1, 0},
+		{"slow", `{"Action":"pass","Package":"p","Test":"A/b","Elapsed":20}
+{"Action":"pass","Package":"p","Test":"A","Elapsed":21.5}`, "slow  p A  21.5s\n", 2, 0},
 		{"skipped", `{"Action":"output","Package":"p","Test":"A","Output":"    a_test.go:7: missing: root\n"}
 {"Action":"skip","Package":"p","Test":"A"}`, "skip  p A: missing: root\n", 0, 0},
 		{"failed", `{"Action":"output","Package":"p","Test":"A","Output":"why\n"}
