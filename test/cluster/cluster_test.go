@@ -19,7 +19,7 @@ import (
 
 var (
 	seed     = flag.Uint64("seed", uint64(time.Now().UnixNano()), "of random choices")
-	duration = flag.Duration("duration", time.Minute, "of TestChaos")
+	duration = flag.Duration("duration", 3*time.Minute, "of TestChaos")
 	tree     = flag.String("tree", "src/encoding", "what TestKilled copies, below GOROOT")
 )
 

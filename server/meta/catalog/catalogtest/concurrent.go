@@ -15,7 +15,12 @@ import (
 
 // raceFor is how long each test below looks for a race. It is a time and not a count, so that engines of very different
 // speed are tested as hard as they allow.
-const raceFor = 500 * time.Millisecond
+func raceFor() time.Duration {
+	if testing.Short() {
+		return 200 * time.Millisecond
+	}
+	return 500 * time.Millisecond
+}
 
 // parallel runs work n times at once, each with its number and a random source of its own, and waits for all. All begin
 // at the same moment.
@@ -43,7 +48,7 @@ func race(t *testing.T, n int, step func(worker, i int, rng *rand.Rand) error) [
 	steps := make([]int64, n)
 	begin := time.Now()
 	parallel(t, n, func(w int, rng *rand.Rand) error {
-		for i := 0; i < 10 || time.Since(begin) < raceFor; i++ {
+		for i := 0; i < 10 || time.Since(begin) < raceFor(); i++ {
 			if err := step(w, i, rng); err != nil {
 				return err
 			}
@@ -150,7 +155,7 @@ func testRmdir(t *testing.T, e catalog.Engine) {
 	const creators = 3
 	removed, kept := 0, 0
 	begin := time.Now()
-	for round := 0; round < 20 || time.Since(begin) < 2*raceFor; round++ {
+	for round := 0; round < 20 || time.Since(begin) < 2*raceFor(); round++ {
 		dir := fmt.Appendf(nil, "dir/%06d", round)
 		first := fmt.Appendf(nil, "entry/%06d/", round)
 		count := fmt.Appendf(nil, "count/%06d", round)
@@ -240,7 +245,7 @@ func testWriteSkew(t *testing.T, e catalog.Engine) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			begin := time.Now()
-			for round := 0; round < 20 || time.Since(begin) < raceFor; round++ {
+			for round := 0; round < 20 || time.Since(begin) < raceFor(); round++ {
 				ring := 2 + round%2
 				key := func(i int) []byte { return fmt.Appendf(nil, "%s/%d/%d.", name, round, i%ring) }
 				applied := make([]bool, ring)

@@ -21,7 +21,7 @@ type model map[string][]byte
 // enough is after what time the steps are enough, if they are so many.
 func enough() (time.Duration, int) {
 	if testing.Short() {
-		return 3 * time.Second, 1000
+		return time.Second, 300
 	}
 	return 15 * time.Second, 2000
 }

@@ -299,7 +299,7 @@ func testSnapshotChurn(t *testing.T, e catalog.Engine) {
 	}
 	// The longer it lasts, the more versions of these rows there are.
 	begin := time.Now()
-	for i := 0; i < 10 || i < 50 && time.Since(begin) < 4*raceFor; i++ {
+	for i := 0; i < 10 || i < 50 && time.Since(begin) < 4*raceFor(); i++ {
 		snap, err := e.Snapshot(ctx)
 		if err != nil {
 			t.Fatal(err)

@@ -247,7 +247,7 @@ func testDeltaOrder(t *testing.T, e catalog.Engine) {
 	ctx, key := background(t), []byte("row")
 	begin := time.Now()
 	between := 0
-	for round := int64(0); round < 20 || time.Since(begin) < 2*raceFor; round++ {
+	for round := int64(0); round < 20 || time.Since(begin) < 2*raceFor(); round++ {
 		mustCommit(t, e, &catalog.Batch{
 			Puts: []catalog.Row{{Key: key, Value: catalog.EncodeCounters(0)}}, Durability: catalog.NoSync,
 		})
@@ -309,7 +309,11 @@ func testDeltaOrder(t *testing.T, e catalog.Engine) {
 // nothing acknowledged may be missing, nothing may be counted that was not asked for.
 func testManyDeltas(t *testing.T, e catalog.Engine) {
 	ctx, key := background(t), []byte("hot")
-	const workers, each = 8, 400
+	const workers = 8
+	each := 400
+	if testing.Short() {
+		each = 100
+	}
 	var begun, ended atomic.Int64
 	parallel(t, workers+2, func(w int, _ *rand.Rand) error {
 		for i := range each {
@@ -351,12 +355,13 @@ func testManyDeltas(t *testing.T, e catalog.Engine) {
 		}
 		return nil
 	})
-	wantCounters(t, e, "hot", workers*each, workers*each)
+	n := int64(workers * each)
+	wantCounters(t, e, "hot", n, n)
 	b := new(catalog.Batch)
-	b.GuardEqual(key, catalog.EncodeCounters(workers*each, workers*each))
+	b.GuardEqual(key, catalog.EncodeCounters(n, n))
 	b.Add(key, 0, 1)
 	mustCommit(t, e, b)
-	wantCounters(t, e, "hot", workers*each+1, workers*each)
+	wantCounters(t, e, "hot", n+1, n)
 }
 
 // RunExpiry checks that a walk over all rows can go on after ErrSnapshotExpired. Engines whose snapshots do not expire

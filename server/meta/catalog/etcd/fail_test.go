@@ -159,7 +159,11 @@ func TestLossOfMembers(t *testing.T) {
 	engines := []*Engine{mustOpen(t, cfg), mustOpen(t, cfg)}
 	l := startLoad(t, engines, func() (context.Context, context.CancelFunc) { return context.WithCancel(t.Context()) })
 	l.progress(t, 100)
-	for round := range 2 {
+	rounds := 2
+	if testing.Short() {
+		rounds = 1
+	}
+	for round := range rounds {
 		lead := cluster.Leader()
 		t.Logf("kill %d, the leader", lead)
 		cluster.Kill(lead)
@@ -284,7 +288,11 @@ func TestLostCalls(t *testing.T) {
 	cfg.wrap = func(kv pb.KVClient) pb.KVClient { return lossy{kv, &late} }
 	engines := []*Engine{mustOpen(t, cfg), mustOpen(t, cfg)}
 	l := startLoad(t, engines, func() (context.Context, context.CancelFunc) { return context.WithCancel(t.Context()) })
-	l.progress(t, 1500)
+	enough := int64(1500)
+	if testing.Short() {
+		enough = 500
+	}
+	l.progress(t, enough)
 	l.end(t)
 	for _, e := range engines {
 		mustClose(t, e)

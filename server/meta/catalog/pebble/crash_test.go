@@ -110,13 +110,17 @@ func crashChild() {
 	select {}
 }
 
-// TestKill kills a process that commits, ten times over one catalog, and looks for every commit it reported.
+// TestKill kills a process that commits, some times over one catalog, and looks for every commit it reported.
 func TestKill(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "catalog")
 	var acknowledged []uint64
 	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
-	for round := range 10 {
+	rounds := 10
+	if testing.Short() {
+		rounds = 3
+	}
+	for round := range rounds {
 		first := uint64(round) * 1e9
 		cmd := child(t, "crash", dir, fmt.Sprint(first))
 		var stderr bytes.Buffer
@@ -180,8 +184,12 @@ func TestPowerLoss(t *testing.T) {
 			}
 			rng := rand.New(rand.NewPCG(seed, 0))
 			id := uint64(0)
-			for range 8 {
-				for range 1 + rng.IntN(700) {
+			cuts, most := 8, 700
+			if testing.Short() {
+				cuts, most = 4, 300
+			}
+			for range cuts {
+				for range 1 + rng.IntN(most) {
 					id++
 					ids <- id
 				}

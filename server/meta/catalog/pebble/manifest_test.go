@@ -56,9 +56,13 @@ func TestWitnessIsExact(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, "catalog")
 	cfg.fs = vfs.NewMem()
+	flushes := 250
+	if testing.Short() {
+		flushes = 130
+	}
 	for range 2 {
 		e := mustOpen(t, cfg)
-		for i := range 250 {
+		for i := range flushes {
 			b := &catalog.Batch{Durability: catalog.NoSync}
 			for j := range 4 { // keys as long as possible make large entries in the MANIFEST
 				key := make([]byte, catalog.MaxKey)
