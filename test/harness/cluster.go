@@ -30,6 +30,7 @@ const members = 3
 type Cluster struct {
 	v        *Volume
 	bridge   string // network link to all; empty if they have this host's network
+	subnet   int    // number of its network
 	Services [members]*Member
 	Etcd     [members]*Member // nil with Options.Catalog
 	catalog  string           // URL
@@ -56,10 +57,10 @@ func newCluster(v *Volume, links bool) *Cluster {
 	c := &Cluster{v: v, catalog: v.opts.Catalog}
 	if links {
 		Need(t, "ip", "nsenter")
-		c.bridge = fmt.Sprintf("wb%d", os.Getpid())
+		c.bridge, c.subnet = fmt.Sprintf("wb%d", os.Getpid()), freeSubnet(t)
 		Run(t, "", "ip", "link", "add", c.bridge, "type", "bridge")
 		t.Cleanup(func() { exec.Command("ip", "link", "del", c.bridge).Run() })
-		Run(t, "", "ip", "addr", "add", host(1)+"/24", "dev", c.bridge)
+		Run(t, "", "ip", "addr", "add", c.host(1)+"/24", "dev", c.bridge)
 		Run(t, "", "ip", "link", "set", c.bridge, "up")
 	}
 	if c.catalog == "" {
@@ -110,7 +111,23 @@ func (c *Cluster) startEtcd() {
 }
 
 // host is an address of the bridge's network.
-func host(n int) string { return fmt.Sprintf("198.18.60.%d", n) }
+func (c *Cluster) host(n int) string { return fmt.Sprintf("198.18.%d.%d", c.subnet, n) }
+
+// freeSubnet is a number for a network that no other run has here, not even one that was killed and has left its bridge.
+func freeSubnet(t testing.TB) int {
+	t.Helper()
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range 256 {
+		if !slices.ContainsFunc(addrs, func(a net.Addr) bool { return strings.HasPrefix(a.String(), fmt.Sprintf("198.18.%d.", n)) }) {
+			return n
+		}
+	}
+	t.Fatal("all networks of 198.18.0.0/16 are in use: remove the bridges that killed tests have left (ip link, wb...)")
+	return 0
+}
 
 // address is one where nobody listens, for the n-th host.
 func (c *Cluster) address(n int) string {
@@ -118,7 +135,7 @@ func (c *Cluster) address(n int) string {
 		return FreeAddr(c.v.t)
 	}
 	_, port, _ := net.SplitHostPort(FreeAddr(c.v.t))
-	return net.JoinHostPort(host(n), port)
+	return net.JoinHostPort(c.host(n), port)
 }
 
 // member makes one that does not run yet.
@@ -132,7 +149,7 @@ func (c *Cluster) member(name string, n int) *Member {
 		t.Cleanup(func() { exec.Command("ip", "netns", "del", m.netns).Run() })
 		Run(t, "", "ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", m.netns)
 		Run(t, "", "ip", "link", "set", link, "master", c.bridge, "up")
-		for _, args := range []string{"link set lo up", "addr add " + host(n) + "/24 dev eth0", "link set eth0 up"} {
+		for _, args := range []string{"link set lo up", "addr add " + c.host(n) + "/24 dev eth0", "link set eth0 up"} {
 			Run(t, "", "ip", append([]string{"-n", m.netns}, strings.Fields(args)...)...)
 		}
 	}
