@@ -38,7 +38,7 @@ func addTimes(args *metarpc.SetAttrArgs, set metarpc.Times) {
 
 // setLater puts off what args ask for, if that is possible, and returns the attributes with it.
 func (i *inode) setLater(who metarpc.Cred, args *metarpc.SetAttrArgs) (a attrs, ok bool) {
-	if args.Mask&^(metarpc.SetAtime|metarpc.SetMtime|metarpc.SetUID|metarpc.SetGID) != 0 {
+	if args.Mask&^(metarpc.SetAtime|metarpc.SetMtime|metarpc.SetUID|metarpc.SetGID|metarpc.ClearPrivileges) != 0 {
 		return attrs{}, false
 	}
 	i.mu.Lock()
@@ -49,7 +49,7 @@ func (i *inode) setLater(who metarpc.Cred, args *metarpc.SetAttrArgs) (a attrs, 
 	if !ok || who.UID != is.UID || args.Mask&metarpc.SetUID != 0 && args.UID != is.UID || args.Mask&metarpc.SetGID != 0 && args.GID != is.GID {
 		return attrs{}, false
 	}
-	if args.Mask&(metarpc.SetUID|metarpc.SetGID) != 0 && (setIDBits(is.Mode) != 0 || is.Flags&metarpc.AttrCapability != 0) {
+	if args.Mask&(metarpc.SetUID|metarpc.SetGID|metarpc.ClearPrivileges) != 0 && (setIDBits(is.Mode) != 0 || is.Flags&metarpc.AttrCapability != 0) {
 		return attrs{}, false // which go, whatever the owner is set to
 	}
 	i.mu.Lock()

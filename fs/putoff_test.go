@@ -43,7 +43,9 @@ func TestPutOff(t *testing.T) {
 	if int64(a.Ctime) < begun {
 		t.Errorf("ctime %d, before %d", a.Ctime, begun)
 	}
-	_, status := r.setAttr(id, fuse.SetAttrInCommon{Valid: fuse.FATTR_UID | fuse.FATTR_GID, Owner: fuse.Owner{Uid: a.Uid, Gid: a.Gid}})
+	_, status := r.setAttr(id, fuse.SetAttrInCommon{
+		Valid: fuse.FATTR_UID | fuse.FATTR_GID | fuse.FATTR_KILL_SUIDGID, Owner: fuse.Owner{Uid: a.Uid, Gid: a.Gid}, // as the kernel sends it
+	})
 	r.want(status, 0, "chown to the same")
 	r.wantTimes(id, setTime)
 	if n := r.m.called("SetAttr"); n != 0 {

@@ -63,10 +63,8 @@ func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAt
 	}
 	if i != nil {
 		defer i.drop()
-		if !clearSetID {
-			if a, ok := i.setLater(who, args); ok {
-				return a, nil
-			}
+		if a, ok := i.setLater(who, args); ok {
+			return a, nil
 		}
 		waiting, err := i.takeAlong(ctx, who, args.Mask)
 		if err != nil {
