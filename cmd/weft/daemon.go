@@ -386,6 +386,8 @@ func (d *daemon) control(ctx context.Context, req controlRequest, far *progress)
 		return d.status(ctx), nil
 	case "sync":
 		return struct{}{}, d.fsys.Sync(ctx)
+	case "stacks":
+		return allStacks(), nil
 	case "layout":
 		l, err := d.meta.DescribeLayout(ctx, req.File)
 		if err != nil {

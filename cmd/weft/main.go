@@ -36,6 +36,8 @@ func init() {
 		{"evict", "PATH... [--from local|all|DEVICE]", "drop the copies that prefetch has made", runEvict},
 		{"du", "DIR... [--bytes] [--json]", "show what is below directories, without looking for it", runDu},
 		{"status", "[MOUNTPOINT] [--json]", "show how mounts, their metadata service and their data servers are", runStatus},
+		{"doctor", "[MOUNTPOINT] [--report FILE]", "look for what is wrong with this host and its mounts, and say what to do", runDoctor},
+		{"bench", "[DIR] [--time TIME] [--json]", "measure for two minutes what a directory's mount and each data server can do", runBench},
 		{"nvme-policy", "MOUNTPOINT adaptive|numa|round-robin|queue-depth", "say how a mount chooses among several paths to NVMe namespaces", runPolicy},
 		{"admin device add", "nfs://HOST:PORT/EXPORT|nvme://HOST:PORT[/NQN#NSID] [--force] [--server HOST[:PORT]]", "make a data server, or NVMe namespaces, part of the volume", runDeviceAdd},
 		{"admin device drain", "DEVICE [--cancel] [--server HOST[:PORT]]", "move everything off a data server, which gets nothing new; DEVICE as ls shows it", runDeviceDrain},

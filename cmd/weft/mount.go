@@ -95,19 +95,25 @@ func checkMountpoint(path string) error {
 	return nil
 }
 
+// defaultLog is where the process logs that serves a mount point for us.
+func defaultLog(mountpoint string) string {
+	dir := "/var/log/weft"
+	if os.Getuid() != 0 {
+		dir = filepath.Join(controlDirs(os.Getuid())[0], "log")
+	}
+	return filepath.Join(dir, strings.ReplaceAll(strings.Trim(mountpoint, "/"), "/", "-")+".log")
+}
+
 // openLog opens the file that the serving process logs to: as the options say, or one named for the mount point.
 func (cfg mountConfig) openLog() (*os.File, error) {
 	name := cfg.options.log
 	if name == "" {
-		dir := "/var/log/weft"
 		if os.Getuid() != 0 {
-			private, err := privateDir()
-			if err != nil {
+			if _, err := privateDir(); err != nil {
 				return nil, err
 			}
-			dir = filepath.Join(private, "log")
 		}
-		name = filepath.Join(dir, strings.ReplaceAll(strings.Trim(cfg.mountpoint, "/"), "/", "-")+".log")
+		name = defaultLog(cfg.mountpoint)
 	}
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return nil, fmt.Errorf("log file: %w (choose another with -o log=FILE)", err)

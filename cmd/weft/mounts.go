@@ -26,6 +26,17 @@ type mountEntry struct {
 // minor is the number of its FUSE connection in /sys/fs/fuse/connections.
 func (m mountEntry) minor() uint32 { return unix.Minor(m.Dev) }
 
+// fuseConnections is where the kernel shows FUSE connections. systemd mounts it.
+const fuseConnections = "/sys/fs/fuse/connections"
+
+// control is a file of the kernel about the mount's FUSE connection. Where nobody has mounted these yet, root does it here.
+func (m mountEntry) control(name string) string {
+	if list, err := os.ReadDir(fuseConnections); err == nil && len(list) == 0 { // or it may not be read
+		unix.Mount("fusectl", fuseConnections, "fusectl", 0, "")
+	}
+	return filepath.Join(fuseConnections, strconv.Itoa(int(m.minor())), name)
+}
+
 // weftMounts lists the weft mounts in mount order.
 func weftMounts() ([]mountEntry, error) {
 	f, err := os.Open("/proc/self/mountinfo")

@@ -22,13 +22,11 @@ import (
 )
 
 const (
-	prefetchFiles = 8       // copied at the same time
-	prefetchAhead = 1 << 16 // found and not yet copied
-	prefetchNamed = 20      // files that are named of those that are left out
-	localDevices  = "local" // what --mirror-to calls the data servers on this host
-	evictAll      = "all"   // what --from calls all data servers
-	barTime       = time.Second / 5
-	lineTime      = 10 * time.Second
+	prefetchFiles = 8                // copied at the same time
+	prefetchAhead = 1 << 16          // found and not yet copied
+	prefetchNamed = 20               // files that are named of those that are left out
+	localDevices  = "local"          // what --mirror-to calls the data servers on this host
+	evictAll      = "all"            // what --from calls all data servers
 	cancelTime    = 15 * time.Second // until what was begun is dropped
 )
 
@@ -160,12 +158,7 @@ func (t *cacheTally) String() string {
 	if t.total > 0 {
 		part = float64(t.passed) / float64(t.total)
 	}
-	const width = 20
-	bar := strings.Repeat("=", int(part*width))
-	if len(bar) < width {
-		bar += ">"
-	}
-	fmt.Fprintf(&b, "[%-*s] %3.0f%%  %s of %s", width, bar, 100*part, humanize.IBytes(uint64(t.passed)), humanize.IBytes(uint64(t.total)))
+	fmt.Fprintf(&b, "%s  %s of %s", bar(part), humanize.IBytes(uint64(t.passed)), humanize.IBytes(uint64(t.total)))
 	if !t.all {
 		b.WriteString("+")
 	}
@@ -185,28 +178,6 @@ func (t *cacheTally) rate() float64 {
 		return float64(t.passed) / took
 	}
 	return 0
-}
-
-// show shows how far it is until stop is closed: a bar on a terminal, elsewhere a line now and then.
-func (t *cacheTally) show(stop <-chan struct{}) {
-	_, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS)
-	every, format := lineTime, "%s\n"
-	if err == nil {
-		every, format = barTime, "\r%s\x1b[K"
-	}
-	ticker := time.NewTicker(every)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ticker.C:
-			fmt.Fprintf(os.Stderr, format, t)
-		case <-stop:
-			if err == nil {
-				fmt.Fprintf(os.Stderr, format+"\n", t)
-			}
-			return
-		}
-	}
 }
 
 func runPrefetch(ctx context.Context, c *command, args []string) error {
@@ -229,11 +200,7 @@ func runPrefetch(ctx context.Context, c *command, args []string) error {
 	run := rand.Uint64() | 1
 	begin, stop := context.WithCancel(ctx) // what has begun when it ends goes on
 	defer stop()
-	shown, done := make(chan struct{}), make(chan struct{})
-	go func() { // shows how far it is; ends with shown
-		defer close(done)
-		t.show(shown)
-	}()
+	shown := showUntil(t.String)
 	err := j.each(begin, fl.Args(), func(size int64) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
@@ -280,8 +247,7 @@ func runPrefetch(ctx context.Context, c *command, args []string) error {
 			}
 		}
 	})
-	close(shown)
-	<-done
+	shown()
 	return t.summary(ctx, err)
 }
 

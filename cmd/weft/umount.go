@@ -108,8 +108,7 @@ func unmount(mountpoint string, flags int) error {
 // forceUmount ends m whatever state it is in: the kernel fails everything that waits for the serving process, the mount
 // is detached, and the process ended.
 func forceUmount(m mountEntry, pid int) error {
-	abort := fmt.Sprintf("/sys/fs/fuse/connections/%d/abort", m.minor())
-	if err := os.WriteFile(abort, []byte("1"), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.WriteFile(m.control("abort"), []byte("1"), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
 		fmt.Fprintf(os.Stderr, "weft: %v: going on without\n", err)
 	}
 	if err := unmount(m.Mountpoint, unix.MNT_DETACH); err != nil {
