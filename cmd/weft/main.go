@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -52,7 +54,13 @@ func init() {
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := dispatch(ctx, os.Args[1:])
+	var err error
+	if helper := helperOf(filepath.Base(os.Args[0])); helper != nil {
+		program = filepath.Base(os.Args[0])
+		err = helper.dispatch(ctx, os.Args[1:])
+	} else {
+		err = dispatch(ctx, os.Args[1:])
+	}
 	stop()
 	os.Exit(exitCode(err))
 }
@@ -78,14 +86,29 @@ func dispatch(ctx context.Context, args []string) error {
 			best, words = c, len(verb)
 		}
 	}
+	if best == nil && strings.Contains(args[0], ":/") {
+		return helpers[0].dispatch(ctx, args) // as mount.fuse(8) calls whatever type a FUSE file system has
+	}
 	if best == nil {
 		return usagef("no command %q; there are %s; see weft --help", strings.Join(args, " "), verbs())
 	}
-	err := best.run(ctx, best, args[words:])
+	return best.dispatch(ctx, args[words:])
+}
+
+func (c *command) dispatch(ctx context.Context, args []string) error {
+	err := c.run(ctx, c, args)
 	if errors.Is(err, pflag.ErrHelp) {
 		return nil
 	}
 	return err
+}
+
+// title is what one types.
+func (c *command) title() string {
+	if slices.Contains(helpers, c) {
+		return c.name
+	}
+	return "weft " + c.name
 }
 
 func verbs() string {
@@ -109,7 +132,7 @@ func (c *command) flags(more string) *pflag.FlagSet {
 	fl := pflag.NewFlagSet(c.name, pflag.ContinueOnError)
 	fl.SortFlags = false
 	fl.Usage = func() {
-		fmt.Printf("Usage: weft %s %s\n\n%s.\n", c.name, c.args, strings.ToUpper(c.short[:1])+c.short[1:])
+		fmt.Printf("Usage: %s %s\n\n%s.\n", c.title(), c.args, strings.ToUpper(c.short[:1])+c.short[1:])
 		if fl.HasFlags() {
 			fmt.Printf("\n%s", fl.FlagUsages())
 		}
@@ -124,10 +147,10 @@ func (c *command) parse(fl *pflag.FlagSet, args []string, least, most int) error
 		if errors.Is(err, pflag.ErrHelp) {
 			return err
 		}
-		return usagef("%s: %v; see weft %s --help", c.name, err, c.name)
+		return usagef("%s: %v; see %s --help", c.name, err, c.title())
 	}
 	if n := fl.NArg(); n < least || n > most {
-		return usagef("%s: %d operands given; usage: weft %s %s", c.name, n, c.name, c.args)
+		return usagef("%s: %d operands given; usage: %s %s", c.name, n, c.title(), c.args)
 	}
 	return nil
 }
