@@ -81,8 +81,9 @@ func (t *accessTimes) heard(a *metarpc.Attr) {
 // business but stat(2)'s, so it is not as careful as sizes are: what cannot be reported is forgotten. Open files keep
 // their accessTimes themselves.
 type accesses struct {
-	fs   *FS
-	rule Atime
+	fs *FS
+	// rule is what counts; a remount changes it.
+	rule atomic.Pointer[Atime]
 
 	mu     sync.Mutex
 	known  map[layout.FileID]*accessTimes // of directories and symbolic links
@@ -100,7 +101,8 @@ type accessPart struct {
 }
 
 func newAccesses(fs *FS, rule Atime) *accesses {
-	x := &accesses{fs: fs, rule: rule, known: map[layout.FileID]*accessTimes{}, parts: make([]accessPart, len(fs.sessions))}
+	x := &accesses{fs: fs, known: map[layout.FileID]*accessTimes{}, parts: make([]accessPart, len(fs.sessions))}
+	x.rule.Store(&rule)
 	for n := range x.parts {
 		x.parts[n].pending = map[layout.FileID]int64{}
 	}
@@ -112,24 +114,26 @@ func (x *accesses) part(id layout.FileID) *accessPart { return &x.parts[x.fs.sha
 
 // file notes a read of an open file.
 func (x *accesses) file(i *inode) {
-	if x.rule.Rule == AtimeNever {
+	rule := x.rule.Load().Rule
+	if rule == AtimeNever {
 		return
 	}
-	if at := time.Now().UnixNano(); i.times.due(x.rule.Rule, at) {
+	if at := time.Now().UnixNano(); i.times.due(rule, at) {
 		x.note(i.id, &i.times, at)
 	}
 }
 
 // other notes that a directory was listed, or a symbolic link followed. If nothing is known of it the access counts.
 func (x *accesses) other(id layout.FileID, dir bool) {
-	if x.rule.Rule == AtimeNever || dir && x.rule.NoDir {
+	rule := x.rule.Load()
+	if rule.Rule == AtimeNever || dir && rule.NoDir {
 		return
 	}
 	at := time.Now().UnixNano()
 	x.mu.Lock()
 	t := x.remember(id)
 	x.mu.Unlock()
-	if t.due(x.rule.Rule, at) {
+	if t.due(rule.Rule, at) {
 		x.note(id, t, at)
 	}
 }
@@ -157,7 +161,7 @@ func (x *accesses) note(id layout.FileID, t *accessTimes, at int64) {
 	p := x.part(id)
 	if noted := max(p.pending[id], p.sent[id]); noted > t.atime.Load() {
 		t.atime.Store(noted)
-		if !t.due(x.rule.Rule, at) {
+		if !t.due(x.rule.Load().Rule, at) {
 			return
 		}
 	}
@@ -184,7 +188,7 @@ func (x *accesses) due() {
 
 // show brings what the service says, and is about to be shown, together with what it was not told.
 func (x *accesses) show(a *metarpc.Attr) {
-	if x.rule.Rule == AtimeNever {
+	if x.rule.Load().Rule == AtimeNever {
 		return
 	}
 	x.mu.Lock()

@@ -202,7 +202,7 @@ func New(cfg Config) (*FS, error) {
 		meta: cfg.Meta, data: cfg.Data, root: cfg.Root, log: cfg.Log, nearby: cfg.Near,
 		places:       newPlaces(),
 		stableClose:  cfg.StableClose,
-		pass:         passthrough{mode: cfg.Passthrough, copies: cfg.Copies, lend: cfg.Lend},
+		pass:         passthrough{mode: cfg.Passthrough, lend: cfg.Lend},
 		forgetting:   make(chan struct{}, maxForgetting),
 		caller:       callerFate,
 		disconnected: func() bool { return false },
@@ -227,6 +227,7 @@ func New(cfg Config) (*FS, error) {
 	fs.caching.init()
 	fs.flusher.kick = make(chan struct{}, 1)
 	fs.accesses = newAccesses(fs, cfg.Atime)
+	fs.pass.copies.Store(uint32(cfg.Copies))
 	fs.spawn(fs.flushLoop)
 	return fs, nil
 }

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/fs/device"
+	"github.com/weftfs/weft/internal/wire/metarpc"
 )
 
 // fsType is what the kernel calls our mounts; the part after the dot is the subtype.
@@ -32,6 +33,8 @@ type MountConfig struct {
 	Mountpoint string  // an existing directory
 	Source     string  // shown by mount(8) and df(1)
 	Flags      uintptr // MS_RDONLY, MS_NOSUID and others of mount(2)
+	// AllowOther lets all users use a mount that is not root's; root's can always be.
+	AllowOther bool
 	// MaxWrite is the largest READ and WRITE, in bytes. 0 means the largest of MaxWrites that the kernel allows, or can be
 	// made to allow.
 	MaxWrite int
@@ -120,6 +123,9 @@ func (fs *FS) Mount(cfg MountConfig) (*Server, error) {
 	if os.Geteuid() == 0 {
 		device, err = mountDirect(cfg, mountpoint, append(options, "allow_other"))
 	} else {
+		if cfg.AllowOther {
+			options = append(options, "allow_other")
+		}
 		device, err = mountHelper(cfg, mountpoint, options)
 	}
 	if err != nil {
@@ -502,4 +508,11 @@ func mountHelper(cfg MountConfig, mountpoint string, options []string) (int, err
 		return -1, fmt.Errorf("%s did not hand over the mount: %d descriptors, %v", helper, len(fds), err)
 	}
 	return fds[0], nil
+}
+
+// Remounted takes over the rules that a remount has changed: which accesses change times, and which copies of files that have several
+// the kernel may read by itself. Before a mount may be written to, copies must not be PinAny any more.
+func (fs *FS) Remounted(atime Atime, copies metarpc.Pin) {
+	fs.accesses.rule.Store(&atime)
+	fs.pass.copies.Store(uint32(copies))
 }

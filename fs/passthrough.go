@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -252,7 +253,7 @@ func (i *inode) syncPassed() error {
 func (i *inode) watch() {
 	b := i.backing
 	var st unix.Stat_t
-	if i.times.due(i.fs.accesses.rule.Rule, time.Now().UnixNano()) {
+	if i.times.due(i.fs.accesses.rule.Load().Rule, time.Now().UnixNano()) {
 		unix.UtimesNanoAt(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", b.fd), []unix.Timespec{{}, {Nsec: unix.UTIME_OMIT}}, 0)
 	}
 	if unix.Fstat(b.fd, &st) == nil {
@@ -322,8 +323,8 @@ func (i *inode) lookAt() {
 // passthrough is what makes backings.
 type passthrough struct {
 	mode Passthrough
-	// copies says which copies may be read so, see Config.Passthrough.
-	copies metarpc.Pin
+	// copies is a metarpc.Pin that says which copies may be read so, see Config.Passthrough; a remount changes it.
+	copies atomic.Uint32
 	lend   func(ctx context.Context, df *layout.DataFile, write bool) (fd int, err error)
 
 	mu  sync.Mutex
@@ -387,7 +388,7 @@ func (p *passthrough) tryBack(ctx context.Context, i *inode, write bool) (*backi
 
 // borrow has a copy of a file pinned and returns a descriptor of it, less than 0 if there is none to be had.
 func (p *passthrough) borrow(ctx context.Context, i *inode, write bool) (df *layout.DataFile, several bool, fd int, err error) {
-	copies := p.copies
+	copies := metarpc.Pin(p.copies.Load())
 	mode := layout.IOModeRead
 	if write {
 		mode, copies = layout.IOModeRW, metarpc.PinOnly

@@ -24,7 +24,7 @@ import (
 
 // controlRequest asks a serving process for something.
 type controlRequest struct {
-	Op     string        `json:"op"` // "status", "sync", "stacks", "layout", "layout move", "devices", "prefetch", "evict", "nvme policy"
+	Op     string        `json:"op"` // "status", "sync", "remount", "stacks", "layout", "layout move", "devices", "prefetch", "evict", "nvme policy"
 	File   layout.FileID `json:"file,omitempty"`
 	Device string        `json:"device,omitempty"` // where to move the file's data
 
@@ -32,6 +32,7 @@ type controlRequest struct {
 	Devices []layout.DeviceID `json:"devices,omitempty"` // prefetch, evict
 	Limit   int64             `json:"limit,omitempty"`   // prefetch, as Run; see fs.CacheRequest
 	Run     uint64            `json:"run,omitempty"`
+	Flags   uintptr           `json:"flags,omitempty"` // remount: of mount(2), which are in force now or will be at once
 }
 
 type controlReply struct {

@@ -5,7 +5,9 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"path"
@@ -40,6 +42,10 @@ const (
 	localTime = 250 * time.Millisecond
 	// lingerTime is how long the serving process stays for data that is not stable, once the mount is gone.
 	lingerTime = 30 * time.Second
+	// retryTime is how long a mount in the background tries to reach a metadata service, if it is not said; as in nfs(5).
+	retryTime = 10000 * time.Minute
+	// retryPause is the longest pause between two attempts.
+	retryPause = 10 * time.Second
 	// heapLimit is from where on the collector works harder, in bytes. go-fuse pools request buffers by size, up to 8 MiB
 	// each; what a pool holds survives a collection, so without a limit requests of many sizes let the heap grow to
 	// gigabytes (2.8 GB were seen). Retained data is not on the heap.
@@ -48,14 +54,16 @@ const (
 
 // daemon is a serving process.
 type daemon struct {
-	cfg    mountConfig
-	since  time.Time
-	secret *tls.Config // of connections to data servers, nil = none
-	meta   *metaclient.Volume
-	data   *dataplane.Plane
-	fsys   *fs.FS
-	server *fs.Server
-	locals sync.Map // from layout.DeviceID to *localio.Target
+	cfg mountConfig
+	// flagsMu guards cfg.options.flags once the mount is there.
+	flagsMu sync.Mutex
+	since   time.Time
+	secret  *tls.Config // of connections to data servers, nil = none
+	meta    *metaclient.Volume
+	data    *dataplane.Plane
+	fsys    *fs.FS
+	server  *fs.Server
+	locals  sync.Map // from layout.DeviceID to *localio.Target
 
 	nvme   *nvmetcp.Initiator
 	spaces sync.Map        // from layout.DeviceID to *layout.Namespace
@@ -84,7 +92,7 @@ func serveMount(ctx context.Context, cfg mountConfig) error {
 	}
 	d := &daemon{cfg: cfg, since: time.Now()}
 	d.ctx, d.stop = context.WithCancel(context.Background())
-	if err := d.start(ctx); err != nil {
+	if err := d.start(ctx, ready); err != nil {
 		err = errors.Join(err, d.close())
 		ready(err)
 		return err
@@ -108,10 +116,8 @@ func serveMount(ctx context.Context, cfg mountConfig) error {
 	return d.close()
 }
 
-// start connects and mounts.
-func (d *daemon) start(ctx context.Context) error {
-	connect, cancel := context.WithTimeout(ctx, connectTime)
-	defer cancel()
+// start connects and mounts. If that goes on in the background ready is told.
+func (d *daemon) start(ctx context.Context, ready func(error)) error {
 	var front atomic.Pointer[fs.FS]           // set before there is anything to recall
 	var plane atomic.Pointer[dataplane.Plane] // set before anything is done at devices
 	var err error
@@ -122,7 +128,7 @@ func (d *daemon) start(ctx context.Context) error {
 	if err = d.newInitiator(client.ID); err != nil {
 		return err
 	}
-	d.meta, err = metaclient.Dial(connect, metaclient.Config{
+	d.meta, err = d.reachService(ctx, ready, metaclient.Config{
 		Addrs:    d.cfg.source.addrs,
 		Client:   client,
 		Patience: d.cfg.options.patience(),
@@ -181,6 +187,8 @@ func (d *daemon) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	connect, cancel := context.WithTimeout(ctx, connectTime)
+	defer cancel()
 	d.reservationKey() // so that there always is one
 	root, err := d.lookupRoot(connect)
 	if err != nil {
@@ -207,8 +215,9 @@ func (d *daemon) start(ctx context.Context) error {
 	front.Store(d.fsys)
 	d.server, err = d.fsys.Mount(fs.MountConfig{
 		Mountpoint: d.cfg.mountpoint,
-		Source:     d.cfg.source.String(),
+		Source:     d.cfg.name,
 		Flags:      d.cfg.options.flags,
+		AllowOther: d.cfg.options.forAll,
 		MaxWrite:   int(d.cfg.options.maxWrite),
 
 		ForgetNames: !d.cfg.options.names,
@@ -219,6 +228,43 @@ func (d *daemon) start(ctx context.Context) error {
 	}
 	d.findLocal(connect)
 	return nil
+}
+
+// reachService connects to a metadata service, as often as bg and retry say.
+func (d *daemon) reachService(ctx context.Context, ready func(error), cfg metaclient.Config) (*metaclient.Volume, error) {
+	retry := d.cfg.options.retry
+	if retry < 0 {
+		retry = 0
+		if d.cfg.options.background {
+			retry = retryTime
+		}
+	}
+	end := time.Now().Add(retry)
+	for pause := time.Second; ; pause = min(2*pause, retryPause) {
+		try, cancel := context.WithTimeout(ctx, connectTime)
+		v, err := metaclient.Dial(try, cfg)
+		cancel()
+		if err == nil || ctx.Err() != nil || !unreachable(err) || time.Until(end) <= 0 {
+			return v, err
+		}
+		if pause == time.Second {
+			slog.Warn("no metadata service can be reached; it is tried again", "source", d.cfg.name, "until", end.Format(time.RFC3339), "err", err)
+			if d.cfg.options.background {
+				ready(&backgroundError{err})
+			}
+		}
+		select {
+		case <-time.After(min(pause, time.Until(end))):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// unreachable reports whether a service may be reached later: its host, the service or the network may still be starting.
+func unreachable(err error) bool {
+	var network net.Error
+	return errors.As(err, &network) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // lookupRoot finds the directory of the volume that is to be mounted.
@@ -339,7 +385,7 @@ func (d *daemon) unmountOnSignal(ctx context.Context) {
 			continue
 		}
 		if err = unmount(m.Mountpoint, 0); err != nil {
-			slog.Warn("the mount is busy: detached, and served until nobody uses it", "on", m.Mountpoint, "err", err, "users", users(m))
+			slog.Warn("the mount is busy: detached, and served until nobody uses it", "on", m.Mountpoint, "err", err, "users", users(m, false))
 			err = unmount(m.Mountpoint, unix.MNT_DETACH)
 		}
 		if err != nil {
@@ -384,6 +430,8 @@ func (d *daemon) control(ctx context.Context, req controlRequest, far *progress)
 	switch req.Op {
 	case "status":
 		return d.status(ctx), nil
+	case "remount":
+		return d.remounted(req.Flags), nil
 	case "sync":
 		return struct{}{}, d.fsys.Sync(ctx)
 	case "stacks":
@@ -425,6 +473,7 @@ func (d *daemon) status(ctx context.Context) mountStatus {
 		Since:     d.since,
 		MaxWrite:  d.server.MaxWrite(),
 		Transport: d.server.Transport().String(),
+		Options:   strings.Join(d.cfg.own, ","),
 		Retained:  d.data.Retained(),
 		Devices:   []deviceStatus{},
 		Discovery: discoveryOf(d.nvme.Discovery()),

@@ -1,19 +1,26 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Exit codes of weft. Those of mount and umount are mount(8)'s.
 const (
-	exitOK     = 0
-	exitUsage  = 1  // the command line is wrong
-	exitFailed = 2  // it was right, but could not be done
-	exitMount  = 32 // mount or umount failed
+	exitOK          = 0
+	exitUsage       = 1  // the command line is wrong, or one has to be root
+	exitFailed      = 2  // it was right, but could not be done; of mount and umount: the system has not what it takes
+	exitInterrupted = 8  // mount or umount was interrupted
+	exitMount       = 32 // mount or umount failed
 )
+
+// program is what messages begin with: weft, or the name that mount(8) has called.
+var program = "weft"
 
 // exitError ends the program with its code; the message goes to standard error, one line.
 type exitError struct {
@@ -32,6 +39,12 @@ func mountErr(err error) error {
 	if e := (*exitError)(nil); err == nil || errors.As(err, &e) {
 		return err
 	}
+	switch {
+	case errors.Is(err, context.Canceled):
+		return &exitError{exitInterrupted, err}
+	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
+		return &exitError{exitFailed, err}
+	}
 	return &exitError{exitMount, err}
 }
 
@@ -43,7 +56,7 @@ func exitCode(err error) int {
 	if err == nil {
 		return exitOK
 	}
-	fmt.Fprintf(os.Stderr, "weft: %s\n", oneLine(err))
+	fmt.Fprintf(os.Stderr, "%s: %s\n", program, oneLine(err))
 	if e := (*exitError)(nil); errors.As(err, &e) {
 		return e.code
 	}

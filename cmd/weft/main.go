@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -48,13 +50,24 @@ func init() {
 		{"admin quota ls", "[--server HOST[:PORT]] [--json]", "list all quotas", runQuotaList},
 		{"admin meta ls", "[--server HOST[:PORT]] [--json]", "list the volume's metadata services, and which of its shards each of them has", runMetaList},
 		{"admin meta drain", "HOST:PORT [--cancel] [--server HOST[:PORT]]", "have a metadata service give its shards to the others; HOST:PORT as ls shows it", runMetaDrain},
+		{"install", "[--prefix DIR] [--root DIR] [--remove]", "install the programs, what mount(8) calls, manual pages, completions and systemd units", runInstall},
+		{"completion", "bash|zsh|fish", "print what a shell sources to complete weft's commands and options", runCompletion},
 		{"version", "", "print the version", runVersion},
 	}
 }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := dispatch(ctx, os.Args[1:])
+	var err error
+	if helper := helperOf(filepath.Base(os.Args[0])); helper != nil {
+		program = filepath.Base(os.Args[0])
+		if os.Getenv("PATH") == "" { // mount(8) leaves nothing of the environment
+			os.Setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+		}
+		err = helper.dispatch(ctx, os.Args[1:])
+	} else {
+		err = dispatch(ctx, os.Args[1:])
+	}
 	stop()
 	os.Exit(exitCode(err))
 }
@@ -80,14 +93,29 @@ func dispatch(ctx context.Context, args []string) error {
 			best, words = c, len(verb)
 		}
 	}
+	if best == nil && strings.Contains(args[0], ":/") {
+		return helpers[0].dispatch(ctx, args) // as mount.fuse(8) calls whatever type a FUSE file system has
+	}
 	if best == nil {
 		return usagef("no command %q; there are %s; see weft --help", strings.Join(args, " "), verbs())
 	}
-	err := best.run(ctx, best, args[words:])
+	return best.dispatch(ctx, args[words:])
+}
+
+func (c *command) dispatch(ctx context.Context, args []string) error {
+	err := c.run(ctx, c, args)
 	if errors.Is(err, pflag.ErrHelp) {
 		return nil
 	}
 	return err
+}
+
+// title is what one types.
+func (c *command) title() string {
+	if slices.Contains(helpers, c) {
+		return c.name
+	}
+	return "weft " + c.name
 }
 
 func verbs() string {
@@ -106,12 +134,19 @@ func usage(w *os.File) {
 	fmt.Fprintf(w, "\n`weft COMMAND --help` shows a command's options and their defaults.\n")
 }
 
+// helpTo gets what --help would print, if it is not nil.
+var helpTo func(fl *pflag.FlagSet, more string)
+
 // flags makes the flag set of a command; more is printed by --help below the flags.
 func (c *command) flags(more string) *pflag.FlagSet {
 	fl := pflag.NewFlagSet(c.name, pflag.ContinueOnError)
 	fl.SortFlags = false
 	fl.Usage = func() {
-		fmt.Printf("Usage: weft %s %s\n\n%s.\n", c.name, c.args, strings.ToUpper(c.short[:1])+c.short[1:])
+		if helpTo != nil {
+			helpTo(fl, more)
+			return
+		}
+		fmt.Printf("Usage: %s %s\n\n%s.\n", c.title(), c.args, strings.ToUpper(c.short[:1])+c.short[1:])
 		if fl.HasFlags() {
 			fmt.Printf("\n%s", fl.FlagUsages())
 		}
@@ -126,10 +161,10 @@ func (c *command) parse(fl *pflag.FlagSet, args []string, least, most int) error
 		if errors.Is(err, pflag.ErrHelp) {
 			return err
 		}
-		return usagef("%s: %v; see weft %s --help", c.name, err, c.name)
+		return usagef("%s: %v; see %s --help", c.name, err, c.title())
 	}
 	if n := fl.NArg(); n < least || n > most {
-		return usagef("%s: %d operands given; usage: weft %s %s", c.name, n, c.name, c.args)
+		return usagef("%s: %d operands given; usage: %s %s", c.name, n, c.title(), c.args)
 	}
 	return nil
 }

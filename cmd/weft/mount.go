@@ -14,18 +14,27 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/rpctls"
 )
 
 // mountConfig is one mount as the command line has it.
 type mountConfig struct {
 	source     source
+	name       string // of the source as it was given: what the kernel shows has to be what fstab(5) says, or mount -a mounts again
 	mountpoint string // absolute
 	options    mountOptions
+	own        []string // weft's own options as they were given
 }
 
 // readyFD is where a serving process started by `weft mount` says how mounting went: nothing but end of file for
-// success, otherwise one line.
+// success, otherwise one line. One that begins with inBackground says why mounting takes longer, and is no failure.
 const readyFD = 3
+
+const inBackground = "background: "
+
+// backgroundError is why a mount with the option bg is tried again.
+type backgroundError struct{ error }
 
 // readyEnv marks a process that has readyFD.
 const readyEnv = "WEFT_READY_FD"
@@ -33,13 +42,16 @@ const readyEnv = "WEFT_READY_FD"
 func runMount(ctx context.Context, c *command, args []string) error {
 	fl := c.flags(optionsHelp())
 	foreground := fl.BoolP("foreground", "f", false, "serve in the foreground until unmounted")
-	lists := fl.StringArrayP("options", "o", nil, "options, see below")
+	lists := fl.StringArrayP("options", "o", nil, "`OPTION`s, separated by commas, see below")
 	if err := c.parse(fl, args, 2, 2); err != nil {
 		return err
 	}
 	cfg, err := newMountConfig(fl.Arg(0), fl.Arg(1), *lists)
 	if err != nil {
 		return usagef("mount: %v", err)
+	}
+	if cfg.options.remount {
+		return mountErr(remount(ctx, cfg, false))
 	}
 	if err := checkMountpoint(cfg.mountpoint); err != nil {
 		return mountErr(err)
@@ -67,7 +79,16 @@ func newMountConfig(src, mountpoint string, lists []string) (mountConfig, error)
 	if real, err := cleanMountpoint(abs); err == nil {
 		abs = real
 	}
-	return mountConfig{s, abs, opts}, nil
+	return mountConfig{s, src, abs, opts, ownOptions(optionWords(lists))}, nil
+}
+
+// check looks at the files that options name, as the serving process will.
+func (cfg mountConfig) check() error {
+	if _, err := rpctls.Client(cfg.options.xprtsec, cfg.options.tls); err != nil {
+		return err
+	}
+	_, err := readSecrets(cfg.options.secrets)
+	return err
 }
 
 // checkMountpoint refuses what cannot be mounted on. A directory that is not empty is allowed, as mount(8) does.
@@ -135,14 +156,11 @@ func startServer(ctx context.Context, cfg mountConfig, args []string) error {
 	defer log.Close()
 	r, w, err := os.Pipe()
 	if err != nil {
-		return err
+		return &exitError{exitFailed, err}
 	}
 	defer r.Close()
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	server := exec.Command(self, append([]string{"mount", "-f"}, args...)...)
+	server := exec.Command("/proc/self/exe", append([]string{"mount", "-f"}, args...)...)
+	server.Args[0] = "weft"
 	server.Env = append(os.Environ(), readyEnv+"=1")
 	server.Stdout, server.Stderr = log, log
 	server.ExtraFiles = []*os.File{w}
@@ -155,14 +173,21 @@ func startServer(ctx context.Context, cfg mountConfig, args []string) error {
 	err = server.Start()
 	w.Close()
 	if err != nil {
-		return err
+		return &exitError{exitFailed, fmt.Errorf("the serving process cannot be started: %w", err)}
 	}
 	stop := context.AfterFunc(ctx, func() { server.Process.Signal(syscall.SIGTERM) })
 	defer stop()
 	said, err := bufio.NewReader(r).ReadString('\n')
-	if said = strings.TrimSpace(said); said != "" {
-		server.Wait()
-		return errors.New(said)
+	if why, ok := strings.CutPrefix(strings.TrimSpace(said), inBackground); ok {
+		fmt.Fprintf(os.Stderr, "%s: %s: %s; tried again in the background by process %d, whose log is %s\n",
+			program, cfg.mountpoint, why, server.Process.Pid, log.Name())
+		return server.Process.Release()
+	} else if said = strings.TrimSpace(said); said != "" {
+		code := exitMount
+		if exit := (*exec.ExitError)(nil); errors.As(server.Wait(), &exit) && exit.ExitCode() > 0 {
+			code = exit.ExitCode()
+		}
+		return &exitError{code, errors.New(said)}
 	}
 	if err != io.EOF {
 		return err
@@ -171,7 +196,7 @@ func startServer(ctx context.Context, cfg mountConfig, args []string) error {
 		// The pipe also closes when the process dies.
 		state, _ := server.Process.Wait()
 		return fmt.Errorf("the serving process ended (%v) before %s was usable; its log is %s", state, cfg.mountpoint, log.Name())
-	} else if m.Source != cfg.source.String() {
+	} else if m.Source != cfg.name {
 		return fmt.Errorf("something else was mounted on %s meanwhile: %s", cfg.mountpoint, m.Source)
 	}
 	return server.Process.Release()
@@ -187,9 +212,11 @@ func readiness() func(error) {
 	unix.CloseOnExec(readyFD) // fusermount3 is not to have it
 	f := os.NewFile(readyFD, "ready")
 	return func(err error) {
-		if err != nil {
+		if later := (*backgroundError)(nil); errors.As(err, &later) {
+			fmt.Fprintln(f, inBackground+oneLine(err))
+		} else if err != nil {
 			fmt.Fprintln(f, oneLine(err))
 		}
-		f.Close()
+		f.Close() // nobody reads what is said after that
 	}
 }

@@ -119,6 +119,26 @@ func mountAt(path string) (mountEntry, error) {
 	return mountEntry{}, fmt.Errorf("%s is not a weft mount; `weft status` lists them", path)
 }
 
+// topmost returns the mount's own options as the kernel shows them, or an error if another mount lies over it, which whatever is done by
+// the mount point's name would befall.
+func topmost(m mountEntry) (options string, err error) {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return "", err
+	}
+	dev, over := "", ""
+	for line := range strings.Lines(string(b)) {
+		left, right, _ := strings.Cut(line, " - ")
+		if l := strings.Fields(left); len(l) > 5 && unescape(l[4]) == m.Mountpoint {
+			dev, options, over = l[2], l[5], strings.TrimSpace(right)
+		}
+	}
+	if dev != fmt.Sprintf("%d:%d", unix.Major(m.Dev), unix.Minor(m.Dev)) {
+		return "", fmt.Errorf("another file system is mounted over the one on %s (%s): unmount that first", m.Mountpoint, over)
+	}
+	return options, nil
+}
+
 // mountOf finds the mount that serves the file with the given device number.
 func mountOf(dev uint64) (mountEntry, error) {
 	list, err := weftMounts()

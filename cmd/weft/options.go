@@ -54,6 +54,11 @@ type mountOptions struct {
 	transport fs.Transport
 	log       string
 	secrets   string // the file with those of this host for NVMe subsystems; "": none
+
+	remount    bool
+	background bool          // go on trying there
+	retry      time.Duration // how long; less than 0: not said
+	forAll     bool          // users other than the one who mounts may use it, which root's mounts are always for
 }
 
 // Values of the option localio.
@@ -88,38 +93,32 @@ func defaultOptions() mountOptions {
 		local:    localRW,
 		pass:     fs.PassReads,
 		kato:     nvmetcp.DefaultKATO,
+		retry:    -1,
 	}
 }
 
 // option is one name that -o accepts. With a value it is NAME=VALUE.
 type option struct {
 	name  string
-	value string // placeholder shown in the help; empty if the option has no value
+	value string // placeholder shown in the help; empty if the option has no value, in brackets if it may
 	help  string
 	set   func(o *mountOptions, value string) error
 }
 
-// mountOptionTable makes the parser, the help and the suggestions.
+// mountOptionTable and generalOptionTable make the parser, the help, the manual, the completion and the suggestions. This one has weft's own options, which
+// a mount keeps until it is unmounted.
 var mountOptionTable = []option{
-	flagOption("ro", unix.MS_RDONLY, true, "mount read-only"),
-	flagOption("rw", unix.MS_RDONLY, false, "mount read-write (default)"),
-	flagOption("nosuid", unix.MS_NOSUID, true, "ignore set-user-ID and set-group-ID bits"),
-	flagOption("suid", unix.MS_NOSUID, false, "honour them (default)"),
-	flagOption("nodev", unix.MS_NODEV, true, "do not interpret device files"),
-	flagOption("dev", unix.MS_NODEV, false, "interpret them (default)"),
-	flagOption("noexec", unix.MS_NOEXEC, true, "do not execute programs"),
-	flagOption("exec", unix.MS_NOEXEC, false, "execute them (default)"),
-	atimeOption("relatime", 0, "change access times once after each change of a file, and once a day (default)"),
-	atimeOption("strictatime", unix.MS_STRICTATIME, "change access times at each access"),
-	atimeOption("noatime", unix.MS_NOATIME, "never change access times"),
-	atimeOption("atime", 0, "the same as relatime"),
-	flagOption("nodiratime", unix.MS_NODIRATIME, true, "never change access times of directories"),
-	flagOption("diratime", unix.MS_NODIRATIME, false, "change them like those of files (default)"),
-	{"defaults", "", "rw, suid, dev, exec, relatime", func(o *mountOptions, _ string) error { o.flags = 0; return nil }},
-	{"_netdev", "", "accepted and ignored", func(*mountOptions, string) error { return nil }},
 	numberOption("nconnect", "TCP connections to each address of a data server, 1 to 16 (default 4); one more is made for small requests when large ones are under way", 1, nfs3.MaxConnections, func(o *mountOptions, n int) { o.nconnect = n }),
 	sizeOption("rsize", "largest READ sent to a data server (default 1MiB)", 4<<10, 4<<20, func(o *mountOptions) *int64 { return &o.rsize }),
 	sizeOption("wsize", "largest WRITE sent to a data server (default 1MiB)", 4<<10, 4<<20, func(o *mountOptions) *int64 { return &o.wsize }),
+	{"fg", "", "if the metadata service cannot be reached, fail (default)", func(o *mountOptions, _ string) error { o.background = false; return nil }},
+	{"bg", "", "if the metadata service cannot be reached at once, go on trying in the background: the command succeeds then", func(o *mountOptions, _ string) error {
+		o.background = true
+		return nil
+	}},
+	numberOption("retry", "minutes for which reaching the metadata service is tried (default 0 with fg: once; 10000 with bg)", 0, 1e6, func(o *mountOptions, n int) {
+		o.retry = time.Duration(n) * time.Minute
+	}),
 	softOption("hard", 0, "wait for a data server or a metadata service as long as it takes (default)"),
 	softOption("soft", syscall.EIO, "fail reads, writes and fsync with EIO when a data server has not answered for timeo x (retrans + 1), and every call when nothing was heard of the metadata service for that long; programs that ignore errors lose data"),
 	softOption("softerr", syscall.ETIMEDOUT, "the same with ETIMEDOUT"),
@@ -195,7 +194,9 @@ var mountOptionTable = []option{
 	}},
 	{"local-export", "ADDR:EXPORT=DIR", "DIR on this host is what the NFS server at ADDR (HOST or HOST:PORT, an IPv6 address in brackets), which is none of weft's, exports as EXPORT: if that turns out to be true its files are read without RPC; may be given several times", func(o *mountOptions, v string) error {
 		e, err := parseLocalExport(v)
-		o.exports = append(o.exports, e)
+		if err == nil && !slices.Contains(o.exports, e) {
+			o.exports = append(o.exports, e)
+		}
 		return err
 	}},
 	fileOption("nvme-secretfile", "file with the secrets by which this host proves itself to NVMe targets, of mode 600 and of whoever mounts: lines NQN DHHC-1:...[ DHHC-1:...], of the subsystem's name, the host's secret and, if the target is to prove itself, its secret; NQN * for all subsystems that are not named", func(o *mountOptions) *string { return &o.secrets }),
@@ -302,8 +303,8 @@ func (o *mountOptions) passthrough() (fs.Passthrough, metarpc.Pin) {
 	switch {
 	case o.local == localOff || os.Geteuid() != 0:
 		return fs.PassNone, metarpc.PinNone
-	case o.flags&unix.MS_RDONLY != 0:
-		return min(o.pass, fs.PassReads), metarpc.PinAny
+	case o.flags&unix.MS_RDONLY != 0: // what may be written counts once the mount may be
+		return o.pass, metarpc.PinAny
 	}
 	return o.pass, metarpc.PinOnly
 }
@@ -322,40 +323,76 @@ func sizeOption(name, help string, least, most int64, field func(*mountOptions) 
 // parseOptions reads the arguments of all -o flags in order; later ones win.
 func parseOptions(lists []string) (mountOptions, error) {
 	o := defaultOptions()
-	for _, word := range strings.Split(strings.Join(lists, ","), ",") {
-		if word == "" {
-			continue
-		}
-		name, value, hasValue := strings.Cut(word, "=")
-		opt := findOption(name)
-		switch {
-		case opt == nil:
-			return o, fmt.Errorf("option %q: there is none of that name; did you mean %q?", word, nearestOption(name))
-		case opt.value == "" && hasValue:
-			return o, fmt.Errorf("option %q: %s takes no value", word, name)
-		case opt.value != "" && !hasValue:
-			return o, fmt.Errorf("option %q: want %s=%s", word, name, opt.value)
-		}
-		if err := opt.set(&o, value); err != nil {
-			return o, fmt.Errorf("option %q: %w", word, err)
-		}
-	}
-	return o, nil
+	return o, o.add(lists)
 }
 
-func findOption(name string) *option {
-	for i := range mountOptionTable {
-		if mountOptionTable[i].name == name {
-			return &mountOptionTable[i]
+// add takes options in, in order; later ones win.
+func (o *mountOptions) add(lists []string) error {
+	for _, word := range optionWords(lists) {
+		name, value, hasValue := strings.Cut(word, "=")
+		opt, _ := findOption(name)
+		switch {
+		case opt == nil && elsewhereOptions[name] != "":
+			return fmt.Errorf("option %q: weft has none of that name; %s", word, elsewhereOptions[name])
+		case opt == nil:
+			return fmt.Errorf("option %q: there is none of that name; did you mean %q?", word, nearestOption(name))
+		case opt.value == "" && hasValue:
+			return fmt.Errorf("option %q: %s takes no value", word, name)
+		case opt.value != "" && !hasValue && opt.value[0] != '[':
+			return fmt.Errorf("option %q: want %s=%s", word, name, opt.value)
+		}
+		if err := opt.set(o, value); err != nil {
+			return fmt.Errorf("option %q: %w", word, err)
 		}
 	}
 	return nil
 }
 
+// optionWords takes the arguments of -o flags apart.
+func optionWords(lists []string) []string {
+	return slices.DeleteFunc(strings.Split(strings.Join(lists, ","), ","), func(word string) bool { return word == "" })
+}
+
+// known leaves out words that are no options here, as sloppy(-s) asks for.
+func known(words []string) []string {
+	return slices.DeleteFunc(words, func(w string) bool {
+		name, _, _ := strings.Cut(w, "=")
+		opt, _ := findOption(name)
+		return opt == nil
+	})
+}
+
+// ownOptions are the words that are weft's own options.
+func ownOptions(words []string) (own []string) {
+	for _, w := range words {
+		name, _, _ := strings.Cut(w, "=")
+		if opt, mine := findOption(name); opt != nil && mine {
+			own = append(own, w)
+		}
+	}
+	return own
+}
+
+// findOption finds an option, and whether it is weft's own.
+func findOption(name string) (opt *option, own bool) {
+	for i := range mountOptionTable {
+		if mountOptionTable[i].name == name {
+			return &mountOptionTable[i], true
+		}
+	}
+	for i := range generalOptionTable {
+		have := generalOptionTable[i].name
+		if have == name || strings.HasSuffix(have, "*") && strings.HasPrefix(strings.ToLower(name), strings.TrimSuffix(have, "*")) {
+			return &generalOptionTable[i], false
+		}
+	}
+	return nil, false
+}
+
 // nearestOption is the valid name with the fewest edits from name.
 func nearestOption(name string) string {
 	best, least := "", 1<<30
-	for _, o := range mountOptionTable {
+	for _, o := range slices.Concat(mountOptionTable, generalOptionTable) {
 		if d := edits(name, o.name); d < least {
 			best, least = o.name, d
 		}
@@ -387,11 +424,22 @@ func optionsHelp() string {
 	var b strings.Builder
 	b.WriteString("\nOptions for -o, separated by commas:\n")
 	for _, o := range mountOptionTable {
-		name := o.name
-		if o.value != "" {
-			name += "=" + o.value
-		}
-		fmt.Fprintf(&b, "  %-16s %s\n", name, o.help)
+		fmt.Fprintf(&b, "  %-16s %s\n", o.usage(), o.help)
+	}
+	b.WriteString("\nOptions of mount(8), fstab(5) and the kernel:\n")
+	for _, o := range generalOptionTable {
+		fmt.Fprintf(&b, "  %-16s %s\n", o.usage(), o.help)
 	}
 	return b.String()
+}
+
+// usage is the option with the placeholder of its value.
+func (o *option) usage() string {
+	switch {
+	case o.value == "":
+		return o.name
+	case o.value[0] == '[':
+		return o.name + "[=" + o.value[1:]
+	}
+	return o.name + "=" + o.value
 }

@@ -101,8 +101,11 @@ func TestParseOptions(t *testing.T) {
 			nconnect: 16, rsize: 4 << 20, wsize: 4 << 10, maxWrite: 1 << 20, retain: 1 << 30, mirror: 30 * time.Second, cache: cacheLease, stable: true, local: localRO, policy: nvmetcp.QueueDepth, kato: 1500 * time.Millisecond, secrets: "/s", hostNQN: "nqn.2026-01.org.example:a", log: "/a=b",
 			discovery: []string{"d1:8009", "[fe80::1%eth0]:8009", "10.0.0.2:8010"},
 			soft:      syscall.ETIMEDOUT, timeo: 5 * time.Second, retrans: 1,
-			anyPort: true, xprtsec: rpctls.Mutual, tls: rpctls.Files{CA: "/ca", Cert: "/c", Key: "/k"},
+			retry: -1, anyPort: true, xprtsec: rpctls.Mutual, tls: rpctls.Files{CA: "/ca", Cert: "/c", Key: "/k"},
 		}},
+		{[]string{"user_id=0,group_id=0,max_read=1048576,default_permissions,allow_other,x-systemd.automount,nofail,user=anna,users,comment=a=b,remount,bg,retry=5"}, with(func(o *mountOptions) {
+			o.remount, o.background, o.retry, o.forAll = true, true, 5*time.Minute, true
+		})},
 		{[]string{"local-export=ds1:/a=/srv/a,local-export=[fe80::7]:2049:/b/=/srv/b=c/", "local-export=10.0.0.1:/=/srv"}, with(func(o *mountOptions) {
 			o.exports = []localExport{{"ds1", "", "/a", "/srv/a"}, {"fe80::7", "2049", "/b", "/srv/b=c"}, {"10.0.0.1", "", "/", "/srv"}}
 		})},

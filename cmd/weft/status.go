@@ -26,6 +26,7 @@ type mountStatus struct {
 	Error      string         `json:"error,omitempty"` // why the rest is not known
 	MaxWrite   int            `json:"max_write"`       // bytes the kernel sends at once
 	Transport  string         `json:"transport"`       // what serves the FUSE device: gofuse or device
+	Options    string         `json:"options"`         // weft's own, as they were given
 	Retained   int64          `json:"retained_bytes"`  // written, not yet stable on the data servers
 	Service    serviceStatus  `json:"service"`
 	Devices    []deviceStatus `json:"devices"`

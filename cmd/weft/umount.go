@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -20,27 +21,76 @@ func runUmount(ctx context.Context, c *command, args []string) error {
 	if err := c.parse(fl, args, 1, 1); err != nil {
 		return err
 	}
-	m, err := mountAt(fl.Arg(0))
-	if err != nil {
+	if err := umount(ctx, fl.Arg(0), umountConfig{force: *force}); err != nil {
 		return mountErr(err)
+	}
+	if abs, err := cleanMountpoint(fl.Arg(0)); err == nil {
+		dropFromTable(abs)
+	}
+	return nil
+}
+
+// umountConfig says how to unmount.
+type umountConfig struct {
+	force    bool // without the servers and whoever uses the mount
+	lazy     bool // at once, and served until nobody uses it
+	readOnly bool // remount it read-only if it is busy
+	verbose  bool
+}
+
+// umount makes everything stable, unmounts, and waits for the serving process.
+func umount(ctx context.Context, path string, how umountConfig) error {
+	m, err := mountAt(path)
+	if err != nil {
+		return err
+	}
+	if _, err := topmost(m); err != nil {
+		return err
+	}
+	say := func(what string) {
+		if how.verbose {
+			fmt.Printf("%s: %s (%s) %s\n", program, m.Mountpoint, m.Source, what)
+		}
 	}
 	// Learn who serves it before it goes.
 	server := serverOf(ctx, m)
-	if *force {
-		return mountErr(forceUmount(m, server))
+	if how.force {
+		err := forceUmount(m, server)
+		if err == nil {
+			say("unmounted by force")
+		}
+		return err
+	}
+	if how.lazy {
+		err := unmount(m.Mountpoint, unix.MNT_DETACH)
+		if err == nil {
+			say("detached")
+		}
+		return err
 	}
 	if server != 0 {
 		if err := control(ctx, m, controlRequest{Op: "sync"}, &struct{}{}); err != nil {
-			return mountErr(fmt.Errorf("not everything could be made stable: %w (weft umount --force unmounts all the same)", err))
+			return fmt.Errorf("not everything could be made stable: %w (weft umount --force unmounts all the same)", err)
 		}
 	}
-	if err := unmount(m.Mountpoint, 0); err != nil {
-		if errors.Is(err, unix.EBUSY) {
-			err = fmt.Errorf("%s is busy: %s (weft umount --force unmounts all the same)", m.Mountpoint, users(m))
+	err = unmount(m.Mountpoint, 0)
+	switch {
+	case errors.Is(err, unix.EBUSY) && how.readOnly:
+		if err := remountReadOnly(ctx, m); err != nil {
+			return err
 		}
-		return mountErr(err)
+		say("is busy, and read-only now")
+		return nil
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("%s: target is busy: %s (weft umount --force unmounts all the same)", m.Mountpoint, users(m, false))
+	case err != nil:
+		return err
 	}
-	return mountErr(waitServer(ctx, m, server))
+	err = waitServer(ctx, m, server)
+	if err == nil {
+		say("unmounted")
+	}
+	return err
 }
 
 // waitServer is waitGone after an unmount here. A mount namespace that was made meanwhile, for a container or a service, has
@@ -145,8 +195,9 @@ func waitGone(ctx context.Context, pid int) error {
 	return ctx.Err()
 }
 
-// users names processes that hold a mount busy, as far as /proc shows them without touching the mount.
-func users(m mountEntry) string {
+// users names processes that hold a mount busy, or that have files of it open for writing, as far as /proc shows them without
+// touching the mount.
+func users(m mountEntry, writing bool) string {
 	var found []string
 	procs, _ := os.ReadDir("/proc")
 	for _, p := range procs {
@@ -154,9 +205,14 @@ func users(m mountEntry) string {
 			continue
 		}
 		links := []string{"cwd", "root", "exe"}
+		if writing {
+			links = nil
+		}
 		fds, _ := os.ReadDir("/proc/" + p.Name() + "/fd")
 		for _, fd := range fds {
-			links = append(links, "fd/"+fd.Name())
+			if !writing || writes("/proc/"+p.Name()+"/fdinfo/"+fd.Name()) {
+				links = append(links, "fd/"+fd.Name())
+			}
 		}
 		for _, l := range links {
 			target, err := os.Readlink("/proc/" + p.Name() + "/" + l)
@@ -171,4 +227,19 @@ func users(m mountEntry) string {
 		return "some program uses it"
 	}
 	return "used by " + strings.Join(found, ", ")
+}
+
+// writes reports whether a file of /proc/PID/fdinfo tells of a descriptor to write by.
+func writes(fdinfo string) bool {
+	b, err := os.ReadFile(fdinfo)
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(b)) {
+		if octal, ok := strings.CutPrefix(line, "flags:"); ok {
+			flags, err := strconv.ParseUint(strings.TrimSpace(octal), 8, 64)
+			return err == nil && flags&unix.O_ACCMODE != unix.O_RDONLY
+		}
+	}
+	return false
 }

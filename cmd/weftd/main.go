@@ -84,6 +84,8 @@ func dispatch(ctx context.Context, args []string) error {
 		return nil
 	case "--version":
 		args[0] = "version"
+	case "manual": // for weft install
+		return runManual(args[1:])
 	}
 	var names []string
 	for _, c := range commands {
@@ -108,11 +110,18 @@ func usage(w *os.File) {
 	fmt.Fprintf(w, "\n`weftd COMMAND --help` shows a command's options and their defaults.\n")
 }
 
+// helpTo gets what --help would print, if it is not nil.
+var helpTo func(fl *pflag.FlagSet, more string)
+
 // flags makes the flag set of a command; more is printed by --help below the flags.
 func (c *command) flags(more string) *pflag.FlagSet {
 	fl := pflag.NewFlagSet(c.name, pflag.ContinueOnError)
 	fl.SortFlags = false
 	fl.Usage = func() {
+		if helpTo != nil {
+			helpTo(fl, more)
+			return
+		}
 		fmt.Printf("Usage: weftd %s %s\n\n%s.\n", c.name, c.args, strings.ToUpper(c.short[:1])+c.short[1:])
 		if fl.HasFlags() {
 			fmt.Printf("\n%s", fl.FlagUsages())

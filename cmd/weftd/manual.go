@@ -1,0 +1,46 @@
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/spf13/pflag"
+
+	"github.com/weftfs/weft/internal/manual"
+)
+
+// describe is what the manual says of a command: what its --help would.
+func (c *command) describe() manual.Command {
+	d := manual.Command{Name: c.name, Args: c.args, Short: c.short}
+	helpTo = func(fl *pflag.FlagSet, more string) {
+		d.More = more
+		fl.VisitAll(func(f *pflag.Flag) {
+			value, help := pflag.UnquoteUsage(f)
+			d.Flags = append(d.Flags, manual.Flag{Name: f.Name, Shorthand: f.Shorthand, Value: value, Help: help})
+		})
+	}
+	defer func() { helpTo = nil }()
+	c.run(context.Background(), c, []string{"--help"}) // which every command looks for first
+	return d
+}
+
+// runManual writes the manual page, or what a shell sources, for weft install.
+func runManual(args []string) error {
+	p := &manual.Program{Name: "weftd", Short: "the servers of the weft parallel file system"}
+	for _, other := range commands {
+		p.Commands = append(p.Commands, other.describe())
+	}
+	switch {
+	case len(args) == 1 && args[0] == "man":
+		return p.Page(os.Stdout,
+			manual.Section{Title: "FILES", Text: "/etc/weft/meta.conf, /etc/weft/data.conf: OPTIONS=... of the services that systemd starts.\n\n/run/weft/localio/: sockets of data servers, for clients on this host."},
+			manual.Section{Title: "EXIT STATUS", Text: "0: done, or ended by a signal. 1: it failed. 2: wrong arguments. Those of fsck are fsck(8)'s."},
+			manual.Section{Title: "SEE ALSO", Text: "weft(8), mount.weft(8), systemd.service(5)"})
+	case len(args) == 1:
+		if err := p.Completion(os.Stdout, args[0]); err != nil {
+			return usagef("manual: %v", err)
+		}
+		return nil
+	}
+	return usagef("manual: want man, bash, zsh or fish")
+}
