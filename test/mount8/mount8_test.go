@@ -393,7 +393,7 @@ func TestConfined(t *testing.T) {
 	if err := os.Mkdir(mnt, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	harness.Weft(t, "mount", meta+":/", mnt)
+	harness.Weft(t, "mount", "-o", "retry=1", meta+":/", mnt) // they may still be starting
 	defer harness.Weft(t, "umount", mnt)
 	want := strings.Repeat("0123456789abcdef", 1<<16)
 	for name, uid := range map[string]int{"root's": 0, "another's": 4711} {
