@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/hist"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -23,7 +24,7 @@ func TestQuantile(t *testing.T) {
 		times := make([]int64, 1+rnd.IntN(200))
 		sum := int64(0)
 		for i := range times {
-			times[i] = rnd.Int64N(1 << (1 + rnd.IntN(latencies-1)))
+			times[i] = rnd.Int64N(1 << (1 + rnd.IntN(hist.Buckets-1)))
 			sum += times[i]
 			u.ended(&layout.Op{Kind: layout.OpWrite, N: i}, times[i])
 		}
@@ -43,7 +44,7 @@ func TestQuantile(t *testing.T) {
 	// What takes longer than the last element says counts there.
 	var u usage
 	u.ended(&layout.Op{Kind: layout.OpRead}, math.MaxInt64)
-	if st := u.kind(layout.OpRead).stats(); st.Latency[latencies-1] != 1 {
+	if st := u.kind(layout.OpRead).stats(); st.Latency[hist.Buckets-1] != 1 {
 		t.Errorf("%v", st.Latency)
 	}
 }

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"math"
-	"math/bits"
 	"slices"
 	"sync/atomic"
 	"time"
 
+	"github.com/weftfs/weft/internal/hist"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -42,11 +42,8 @@ func (s *OpStats) Ops() (n uint64) {
 	return n
 }
 
-// Latency counts requests by the time they took: element i those of less than 2^i nanoseconds and at least half of that. The
-// last one also has all that took longer, which is hours.
-type Latency [latencies]uint64
-
-const latencies = 44
+// Latency counts requests by the time they took, as [hist.Counts] does.
+type Latency [hist.Buckets]uint64
 
 // Quantile is a time that about the share q of the requests did not exceed, 0 < q <= 1. It is wrong by a factor of 1.5 at most.
 // Without requests it is 0.
@@ -104,9 +101,8 @@ type usage struct {
 }
 
 type tally struct {
-	bytes   atomic.Uint64
-	time    atomic.Int64 // nanoseconds
-	latency [latencies]atomic.Uint64
+	bytes atomic.Uint64
+	times hist.Hist
 }
 
 type failure struct {
@@ -131,8 +127,7 @@ func (u *usage) took(op *layout.Op, took int64) {
 		return
 	}
 	t := u.kind(op.Kind)
-	t.latency[min(bits.Len64(uint64(took)), latencies-1)].Add(1)
-	t.time.Add(took)
+	t.times.Add(time.Duration(took))
 	t.bytes.Add(uint64(max(op.N, 0)))
 }
 
@@ -142,9 +137,6 @@ func (u *usage) fail(err error) {
 }
 
 func (t *tally) stats() OpStats {
-	st := OpStats{Bytes: t.bytes.Load(), Time: time.Duration(t.time.Load())}
-	for i := range t.latency {
-		st.Latency[i] = t.latency[i].Load()
-	}
-	return st
+	times := t.times.Counts()
+	return OpStats{Bytes: t.bytes.Load(), Time: times.Sum, Latency: times.N}
 }

@@ -14,10 +14,11 @@ import (
 
 // errno is what the application gets to see of err. It is the one place where errors become errnos. One that carries
 // no better errno is EIO, and its chain goes to the log, which alone can show it.
-func (fs *FS) errno(err error) syscall.Errno {
+func (fs *FS) errno(err error) (answer syscall.Errno) {
 	if err == nil {
 		return 0
 	}
+	defer func() { fs.counts.failed(answer) }()
 	if errors.Is(err, context.Canceled) {
 		return syscall.EINTR
 	}

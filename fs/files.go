@@ -5,6 +5,7 @@ import (
 	"math"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -160,6 +161,7 @@ func (c *readCall) Done() {
 }
 
 func (r *raw) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	began := time.Now()
 	if r.fs.unprotected(in.Fh) {
 		return nil, fuse.EIO
 	}
@@ -170,6 +172,7 @@ func (r *raw) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Re
 	if !r.await(c.over, cancel, in.Pid, c.Detach) {
 		return nil, fuse.EINTR // c is left to whoever calls Done
 	}
+	r.fs.counts.took(opRead, began)
 	if c.errno != 0 {
 		defer c.Done()
 		return nil, fuse.Status(c.errno)
@@ -220,6 +223,7 @@ var writeCalls = sync.Pool{New: func() any {
 }}
 
 func (r *raw) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	began := time.Now()
 	if r.fs.unprotected(in.Fh) {
 		return 0, fuse.EIO
 	}
@@ -230,6 +234,7 @@ func (r *raw) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint
 	if !r.await(c.over, cancel, in.Pid, c.Detach) {
 		return 0, fuse.EINTR // c is left to whoever calls Done
 	}
+	r.fs.counts.took(opWrite, began)
 	n, errno := c.n, c.errno
 	c.Data = nil
 	writeCalls.Put(c)

@@ -184,6 +184,8 @@ type FS struct {
 	// is likely to be, and is made with a layout.
 	filling atomic.Bool
 
+	counts counts
+
 	lostLocks atomic.Int64 // open files through which a lock was set that has been lost
 
 	// caller tells what became of the thread that made an interrupted request; disconnected whether the kernel has

@@ -3,6 +3,7 @@ package fs
 import (
 	"math"
 	"syscall"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -32,7 +33,7 @@ func (r *raw) Forget(nodeid, nlookup uint64) { r.fs.places.forget(nodeid, nlooku
 
 // begin returns the context of a handler, which calls end when it returns.
 func (r *raw) begin(cancel <-chan struct{}, h *fuse.InHeader) *request {
-	return &request{fs: r.fs, cancel: cancel, pid: h.Pid}
+	return &request{fs: r.fs, cancel: cancel, pid: h.Pid, op: h.Opcode, began: time.Now()}
 }
 
 func (r *raw) status(err error) fuse.Status { return fuse.Status(r.fs.errno(err)) }

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"syscall"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -16,7 +17,7 @@ type transfers struct{ fs *FS }
 
 func (t transfers) NewTransfer(r *device.Request) device.Transfer {
 	c := &transferCall{fs: t.fs, r: r}
-	c.read.Done, c.write.Done = r.Done, r.Done
+	c.read.Done, c.write.Done = c.done, c.done
 	return c
 }
 
@@ -34,10 +35,21 @@ type transferCall struct {
 	r     *device.Request
 	read  Read
 	write Write
+	began time.Time
+}
+
+func (c *transferCall) done(n int, errno syscall.Errno) {
+	op := uint32(opRead)
+	if c.r.Write {
+		op = opWrite
+	}
+	c.fs.counts.took(op, c.began)
+	c.r.Done(n, errno)
 }
 
 func (c *transferCall) Start() {
 	fs, r := c.fs, c.r
+	c.began = time.Now()
 	if fs.unprotected(r.Fh) {
 		r.Done(0, syscall.EIO)
 		return

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weftfs/weft/internal/hist"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -93,6 +94,7 @@ type Client struct {
 	chores  chan struct{}              // wakes the janitor
 	returns chan struct{}              // wakes who gives leases back
 	sent    [metarpc.Ops]atomic.Uint64 // calls of each kind
+	took    [metarpc.Ops]hist.Hist     // those that were answered, from when they were sent last
 
 	mu          sync.Mutex
 	session     *session      // nil between sessions
@@ -130,7 +132,8 @@ type State struct {
 	Leases     int // inodes on which there are leases
 	Names      int // of which it is known what they mean
 	Alive      bool
-	Calls      map[metarpc.Op]uint64 // sent, for each kind
+	Calls      map[metarpc.Op]uint64       // sent, for each kind
+	Took       map[metarpc.Op]*hist.Counts // those that were answered
 }
 
 // newClient makes a Client that does nothing yet.
@@ -204,13 +207,19 @@ func (c *Client) State() State {
 			calls[metarpc.Op(op)] = n
 		}
 	}
+	took := map[metarpc.Op]*hist.Counts{}
+	for op := range c.took {
+		if counts := c.took[op].Counts(); counts.Total() > 0 {
+			took[metarpc.Op(op)] = &counts
+		}
+	}
 	volume := c.v.places.volumeID()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	st := State{
 		Shard: c.shard, Addr: c.addr, Connected: c.conn != nil, Since: c.since, Problem: c.problem, Reconnects: c.reconnects,
 		Volume: volume, Instance: c.instance, Layouts: layouts,
-		Leases: leases, Names: names, Alive: c.Alive(), Calls: calls,
+		Leases: leases, Names: names, Alive: c.Alive(), Calls: calls, Took: took,
 	}
 	if s := c.session; s != nil {
 		st.Session, st.Lease, st.Slots = s.id, s.lease, len(s.slots)

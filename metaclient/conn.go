@@ -362,6 +362,7 @@ func (c *Client) reply(cn *conn, frame []byte) error {
 		return err
 	}
 	cn.useful = true
+	c.took[sl.op].Add(time.Since(sl.sent))
 	c.renewed(sl.sent, lease)
 	sl.result.status, sl.result.message, sl.result.raw = h.Status, h.Message, append(sl.result.raw[:0], raw...)
 	sl.finish()

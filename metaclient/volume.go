@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weftfs/weft/internal/hist"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -194,7 +195,7 @@ func (v *Volume) State() VolumeState {
 		st.Sessions = append(st.Sessions, c.State())
 	}
 	st.State = st.Sessions[0]
-	st.Calls = map[metarpc.Op]uint64{}
+	st.Calls, st.Took = map[metarpc.Op]uint64{}, map[metarpc.Op]*hist.Counts{}
 	st.Reconnects, st.Busy, st.Layouts, st.Leases, st.Names = 0, 0, 0, 0, 0
 	for i := range st.Sessions {
 		s := &st.Sessions[i]
@@ -209,6 +210,12 @@ func (v *Volume) State() VolumeState {
 		st.Names += s.Names
 		for op, n := range s.Calls {
 			st.Calls[op] += n
+		}
+		for op, counts := range s.Took {
+			if st.Took[op] == nil {
+				st.Took[op] = &hist.Counts{}
+			}
+			st.Took[op].Join(counts)
 		}
 	}
 	return st

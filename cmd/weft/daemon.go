@@ -84,7 +84,11 @@ func serveMount(ctx context.Context, cfg mountConfig) error {
 			return err
 		}
 	}
-	slog.SetDefault(slog.New(slog.NewTextHandler(out, nil)))
+	var handler slog.Handler = slog.NewTextHandler(out, nil)
+	if cfg.options.logJSON {
+		handler = slog.NewJSONHandler(out, nil)
+	}
+	slog.SetDefault(slog.New(handler))
 	// The directory where it was started may be somebody's to unmount or remove; no path here is relative to it.
 	if err := os.Chdir("/"); err != nil {
 		ready(err)
@@ -105,8 +109,17 @@ func serveMount(ctx context.Context, cfg mountConfig) error {
 		ready(err)
 		return err
 	}
+	stopMetrics, err := d.serveMetrics()
+	if err != nil {
+		control.Close()
+		d.server.Unmount()
+		err = errors.Join(err, d.close())
+		ready(err)
+		return err
+	}
+	defer stopMetrics()
 	go serveControl(context.Background(), control, d.control) // ends with the socket
-	slog.Info("mounted", "source", cfg.source, "on", cfg.mountpoint, "version", version.String(), "max_write", d.server.MaxWrite())
+	slog.Info("mounted", "source", cfg.name, "on", cfg.mountpoint, "version", version.String(), "max_write", d.server.MaxWrite())
 	ready(nil)
 	go d.unmountOnSignal(ctx) // ends with the process
 	d.server.Wait()

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -53,6 +54,9 @@ type mountOptions struct {
 	// transport serves the FUSE device.
 	transport fs.Transport
 	log       string
+	logJSON   bool
+	metrics   string // HOST:PORT; "": none
+	profile   bool   // with profiles
 	secrets   string // the file with those of this host for NVMe subsystems; "": none
 
 	remount    bool
@@ -234,6 +238,21 @@ var mountOptionTable = []option{
 			}
 		}
 		return fmt.Errorf("want %v or %v", fs.GoFuse, fs.DeviceLoop)
+	}},
+	{"metrics", "HOST:PORT", "address for HTTP: /metrics in Prometheus' format, /healthz, /readyz (default: none)", func(o *mountOptions, v string) error {
+		if _, _, err := net.SplitHostPort(v); err != nil {
+			return fmt.Errorf("want HOST:PORT")
+		}
+		o.metrics = v
+		return nil
+	}},
+	{"pprof", "", "also /debug/pprof/ there", func(o *mountOptions, _ string) error { o.profile = true; return nil }},
+	{"log-format", "text|json", "how lines are logged (default text)", func(o *mountOptions, v string) error {
+		if v != "text" && v != "json" {
+			return fmt.Errorf("want text or json")
+		}
+		o.logJSON = v == "json"
+		return nil
 	}},
 	{"log", "FILE", "where the serving process logs (default /var/log/weft/MOUNTPOINT.log, for others than root in a directory log beside the control socket; with -f standard error)", func(o *mountOptions, v string) error {
 		if v == "" {

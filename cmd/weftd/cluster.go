@@ -35,6 +35,7 @@ type clusterConfig struct {
 	meta      meta.Config      // without what differs between shards
 	peers     metarpc.Versions // see cluster.Config.SpeaksToPeers
 	log       *slog.Logger
+	seen      *watch
 }
 
 // advertised is the address that others are told of a listener.
@@ -68,6 +69,7 @@ func runCluster(ctx context.Context, cfg clusterConfig, l net.Listener) (err err
 	if err != nil {
 		return err
 	}
+	cfg.seen.catalog(engine)
 	cfg.files.Volume = volume.ID
 	host, err := os.Hostname()
 	if err != nil {
@@ -145,12 +147,12 @@ func (h *clusterHost) Service(ctx context.Context, shard int, row []byte, engine
 	case err != nil:
 		return nil, err
 	case h.files != nil:
-		return svc, nil
+		return h.cfg.seen.service(svc, svc), nil
 	}
 	s := &onlyService{Service: svc, files: files}
 	s.ctx, s.stop = context.WithCancel(h.ctx)
 	addDevices(s.ctx, files, h.cfg.urls, h.cfg.log)
-	return s, nil
+	return h.cfg.seen.service(svc, s), nil
 }
 
 // Close implements [cluster.Host].

@@ -82,6 +82,7 @@ func (w *clusterWorld) startAs(clients, peers metarpc.Versions) (addr string, st
 	log := w.log.With("service", addr)
 	go func() { // ends with ctx
 		done <- runCluster(ctx, clusterConfig{
+			seen:    &watch{},
 			catalog: where, shards: w.shards, lease: 4 * time.Second, urls: w.urls, log: log,
 			files: datafile.Config{Log: log}, meta: meta.Config{Lease: 10 * time.Second, Program: "weftd test", Speaks: clients}, peers: peers,
 		}, l)

@@ -28,7 +28,7 @@ func runData(ctx context.Context, c *command, args []string) error {
 	local := localFlag(fl)
 	files := tlsFlags(fl, "certificates that sign those of clients: every client that asks for TLS needs one then")
 	require := fl.Bool("tls-required", false, "refuse clients that do not ask for TLS")
-	verbose := fl.BoolP("verbose", "v", false, "log more")
+	watching := newWatchFlags(fl)
 	if err := c.parse(fl, args, "dir", "listen"); err != nil {
 		return err
 	}
@@ -52,7 +52,10 @@ func runData(ctx context.Context, c *command, args []string) error {
 	if len(*dirs) == 0 || len(*dirs) != len(*addrs) {
 		return usagef("data: %d directories and %d addresses: give one address for each directory", len(*dirs), len(*addrs))
 	}
-	log := newLog(*verbose)
+	log, err := watching.log(c)
+	if err != nil {
+		return err
+	}
 	for i, dir := range *dirs {
 		l, err := listen((*addrs)[i], "2049")
 		if err == nil {
@@ -63,6 +66,11 @@ func runData(ctx context.Context, c *command, args []string) error {
 		}
 		log.Info("data server ready", "dir", dir, "addr", l.Addr())
 	}
+	stop, err := servers.seen.serve(watching, log)
+	if err != nil {
+		return errors.Join(err, servers.stop())
+	}
+	defer stop()
 	return servers.run(ctx)
 }
 
@@ -108,6 +116,7 @@ type dataServers struct {
 	required bool
 
 	namespaces namespaces
+	seen       watch
 }
 
 // start serves dir on l.
@@ -121,6 +130,7 @@ func (d *dataServers) start(dir string, l net.Listener, log *slog.Logger) error 
 		d.failed = make(chan error, 1)
 	}
 	d.list = append(d.list, s)
+	d.seen.server(dir, s)
 	go func() { // ends at Shutdown
 		if err := s.Serve(l); err != nil {
 			select {

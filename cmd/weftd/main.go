@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"os/signal"
@@ -156,17 +155,6 @@ func runVersion(_ context.Context, c *command, args []string) error {
 	}
 	fmt.Println("weftd", version.String())
 	return nil
-}
-
-// newLog makes the log: text on standard error.
-func newLog(verbose bool) *slog.Logger {
-	level := slog.LevelInfo
-	if verbose {
-		level = slog.LevelDebug
-	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	slog.SetDefault(log)
-	return log
 }
 
 // listen listens on HOST:PORT, :PORT or HOST.

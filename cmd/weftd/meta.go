@@ -41,7 +41,7 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 	exports := exportFlag(fl)
 	nvme := discoveryFlag(fl)
 	dialer := dialFlags(fl)
-	verbose := fl.BoolP("verbose", "v", false, "log more")
+	watching := newWatchFlags(fl)
 	if err := c.parse(fl, args); err != nil {
 		return err
 	}
@@ -73,13 +73,24 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return err
 	}
-	log := newLog(*verbose)
+	log, err := watching.log(c)
+	if err != nil {
+		return err
+	}
 	l, err := listen(*addr, defaultPort)
 	if err != nil {
 		return err
 	}
+	var seen watch
+	stop, err := seen.serve(watching, log)
+	if err != nil {
+		l.Close()
+		return err
+	}
+	defer stop()
 	if where.url != "" {
 		return runCluster(ctx, clusterConfig{
+			seen:    &seen,
 			catalog: where, advertise: *advertise, shards: *shards, lease: *memberLease, urls: urls, log: log,
 			files: datafile.Config{Dial: dial, Secrets: secrets, Log: log, Discovery: *nvme, DiscoveryFile: discoveryFile(*dir)},
 			meta:  meta.Config{Lease: *lease, Resilver: int64(*rate), Exports: exports.rules, Program: "weftd " + version.String()},
@@ -90,6 +101,8 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 		l.Close()
 		return err
 	}
+	seen.catalog(m.engine)
+	seen.service(m.service, m.service)
 	addDevices(m.ctx, m.files, urls, log)
 	return m.run(ctx, l)
 }

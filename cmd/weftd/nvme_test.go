@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"math"
 	"net"
 	"os"
@@ -19,7 +20,7 @@ import (
 
 // TestNamespaces finds the namespaces of before at the ports of before, unless somebody else has them, and no others.
 func TestNamespaces(t *testing.T) {
-	dir, log := t.TempDir(), newLog(false)
+	dir, log := t.TempDir(), slog.Default()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	// start returns the URLs, after a look at what discovery tells at the first port.

@@ -45,7 +45,7 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	ioMode := ioFlag(fl)
 	local := localFlag(fl)
 	secretFile := secretFlag(fl)
-	verbose := fl.BoolP("verbose", "v", false, "log more")
+	watching := newWatchFlags(fl)
 	if err := c.parse(fl, args, "dir"); err != nil {
 		return err
 	}
@@ -71,7 +71,10 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return err
 	}
-	log := newLog(*verbose)
+	log, err := watching.log(c)
+	if err != nil {
+		return err
+	}
 	lock, err := lockDir(*dir)
 	if err != nil {
 		return err
@@ -114,6 +117,14 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 		l.Close()
 		return errors.Join(err, servers.stop())
 	}
+	servers.seen.catalog(m.engine)
+	servers.seen.service(m.service, m.service)
+	stop, err := servers.seen.serve(watching, log)
+	if err != nil {
+		l.Close()
+		return errors.Join(err, m.close(), servers.stop())
+	}
+	defer stop()
 	for _, url := range urls {
 		if _, err := m.files.AddDevice(ctx, url, false); err != nil {
 			l.Close()

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -67,10 +68,10 @@ func TestSingleState(t *testing.T) {
 	}
 	// Fewer data servers than before are refused before any is started.
 	var servers dataServers
-	if _, err := servers.startSingle(dir, 2, "127.0.0.1", newLog(false)); err == nil || len(servers.list) != 0 || !strings.Contains(err.Error(), "3 data servers") {
+	if _, err := servers.startSingle(dir, 2, "127.0.0.1", slog.Default()); err == nil || len(servers.list) != 0 || !strings.Contains(err.Error(), "3 data servers") {
 		t.Errorf("fewer: %v", err)
 	}
-	if _, err := servers.namespaces.start(dir, 1, 0, "127.0.0.1", newLog(false)); err == nil || servers.namespaces.target != nil || !strings.Contains(err.Error(), "2 namespaces") {
+	if _, err := servers.namespaces.start(dir, 1, 0, "127.0.0.1", slog.Default()); err == nil || servers.namespaces.target != nil || !strings.Contains(err.Error(), "2 namespaces") {
 		t.Errorf("fewer namespaces: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "single.json"), []byte("{"), 0o644); err != nil {
@@ -83,7 +84,7 @@ func TestSingleState(t *testing.T) {
 
 // TestStartSingle finds the ports of before, unless somebody else has them.
 func TestStartSingle(t *testing.T) {
-	dir, log := t.TempDir(), newLog(false)
+	dir, log := t.TempDir(), slog.Default()
 	start := func(count int) []string {
 		t.Helper()
 		var servers dataServers

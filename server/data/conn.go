@@ -78,6 +78,7 @@ type request struct {
 	write   wire.WriteArgs
 	garbage bool   // write does not decode
 	reply   []byte // the record mark, the RPC header, and results up to a payload
+	results int    // where in reply results begin; 0 if there are none
 	payload *buffer
 	data    []byte // in payload: of a WRITE, or to be sent behind reply
 	from    extent // to be sent behind reply, if there is no data
@@ -185,7 +186,9 @@ func (c *conn) work() {
 		c.passTurn()
 		c.send() // what is queued does not wait for r
 		if r != nil {
+			began := time.Now()
 			c.handle(r)
+			c.s.counts.took(r, began)
 			c.queue(r)
 			c.send()
 		}

@@ -147,6 +147,10 @@ func call[A any, P interface {
 // begin starts the reply; what is appended afterwards are results.
 func (r *request) begin(reply *oncrpc.Reply) {
 	r.reply = reply.Append(append(r.reply[:0], 0, 0, 0, 0))
+	r.results = 0
+	if reply.Stat == oncrpc.Success {
+		r.results = len(r.reply)
+	}
 }
 
 // end completes the record mark.

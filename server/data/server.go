@@ -69,7 +69,8 @@ type Server struct {
 	instance localio.ID
 	leases   error   // why it cannot be known who writes a file
 	broker   *broker // nil: there is none
-	remote   string  // why
+	counts   counts
+	remote   string // why
 
 	// verf is the write verifier; replaced by newVerifier.
 	verf atomic.Pointer[wire.WriteVerf]

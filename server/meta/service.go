@@ -38,6 +38,7 @@ type Service struct {
 	idle     atomic.Int32   // how many those are
 	unheard  atomic.Int64   // nanoseconds since started, when it was last found that clients cannot be heard
 
+	counts   counts
 	locks    lockTable
 	caches   cacheTable
 	resilver resilver

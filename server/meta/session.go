@@ -325,6 +325,8 @@ func (s *Service) accept(rd *reader, h metarpc.CallHeader, args any, refusal *me
 
 // answer executes a call and leaves its answer in c.frame. If that is set already, an earlier instance executed it.
 func (s *Service) answer(c *call, args any, refusal *metarpc.Error) {
+	began := time.Now()
+	defer func() { s.counts.took(c.h.Op, began) }()
 	var result any
 	var err error
 	switch {
@@ -351,6 +353,7 @@ func (s *Service) answer(c *call, args any, refusal *metarpc.Error) {
 	}
 	if err != nil {
 		status, message := s.status(c, err)
+		s.counts.refused(status)
 		c.frame = s.refusal(c.h, status, message)
 	}
 }

@@ -76,6 +76,7 @@ type Options struct {
 	Cluster     bool          // three metadata services on a catalog in three etcd members; the data servers are apart
 	Catalog     string        // with Cluster: URL of an empty catalog that the test keeps, in place of etcd
 	Links       bool          // with Cluster: each of them has a network link that can be cut
+	Args        []string      // of weftd, further ones, if there is one process of it
 	Env         []string      // of weftd and of the mounts, beside that of the test, such as GOMAXPROCS=1
 }
 
@@ -189,6 +190,7 @@ func (v *Volume) Start() {
 	if v.opts.Lease > 0 {
 		args = append(args, "--lease", v.opts.Lease.String())
 	}
+	args = append(args, v.opts.Args...)
 	v.run = launch(v.t, v.log, v.opts.Env, "weftd", args...)
 	deadline := time.Now().Add(30 * time.Second)
 	for {

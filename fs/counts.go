@@ -1,0 +1,63 @@
+package fs
+
+import (
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/weftfs/weft/internal/hist"
+)
+
+// Requests of the kernel by their numbers (linux/fuse.h), as they are counted.
+const (
+	opRead  = 15
+	opWrite = 16
+)
+
+var opNames = [...]string{
+	1: "lookup", 3: "getattr", 4: "setattr", 5: "readlink", 6: "symlink", 8: "mknod", 9: "mkdir", 10: "unlink", 11: "rmdir", 12: "rename", 13: "link", 14: "open",
+	opRead: "read", opWrite: "write", 17: "statfs", 18: "release", 20: "fsync", 21: "setxattr", 22: "getxattr", 23: "listxattr", 24: "removexattr", 25: "flush",
+	27: "opendir", 28: "readdir", 29: "releasedir", 30: "fsyncdir", 31: "getlk", 32: "setlk", 33: "setlkw", 34: "access", 35: "create", 43: "fallocate", 44: "readdirplus",
+	45: "rename", 46: "lseek", 47: "copy_file_range", 51: "tmpfile", 52: "statx",
+}
+
+// counts is what requests came to since the mount.
+type counts struct {
+	ops   [len(opNames)]hist.Hist
+	fails [134]atomic.Uint64 // by errno
+}
+
+func (c *counts) took(op uint32, began time.Time) {
+	if int(op) < len(c.ops) {
+		c.ops[op].Add(time.Since(began))
+	}
+}
+
+func (c *counts) failed(errno syscall.Errno) {
+	if int(errno) < len(c.fails) {
+		c.fails[errno].Add(1)
+	}
+}
+
+// Requests is how many requests of the kernel were answered, and how fast, by name; reads and writes of files that it serves by itself are not among them.
+// Errors is how many answers were errors.
+func (fs *FS) Requests() (ops map[string]*hist.Counts, errors map[syscall.Errno]uint64) {
+	ops, errors = map[string]*hist.Counts{}, map[syscall.Errno]uint64{}
+	for op := range fs.counts.ops {
+		counts := fs.counts.ops[op].Counts()
+		if opNames[op] == "" || counts.Total() == 0 {
+			continue
+		}
+		if have := ops[opNames[op]]; have != nil { // rename has two numbers
+			have.Join(&counts)
+		} else {
+			ops[opNames[op]] = &counts
+		}
+	}
+	for errno := range fs.counts.fails {
+		if n := fs.counts.fails[errno].Load(); n > 0 {
+			errors[syscall.Errno(errno)] = n
+		}
+	}
+	return ops, errors
+}
