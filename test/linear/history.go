@@ -63,7 +63,7 @@ type entry struct {
 	lost bool // a name of the inode was taken away and this one has stayed
 }
 
-// state is the model: the names, what they were before, and who has the lock.
+// state is the model: the names, what each last stood for before, and who has the lock.
 type state struct {
 	entries [names]entry
 	before  [names]entry
@@ -72,7 +72,10 @@ type state struct {
 
 // set gives a name another meaning.
 func (s *state) set(name int, e entry) {
-	s.before[name], s.entries[name] = s.entries[name], e
+	if s.entries[name].ino != 0 {
+		s.before[name] = s.entries[name]
+	}
+	s.entries[name] = e
 }
 
 // remove takes away a name, or what it stands for.
