@@ -23,22 +23,24 @@ import (
 
 // announce says that the mount can be used, and returns what takes that back.
 func (cfg mountConfig) announce() (end func(), err error) {
+	end = func() {}
+	if cfg.readyFile != "" {
+		if err := os.WriteFile(cfg.readyFile, []byte(cfg.mountpoint+"\n"), 0o644); err != nil {
+			return nil, fmt.Errorf("--ready-file: %w", err)
+		}
+		end = func() { os.Remove(cfg.readyFile) }
+	}
 	if cfg.readyFD > 0 {
 		unix.CloseOnExec(cfg.readyFD)
 		f := os.NewFile(uintptr(cfg.readyFD), "--ready-fd")
 		_, err := fmt.Fprintln(f, "ready")
 		f.Close()
 		if err != nil {
+			end()
 			return nil, fmt.Errorf("--ready-fd %d: %w", cfg.readyFD, err)
 		}
 	}
-	if cfg.readyFile == "" {
-		return func() {}, nil
-	}
-	if err := os.WriteFile(cfg.readyFile, []byte(cfg.mountpoint+"\n"), 0o644); err != nil {
-		return nil, fmt.Errorf("--ready-file: %w", err)
-	}
-	return func() { os.Remove(cfg.readyFile) }, nil
+	return end, nil
 }
 
 // reap is for process 1, to which the kernel gives processes whose parent has ended: it takes note of their end. It runs as long as the process does. As root this
