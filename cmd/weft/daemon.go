@@ -75,7 +75,6 @@ type daemon struct {
 // serveMount mounts, tells whoever waits (see readiness), and serves until unmounted. The first signal ends ctx.
 func serveMount(ctx context.Context, cfg mountConfig) error {
 	ready := readiness()
-	debug.SetMemoryLimit(heapLimit)
 	out := os.Stderr
 	if cfg.options.log != "" {
 		var err error
@@ -89,6 +88,10 @@ func serveMount(ctx context.Context, cfg mountConfig) error {
 		handler = slog.NewJSONHandler(out, nil)
 	}
 	slog.SetDefault(slog.New(handler))
+	debug.SetMemoryLimit(cfg.options.fit(memoryLimit("/"), cfg.own))
+	if os.Getpid() == 1 && os.Geteuid() == 0 {
+		go reap()
+	}
 	// The directory where it was started may be somebody's to unmount or remove; no path here is relative to it.
 	if err := os.Chdir("/"); err != nil {
 		ready(err)
@@ -119,6 +122,15 @@ func serveMount(ctx context.Context, cfg mountConfig) error {
 	}
 	defer stopMetrics()
 	go serveControl(context.Background(), control, d.control) // ends with the socket
+	end, err := cfg.announce()
+	if err != nil {
+		control.Close()
+		d.server.Unmount()
+		err = errors.Join(err, d.close())
+		ready(err)
+		return err
+	}
+	defer end()
 	slog.Info("mounted", "source", cfg.name, "on", cfg.mountpoint, "version", version.String(), "max_write", d.server.MaxWrite())
 	ready(nil)
 	go d.unmountOnSignal(ctx) // ends with the process

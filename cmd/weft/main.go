@@ -28,7 +28,7 @@ var commands []*command
 
 func init() {
 	commands = []*command{
-		{"mount", "[-f] [-o OPTION,...] HOST[:PORT][,HOST...]:/[SUBDIR] MOUNTPOINT", "mount a file system", runMount},
+		{"mount", "[-f [--ready-fd N] [--ready-file FILE]] [-o OPTION,...] HOST[:PORT][,HOST...]:/[SUBDIR] MOUNTPOINT", "mount a file system", runMount},
 		{"umount", "[--force] MOUNTPOINT", "make everything stable, unmount, and wait until the serving process has ended", runUmount},
 		{"sync", "[MOUNTPOINT]", "return when everything written is stable (of all mounts without MOUNTPOINT)", runSync},
 		{"layout", "FILE|DIR [--json]", "show where a file's data lies, or how a directory's new files will be laid out", runLayout},

@@ -25,6 +25,8 @@ type mountConfig struct {
 	mountpoint string // absolute
 	options    mountOptions
 	own        []string // weft's own options as they were given
+	readyFD    int      // of --ready-fd; 0: none
+	readyFile  string   // of --ready-file; "": none
 }
 
 // readyFD is where a serving process started by `weft mount` says how mounting went: nothing but end of file for
@@ -42,9 +44,17 @@ const readyEnv = "WEFT_READY_FD"
 func runMount(ctx context.Context, c *command, args []string) error {
 	fl := c.flags(optionsHelp())
 	foreground := fl.BoolP("foreground", "f", false, "serve in the foreground until unmounted")
+	readyFD := fl.Int("ready-fd", 0, "with -f: descriptor that gets a line when the mount can be used, and is closed")
+	readyFile := fl.String("ready-file", "", "with -f: `FILE` that is there while the mount can be used")
 	lists := fl.StringArrayP("options", "o", nil, "`OPTION`s, separated by commas, see below")
 	if err := c.parse(fl, args, 2, 2); err != nil {
 		return err
+	}
+	switch {
+	case !*foreground && (*readyFD != 0 || *readyFile != ""):
+		return usagef("mount: --ready-fd and --ready-file are for a mount in the foreground (-f); without it the command returns when the mount can be used")
+	case fl.Changed("ready-fd") && *readyFD < 1:
+		return usagef("mount: --ready-fd %d: want the number of an open descriptor", *readyFD)
 	}
 	cfg, err := newMountConfig(fl.Arg(0), fl.Arg(1), *lists)
 	if err != nil {
@@ -57,6 +67,7 @@ func runMount(ctx context.Context, c *command, args []string) error {
 		return mountErr(err)
 	}
 	if *foreground {
+		cfg.readyFD, cfg.readyFile = *readyFD, *readyFile
 		return mountErr(serveMount(ctx, cfg))
 	}
 	return mountErr(startServer(ctx, cfg, args))
@@ -79,7 +90,7 @@ func newMountConfig(src, mountpoint string, lists []string) (mountConfig, error)
 	if real, err := cleanMountpoint(abs); err == nil {
 		abs = real
 	}
-	return mountConfig{s, src, abs, opts, ownOptions(optionWords(lists))}, nil
+	return mountConfig{source: s, name: src, mountpoint: abs, options: opts, own: ownOptions(optionWords(lists))}, nil
 }
 
 // check looks at the files that options name, as the serving process will.

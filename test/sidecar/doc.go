@@ -1,0 +1,2 @@
+// Package sidecar has tests of a mount in the foreground as process 1 of a container.
+package sidecar
