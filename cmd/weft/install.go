@@ -27,7 +27,7 @@ type installed struct {
 }
 
 func runInstall(_ context.Context, c *command, args []string) error {
-	fl := c.flags("\nmount(8) looks for mount.weft in /sbin, /usr/sbin and /usr/local/sbin, or where its distribution says: mount -t weft works with the prefix /usr everywhere.\n" +
+	fl := c.flags("\nmount(8) looks for mount.weft in /sbin, which is /usr/sbin: so mount -t weft works with the prefix /usr. With another one it is said what to link.\n" +
 		"weftd is installed if it lies beside weft.\n")
 	prefix := fl.String("prefix", "/usr", "`directory` below which all goes: bin, sbin, share and lib")
 	root := fl.String("root", "", "`directory` that will be the root of the file system, for packages and images; names in what is installed do not have it")
@@ -62,7 +62,7 @@ func runInstall(_ context.Context, c *command, args []string) error {
 		}
 	}
 	fmt.Printf("installed %d files below %s\n", len(files), at)
-	if *root == "" && !slices.Contains([]string{"/", "/usr", "/usr/local"}, filepath.Clean(*prefix)) {
+	if *root == "" && !slices.Contains([]string{"/", "/usr"}, filepath.Clean(*prefix)) {
 		fmt.Printf("mount(8) does not look in %s: for mount -t weft link mount.weft, mount.fuse.weft, umount.weft and umount.fuse.weft into /usr/sbin\n", filepath.Join(*prefix, "sbin"))
 	}
 	return nil
