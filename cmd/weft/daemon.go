@@ -99,36 +99,32 @@ func serveMount(ctx context.Context, cfg mountConfig) error {
 	}
 	d := &daemon{cfg: cfg, since: time.Now()}
 	d.ctx, d.stop = context.WithCancel(context.Background())
-	if err := d.start(ctx, ready); err != nil {
+	fail := func(err error) error {
+		if d.server != nil {
+			d.server.Unmount()
+		}
 		err = errors.Join(err, d.close())
 		ready(err)
 		return err
+	}
+	if err := d.start(ctx, ready); err != nil {
+		return fail(err)
 	}
 	control, err := listenControl(d.server.ControlID())
 	if err != nil {
-		err = fmt.Errorf("control socket: %w", err)
-		d.server.Unmount()
-		err = errors.Join(err, d.close())
-		ready(err)
-		return err
+		return fail(fmt.Errorf("control socket: %w", err))
 	}
+	go serveControl(context.Background(), control, d.control) // ends with the socket
 	stopMetrics, err := d.serveMetrics()
 	if err != nil {
 		control.Close()
-		d.server.Unmount()
-		err = errors.Join(err, d.close())
-		ready(err)
-		return err
+		return fail(err)
 	}
 	defer stopMetrics()
-	go serveControl(context.Background(), control, d.control) // ends with the socket
 	end, err := cfg.announce()
 	if err != nil {
 		control.Close()
-		d.server.Unmount()
-		err = errors.Join(err, d.close())
-		ready(err)
-		return err
+		return fail(err)
 	}
 	defer end()
 	slog.Info("mounted", "source", cfg.name, "on", cfg.mountpoint, "version", version.String(), "max_write", d.server.MaxWrite())

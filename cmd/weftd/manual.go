@@ -12,13 +12,7 @@ import (
 // describe is what the manual says of a command: what its --help would.
 func (c *command) describe() manual.Command {
 	d := manual.Command{Name: c.name, Args: c.args, Short: c.short}
-	helpTo = func(fl *pflag.FlagSet, more string) {
-		d.More = more
-		fl.VisitAll(func(f *pflag.Flag) {
-			value, help := pflag.UnquoteUsage(f)
-			d.Flags = append(d.Flags, manual.Flag{Name: f.Name, Shorthand: f.Shorthand, Value: value, Help: help})
-		})
-	}
+	helpTo = func(fl *pflag.FlagSet, more string) { d.Flags, d.More = manual.FlagsOf(fl), more }
 	defer func() { helpTo = nil }()
 	c.run(context.Background(), c, []string{"--help"}) // which every command looks for first
 	return d

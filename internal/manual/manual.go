@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/spf13/pflag"
 )
 
 // Program is one with commands.
@@ -29,6 +31,15 @@ type Flag struct {
 	Shorthand string // one letter; empty if there is none
 	Value     string // placeholder; empty if it has no value
 	Help      string
+}
+
+// FlagsOf are the flags of a set.
+func FlagsOf(fl *pflag.FlagSet) (list []Flag) {
+	fl.VisitAll(func(f *pflag.Flag) {
+		value, help := pflag.UnquoteUsage(f)
+		list = append(list, Flag{Name: f.Name, Shorthand: f.Shorthand, Value: value, Help: help})
+	})
+	return list
 }
 
 // Option is one for the flag -o.
