@@ -2,6 +2,7 @@ package faults
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -133,8 +134,16 @@ func TestSoft(t *testing.T) {
 				t.Errorf("%s, when the service is back: %v", u.name, err)
 			}
 		}
-		// What was given up is carried out once the service hears of it.
+		// What was given up is carried out once the service hears of it. If the kernel had forgotten that there is no such name it asked for that first, and then
+		// there was no mkdir.
+		sent := callsSent(t, u.m, "MAKENODE")
+		if sent != 1 && sent != 2 {
+			t.Errorf("%s: %d calls to make directories, want 2, or 1", u.name, sent)
+		}
 		for _, dir := range []string{u.m.Dir, hard.Dir} {
+			if sent == 1 {
+				break
+			}
 			harness.Await(t, "the directory that was given up", func() bool {
 				_, err := os.Stat(filepath.Join(dir, u.name+".d"))
 				return err == nil
@@ -151,4 +160,16 @@ func TestSoft(t *testing.T) {
 	hard.Unmount()
 	v.Stop()
 	v.Fsck()
+}
+
+// callsSent is how many calls of a kind a mount has sent to the metadata service.
+func callsSent(t *testing.T, m *harness.Mount, op string) int {
+	t.Helper()
+	var st []struct {
+		Service struct{ Calls map[string]int }
+	}
+	if err := json.Unmarshal([]byte(harness.Weft(t, "status", "--json", m.Dir)), &st); err != nil || len(st) != 1 {
+		t.Fatal(st, err)
+	}
+	return st[0].Service.Calls[op]
 }
