@@ -24,7 +24,7 @@ type rpcConn struct {
 }
 
 // dialRPC connects to the first address that works.
-func dialRPC(ctx context.Context, addrs []netip.AddrPort, secret *tls.Config) (*rpcConn, error) {
+func dialRPC(ctx context.Context, addrs []netip.AddrPort, secret *rpctls.Client) (*rpcConn, error) {
 	var errs []error
 	for _, addr := range addrs {
 		c, err := dialAddr(ctx, addr, secret)
@@ -36,7 +36,7 @@ func dialRPC(ctx context.Context, addrs []netip.AddrPort, secret *tls.Config) (*
 	return nil, errors.Join(errs...)
 }
 
-func dialAddr(ctx context.Context, addr netip.AddrPort, secret *tls.Config) (*rpcConn, error) {
+func dialAddr(ctx context.Context, addr netip.AddrPort, secret *rpctls.Client) (*rpcConn, error) {
 	var d net.Dialer
 	nc, err := d.DialContext(ctx, "tcp", addr.String())
 	if err != nil {
@@ -47,7 +47,7 @@ func dialAddr(ctx context.Context, addr netip.AddrPort, secret *tls.Config) (*rp
 	if secret == nil {
 		return c, nil
 	}
-	tc, err := rpctls.Handshake(ctx, nc, secret, addr.Addr(), oncrpc.Call{XID: c.xid, Prog: wire.Program, Vers: wire.Version})
+	tc, err := secret.Handshake(ctx, nc, addr.Addr(), oncrpc.Call{XID: c.xid, Prog: wire.Program, Vers: wire.Version})
 	if err != nil {
 		nc.Close()
 		return nil, fmt.Errorf("TLS with %v: %w", addr, err)

@@ -2,7 +2,6 @@ package localio
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"log/slog"
 	"math/rand/v2"
@@ -13,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/layout"
 
@@ -37,7 +37,7 @@ type Remote interface {
 type Config struct {
 	Name     string           // for messages
 	Addrs    []netip.AddrPort // of the data server
-	TLS      *tls.Config      // as package rpctls configures it; nil: none
+	TLS      *rpctls.Client   // nil: none
 	ReadOnly bool             // writes go by RPC
 	Dir      string           // where brokers have their sockets; empty: wire.Dir
 	Files    int              // most files kept open; 0: DefaultFiles

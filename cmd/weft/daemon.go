@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -58,7 +57,7 @@ type daemon struct {
 	// flagsMu guards cfg.options.flags once the mount is there.
 	flagsMu sync.Mutex
 	since   time.Time
-	secret  *tls.Config // of connections to data servers, nil = none
+	secret  *rpctls.Client // of connections to data servers, nil = none
 	meta    *metaclient.Volume
 	data    *dataplane.Plane
 	fsys    *fs.FS
@@ -142,7 +141,7 @@ func (d *daemon) start(ctx context.Context, ready func(error)) error {
 	var front atomic.Pointer[fs.FS]           // set before there is anything to recall
 	var plane atomic.Pointer[dataplane.Plane] // set before anything is done at devices
 	var err error
-	if d.secret, err = rpctls.Client(d.cfg.options.xprtsec, d.cfg.options.tls); err != nil {
+	if d.secret, err = rpctls.NewClient(d.cfg.options.xprtsec, d.cfg.options.tls); err != nil {
 		return err
 	}
 	client := clientInfo(d.cfg.mountpoint)

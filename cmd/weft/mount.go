@@ -95,7 +95,7 @@ func newMountConfig(src, mountpoint string, lists []string) (mountConfig, error)
 
 // check looks at the files that options name, as the serving process will.
 func (cfg mountConfig) check() error {
-	if _, err := rpctls.Client(cfg.options.xprtsec, cfg.options.tls); err != nil {
+	if _, err := rpctls.NewClient(cfg.options.xprtsec, cfg.options.tls); err != nil {
 		return err
 	}
 	_, err := readSecrets(cfg.options.secrets)

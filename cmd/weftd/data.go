@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -45,7 +44,7 @@ func runData(ctx context.Context, c *command, args []string) error {
 	}
 	servers := dataServers{io: io, local: lend, required: *require}
 	if *files != (rpctls.Files{}) {
-		if servers.tls, err = rpctls.Server(*files); err != nil {
+		if servers.tls, err = rpctls.NewServer(*files); err != nil {
 			return usagef("data: %v", err)
 		}
 	}
@@ -90,6 +89,7 @@ func tlsFlags(fl *pflag.FlagSet, ca string) *rpctls.Files {
 	fl.StringVar(&f.Cert, "tls-cert", "", "PEM file of this server's certificate, with what leads from it to the CA")
 	fl.StringVar(&f.Key, "tls-key", "", "PEM file of the key that belongs to it")
 	fl.StringVar(&f.CA, "tls-ca", "", "PEM file of "+ca)
+	fl.StringVar(&f.CRL, "tls-crl", "", "PEM file of certificates that are revoked, which need not exist yet")
 	return f
 }
 
@@ -98,7 +98,7 @@ func dialFlags(fl *pflag.FlagSet) func() (store.Dialer, error) {
 	policy := fl.String("xprtsec", string(rpctls.None), "connections to data servers: none, tls or mtls (RFC 9289)")
 	files := tlsFlags(fl, "the certificates that sign those of data servers (default: the system's)")
 	return func() (store.Dialer, error) {
-		secret, err := rpctls.Client(rpctls.Policy(*policy), *files)
+		secret, err := rpctls.NewClient(rpctls.Policy(*policy), *files)
 		if err != nil {
 			return nil, usagef("%v", err)
 		}
@@ -111,8 +111,8 @@ type dataServers struct {
 	io       data.IO
 	local    data.Local
 	list     []*data.Server
-	failed   chan error  // of those that stopped serving by themselves
-	tls      *tls.Config // nil = none is offered
+	failed   chan error     // of those that stopped serving by themselves
+	tls      *rpctls.Server // nil = none is offered
 	required bool
 
 	namespaces namespaces

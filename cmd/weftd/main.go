@@ -43,6 +43,11 @@ func init() {
 		{"catalog export", "--from CATALOG --to FILE", "write the catalog of a volume that no service uses to a file, to be imported elsewhere", runExport},
 		{"catalog backup", "--from CATALOG --to FILE", "write the catalog of a volume to a file while its services run", runBackup},
 		{"catalog import", "--from FILE --to CATALOG [--shards N]", "make a catalog of what was exported or backed up", runImport},
+		{"ca init", "--dir DIR [--name NAME]", "make a private certificate authority", runCAInit},
+		{"ca issue", "--dir DIR --name NAME [--host HOST]... --out DIR [--life TIME]", "make a key and a certificate: of a client, or with --host of a service", runCAIssue},
+		{"ca renew", "--dir DIR --out DIR [--life TIME]", "replace the certificate in a directory by one that is good for longer", runCARenew},
+		{"ca revoke", "--dir DIR --name NAME|SERIAL", "revoke certificates, by their name or serial number", runCARevoke},
+		{"ca ls", "--dir DIR", "list the certificates of a certificate authority", runCAList},
 		{"version", "", "print the version", runVersion},
 	}
 }

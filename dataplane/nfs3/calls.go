@@ -2,7 +2,6 @@ package nfs3
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,6 +9,7 @@ import (
 	"net/netip"
 	"strconv"
 
+	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/internal/wire/xdr"
 	"github.com/weftfs/weft/layout"
@@ -284,7 +284,7 @@ func (t *Target) Commit(ctx context.Context, cred layout.Credential, file []byte
 
 // Mount asks the MOUNT service at addr for the handle of an exported directory, with TLS unless that is nil (see Config).
 // Unlike the methods of a Target it does not try again when the server cannot be reached.
-func Mount(ctx context.Context, addr netip.AddrPort, export string, secret *tls.Config) (root []byte, err error) {
+func Mount(ctx context.Context, addr netip.AddrPort, export string, secret *rpctls.Client) (root []byte, err error) {
 	if len(export) > wire.MaxMountPath {
 		return nil, fmt.Errorf("nfs3: export path of %d bytes, the longest is %d", len(export), wire.MaxMountPath)
 	}
@@ -304,7 +304,7 @@ func Mount(ctx context.Context, addr netip.AddrPort, export string, secret *tls.
 
 // MountAt is Mount at the server whose NFS service is at addr. It asks the MOUNT service at the port it is said to have, and if that
 // is 0 on the NFS port, where weftd data has it, or where the port mapper says.
-func MountAt(ctx context.Context, addr netip.AddrPort, mountPort uint16, export string, secret *tls.Config) (root []byte, err error) {
+func MountAt(ctx context.Context, addr netip.AddrPort, mountPort uint16, export string, secret *rpctls.Client) (root []byte, err error) {
 	if mountPort != 0 {
 		return Mount(ctx, netip.AddrPortFrom(addr.Addr(), mountPort), export, secret)
 	}
@@ -367,7 +367,7 @@ func (r *portmapRes) Decode(d *xdr.Decoder) error {
 }
 
 // callOnce makes one call on a connection of its own.
-func callOnce(ctx context.Context, addr netip.AddrPort, secret *tls.Config, ctl *control, detail string) error {
+func callOnce(ctx context.Context, addr netip.AddrPort, secret *rpctls.Client, ctl *control, detail string) error {
 	t, err := New(Config{Name: addr.String(), Addrs: []netip.AddrPort{addr}, Connections: 1, TLS: secret, ReservedPort: true, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err

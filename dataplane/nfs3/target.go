@@ -2,7 +2,6 @@ package nfs3
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -12,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/layout"
 
@@ -61,9 +61,9 @@ type Config struct {
 	WSize       int              // largest WRITE
 	Timeout     time.Duration    // a connection that is silent for so long while calls are outstanding is replaced; 0: DefaultTimeout
 	Patience    layout.Patience  // for how long an Op may have no answer; zero: for ever
-	// TLS makes every connection RPC-with-TLS (RFC 9289), as package rpctls configures it; nil: none does. What cannot be
-	// made so is not used. Without a ServerName the server's certificate must name its IP address.
-	TLS *tls.Config
+	// TLS makes every connection RPC-with-TLS (RFC 9289); nil: none does. What cannot be
+	// made so is not used. The server's certificate must name its IP address.
+	TLS *rpctls.Client
 	// ReservedPort makes connections come from a port below 1024 if the process may use one, as root of the client's
 	// machine: what exports that are "secure" ask for. Otherwise any port is used.
 	ReservedPort bool

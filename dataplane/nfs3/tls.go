@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
@@ -33,7 +32,7 @@ func (t *Target) startTLS(nc *net.TCPConn, addr netip.AddrPort) (*tls.Conn, erro
 	t.mu.Lock()
 	xid := t.nextXID()
 	t.mu.Unlock()
-	tc, err := rpctls.Handshake(ctx, nc, t.cfg.TLS, addr.Addr(), oncrpc.Call{XID: xid, Prog: t.prog, Vers: wire.Version})
+	tc, err := t.cfg.TLS.Handshake(ctx, nc, addr.Addr(), oncrpc.Call{XID: xid, Prog: t.prog, Vers: wire.Version})
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}

@@ -3,7 +3,6 @@ package nfs3
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -49,18 +48,18 @@ func dataServer(t *testing.T, cfg data.Config) netip.AddrPort {
 	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 
-func clientTLS(t *testing.T, policy rpctls.Policy, f rpctls.Files) *tls.Config {
+func clientTLS(t *testing.T, policy rpctls.Policy, f rpctls.Files) *rpctls.Client {
 	t.Helper()
-	cfg, err := rpctls.Client(policy, f)
+	cfg, err := rpctls.NewClient(policy, f)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return cfg
 }
 
-func serverTLS(t *testing.T, f rpctls.Files) *tls.Config {
+func serverTLS(t *testing.T, f rpctls.Files) *rpctls.Server {
 	t.Helper()
-	cfg, err := rpctls.Server(f)
+	cfg, err := rpctls.NewServer(f)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,14 +141,12 @@ func TestTLSLarge(t *testing.T) {
 func TestTLSRefused(t *testing.T) {
 	ca := tlstest.New(t)
 	own, elsewhere, foreign := ca.Issue(), ca.Issue("192.0.2.1"), tlstest.New(t).Issue()
-	noCA := func(f rpctls.Files) rpctls.Files { f.CA = ""; return f }
+	noCA := func(f rpctls.Files) rpctls.Files { f.CA, f.CRL = "", ""; return f }
 	onlyCA := func(f rpctls.Files) rpctls.Files { return rpctls.Files{CA: f.CA} }
-	noALPN := serverTLS(t, noCA(own))
-	noALPN.NextProtos = nil
 	for _, tc := range []struct {
 		name   string
 		server data.Config
-		client *tls.Config
+		client *rpctls.Client
 		want   string
 	}{
 		{"server without TLS", data.Config{}, clientTLS(t, rpctls.TLS, onlyCA(own)), "offers no TLS"},
@@ -157,7 +154,6 @@ func TestTLSRefused(t *testing.T) {
 		{"certificate for another address", data.Config{TLS: serverTLS(t, noCA(elsewhere))}, clientTLS(t, rpctls.TLS, onlyCA(own)), "valid for 192.0.2.1, not 127.0.0.1"},
 		{"client without certificate", data.Config{TLS: serverTLS(t, own)}, clientTLS(t, rpctls.TLS, onlyCA(own)), "certificate required"},
 		{"client of another CA", data.Config{TLS: serverTLS(t, own)}, clientTLS(t, rpctls.Mutual, rpctls.Files{CA: own.CA, Cert: foreign.Cert, Key: foreign.Key}), "certificate"},
-		{"server without ALPN", data.Config{TLS: noALPN}, clientTLS(t, rpctls.TLS, onlyCA(own)), "sunrpc"},
 		{"clear text where TLS is required", data.Config{TLS: serverTLS(t, noCA(own)), RequireTLS: true}, nil, "AUTH_TOOWEAK"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -200,4 +196,17 @@ func TestTLSRefused(t *testing.T) {
 			t.Errorf("%d calls in clear text", n)
 		}
 	})
+}
+
+// TestTLSGuest: a certificate that is not a service's gets nothing by which one could look around.
+func TestTLSGuest(t *testing.T) {
+	ca := tlstest.New(t)
+	own := ca.Issue()
+	addr := dataServer(t, data.Config{TLS: serverTLS(t, own), RequireTLS: true})
+	if _, err := Mount(t.Context(), addr, "/", clientTLS(t, rpctls.Mutual, own)); err != nil {
+		t.Errorf("MNT of a service: %v", err)
+	}
+	if _, err := Mount(t.Context(), addr, "/", clientTLS(t, rpctls.Mutual, ca.IssueClient("trainer"))); err == nil || !strings.Contains(err.Error(), "AUTH_TOOWEAK") {
+		t.Errorf("MNT of a guest: %v", err)
+	}
 }

@@ -14,14 +14,14 @@ import (
 )
 
 var (
-	errNoTLS  = errors.New("the server offers no TLS (RFC 9289), and clear text is not allowed; enable it there, or use xprtsec=none")
-	errNoALPN = fmt.Errorf("the server does not agree on the protocol %q", ALPN)
+	errNoTLS = errors.New("the server offers no TLS (RFC 9289), and clear text is not allowed; enable it there, or use xprtsec=none")
+	errClear = errors.New("the server does not speak TLS, and clear text is not allowed; give it a certificate, or use xprtsec=none")
 )
 
 // Handshake asks the server at the other end of nc, whose address is addr, for TLS and does the handshake (RFC 9289 section
-// 4.1). ask says the program and the version that are asked for, and the XID. ctx bounds the handshake alone. Without a
-// ServerName the server's certificate must name its IP address.
-func Handshake(ctx context.Context, nc net.Conn, cfg *tls.Config, addr netip.Addr, ask oncrpc.Call) (*tls.Conn, error) {
+// 4.1). ask says the program and the version that are asked for, and the XID. ctx bounds the handshake alone. The server's certificate must
+// name its IP address.
+func (c *Client) Handshake(ctx context.Context, nc net.Conn, addr netip.Addr, ask oncrpc.Call) (*tls.Conn, error) {
 	ask.Proc, ask.Cred = 0, oncrpc.Auth{Flavor: oncrpc.FlavorTLS}
 	b := ask.Append(make([]byte, oncrpc.RecordMarkSize))
 	oncrpc.PutRecordMark(b, len(b)-oncrpc.RecordMarkSize, true)
@@ -52,16 +52,33 @@ func Handshake(ctx context.Context, nc net.Conn, cfg *tls.Config, addr netip.Add
 	if !rep.OffersTLS() {
 		return nil, errNoTLS
 	}
-	cfg = cfg.Clone()
-	if cfg.ServerName == "" {
-		cfg.ServerName = addr.WithZone("").String()
-	}
-	tc := tls.Client(nc, cfg)
+	return c.Connect(ctx, nc, addr.WithZone("").String(), ALPN)
+}
+
+// Connect does the handshake on a connection to a server of this name or IP address, which speaks TLS from the first byte on. ctx bounds the
+// handshake alone.
+func (c *Client) Connect(ctx context.Context, nc net.Conn, name, protocol string) (*tls.Conn, error) {
+	tc := tls.Client(nc, c.config(name, protocol))
 	if err := tc.HandshakeContext(ctx); err != nil {
+		if errors.As(err, new(tls.RecordHeaderError)) {
+			err = errClear
+		}
 		return nil, err
 	}
-	if tc.ConnectionState().NegotiatedProtocol != ALPN {
-		return nil, errNoALPN
+	if tc.ConnectionState().NegotiatedProtocol != protocol {
+		return nil, fmt.Errorf("the server does not agree on the protocol %q", protocol)
+	}
+	return tc, nil
+}
+
+// Accept does the server's part of the handshake, which ctx bounds.
+func (s *Server) Accept(ctx context.Context, nc net.Conn, protocol string) (*tls.Conn, error) {
+	tc := tls.Server(nc, s.config(protocol))
+	if err := tc.HandshakeContext(ctx); err != nil {
+		return nil, fmt.Errorf("handshake: %w", err)
+	}
+	if tc.ConnectionState().NegotiatedProtocol != protocol {
+		return nil, fmt.Errorf("the client does not ask for the protocol %q", protocol)
 	}
 	return tc, nil
 }

@@ -1,20 +1,34 @@
-// Package rpctls makes the TLS configurations of RPC-with-TLS (RFC 9289) from files, and does a client's part of the handshake.
+// Package rpctls is RPC-with-TLS (RFC 9289) with certificates in files.
 //
-// Both sides speak TLS 1.3 and the ALPN protocol "sunrpc" alone (RFC 9289 sections 4.2 and 5). A server is known by
-// the names in its certificate, of which one must be what the client connects to: of data servers that is an IP address.
-// A client is known by who has signed its certificate.
+// All sides speak TLS 1.3 and the ALPN protocol "sunrpc" alone (RFC 9289 sections 4.2 and 5). A server is known by the names in its certificate, of which one must be what the client connects to: of data servers that is an
+// IP address. A client is known by who has signed its certificate, and by its common name. Who serves a volume has the organization
+// [ServiceOrganization] in its certificate, by which data servers know metadata services.
+//
+// Files are read again when they have changed, by connections that are made a second later; with what cannot be read nothing changes. A
+// server asks Check whether a connection that it has may go on.
 package rpctls
 
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"io/fs"
+	"log/slog"
 	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
 )
 
 // ALPN is the protocol that both sides must agree on.
 const ALPN = "sunrpc"
+
+// ServiceOrganization is an organization (O) in the subject of certificates of metadata services and data servers.
+const ServiceOrganization = "weft:service"
 
 // Policy is what the option xprtsec of nfs(5) says.
 type Policy string
@@ -30,10 +44,32 @@ type Files struct {
 	CA   string // certificates of those whose signature counts; empty: those that the system trusts
 	Cert string // our own, with what leads from it to the CA
 	Key  string // that belongs to Cert
+	CRL  string // certificates that are revoked (RFC 5280), by one of CA; may be missing as long as there are none
 }
 
-// Client returns the configuration of a client, nil for None. ServerName is left to be set for each connection.
-func Client(policy Policy, f Files) (*tls.Config, error) {
+// Names of files in a directory.
+const (
+	CAFile   = "ca.pem"
+	CertFile = "cert.pem"
+	KeyFile  = "key.pem"
+	CRLFile  = "crl.pem"
+)
+
+// Dir are the files in a directory, as weftd ca issue writes it.
+func Dir(dir string) Files {
+	return Files{
+		CA: filepath.Join(dir, CAFile), Cert: filepath.Join(dir, CertFile), Key: filepath.Join(dir, KeyFile), CRL: filepath.Join(dir, CRLFile),
+	}
+}
+
+// Client makes connections secret.
+type Client struct {
+	files    *files
+	sessions tls.ClientSessionCache
+}
+
+// NewClient returns nil for None.
+func NewClient(policy Policy, f Files) (*Client, error) {
 	switch policy {
 	case None:
 		if f != (Files{}) {
@@ -44,66 +80,296 @@ func Client(policy Policy, f Files) (*tls.Config, error) {
 	default:
 		return nil, fmt.Errorf("xprtsec=%s: want none, tls or mtls", policy)
 	}
-	cfg, err := f.config()
-	if err != nil {
-		return nil, err
-	}
-	if policy == Mutual && cfg.Certificates == nil {
+	if policy == Mutual && f.Cert == "" && f.Key == "" {
 		return nil, errors.New("xprtsec=mtls: a certificate and its key are needed")
 	}
-	if policy == TLS && cfg.Certificates != nil {
+	if policy == TLS && f.Cert != "" {
 		return nil, errors.New("xprtsec=tls sends no certificate of ours: say xprtsec=mtls, or leave it out")
 	}
-	if f.CA != "" {
-		if cfg.RootCAs, err = pool(f.CA); err != nil {
-			return nil, err
-		}
-	}
-	cfg.ClientSessionCache = tls.NewLRUClientSessionCache(0)
-	return cfg, nil
-}
-
-// Server returns the configuration of a server. With a CA every client must have a certificate that it signed.
-func Server(f Files) (*tls.Config, error) {
-	cfg, err := f.config()
+	held, err := open(f)
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Certificates == nil {
-		return nil, errors.New("a server needs a certificate and its key")
-	}
-	if f.CA != "" {
-		if cfg.ClientCAs, err = pool(f.CA); err != nil {
-			return nil, err
-		}
-		cfg.ClientAuth = tls.RequireAndVerifyClientCert
-	}
-	return cfg, nil
+	return &Client{held, tls.NewLRUClientSessionCache(0)}, nil
 }
 
-func (f Files) config() (*tls.Config, error) {
-	cfg := &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{ALPN}}
+// config is for one connection, to a server of this name or IP address.
+func (c *Client) config(name, protocol string) *tls.Config {
+	m := c.files.present()
+	cfg := m.config(protocol)
+	cfg.ServerName, cfg.ClientSessionCache = name, c.sessions
+	// The standard verification does not know the CRL, and is left out when a session is resumed; verify is both.
+	cfg.InsecureSkipVerify = true
+	cfg.VerifyConnection = func(cs tls.ConnectionState) error {
+		if err := m.verify(cs.PeerCertificates, x509.ExtKeyUsageServerAuth); err != nil {
+			return err
+		}
+		return cs.PeerCertificates[0].VerifyHostname(name)
+	}
+	return cfg
+}
+
+// Server makes connections secret that clients make.
+type Server struct {
+	files *files
+	base  tls.Config // has the keys of session tickets
+}
+
+// NewServer returns one. With a CA every client must have a certificate that it signed.
+func NewServer(f Files) (*Server, error) {
+	if f.Cert == "" && f.Key == "" {
+		return nil, errors.New("a server needs a certificate and its key")
+	}
+	if f.CA == "" && f.CRL != "" {
+		return nil, errors.New("revoked certificates are given, and no CA whose certificates clients need")
+	}
+	held, err := open(f)
+	if err != nil {
+		return nil, err
+	}
+	return &Server{files: held}, nil
+}
+
+// config is for connections that ask for protocol.
+func (s *Server) config(protocol string) *tls.Config {
+	cfg := s.base.Clone()
+	cfg.MinVersion = tls.VersionTLS13
+	cfg.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		m := s.files.present()
+		cfg := m.config(protocol)
+		if m.roots != nil {
+			cfg.ClientAuth, cfg.ClientCAs = tls.RequireAnyClientCert, m.roots // verified below, as with clients
+			cfg.VerifyConnection = func(cs tls.ConnectionState) error {
+				return m.verify(cs.PeerCertificates, x509.ExtKeyUsageClientAuth)
+			}
+		}
+		return cfg, nil
+	}
+	return cfg
+}
+
+// Mutual reports whether clients need a certificate.
+func (s *Server) Mutual() bool { return s.files.names.CA != "" }
+
+// Check says why the client of a connection is not to be served any more: its certificate was revoked, has expired, or its CA is gone.
+func (s *Server) Check(tc *tls.Conn) error {
+	if m := s.files.present(); m.roots != nil {
+		return m.verify(tc.ConnectionState().PeerCertificates, x509.ExtKeyUsageClientAuth)
+	}
+	return nil
+}
+
+// Peer is who is at the other end of a connection, as far as its certificate says.
+type Peer struct {
+	Name    string // common name; empty: there was no certificate
+	Service bool   // has the organization ServiceOrganization
+}
+
+// PeerOf tells who it is.
+func PeerOf(tc *tls.Conn) Peer {
+	certs := tc.ConnectionState().PeerCertificates
+	if len(certs) == 0 {
+		return Peer{}
+	}
+	s := certs[0].Subject
+	return Peer{Name: s.CommonName, Service: slices.Contains(s.Organization, ServiceOrganization)}
+}
+
+// material is what files had in them.
+type material struct {
+	own     []tls.Certificate
+	roots   *x509.CertPool // nil: the system's
+	revoked map[string]bool
+	stamp   stamp
+}
+
+func (m *material) config(protocol string) *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{protocol}, Certificates: m.own}
+}
+
+// verify checks a chain, the leaf first, for a use.
+func (m *material) verify(chain []*x509.Certificate, use x509.ExtKeyUsage) error {
+	if len(chain) == 0 {
+		return errors.New("tls: there is no certificate")
+	}
+	opts := x509.VerifyOptions{Roots: m.roots, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{use}}
+	for _, c := range chain[1:] {
+		opts.Intermediates.AddCert(c)
+	}
+	if _, err := chain[0].Verify(opts); err != nil {
+		return err
+	}
+	for _, c := range chain {
+		if m.revoked[revocation(c.RawIssuer, c.SerialNumber.Bytes())] {
+			return fmt.Errorf("the certificate of %q (serial number %x) is revoked", c.Subject.CommonName, c.SerialNumber)
+		}
+	}
+	return nil
+}
+
+func revocation(issuer, serial []byte) string { return string(issuer) + "\x00" + string(serial) }
+
+// stamp tells whether files have changed: size, inode and time of each.
+type stamp [4][3]int64
+
+func (f Files) stamp() (s stamp) {
+	for i, name := range []string{f.CA, f.Cert, f.Key, f.CRL} {
+		var st syscall.Stat_t
+		if name != "" && syscall.Stat(name, &st) == nil {
+			s[i] = [3]int64{st.Size, int64(st.Ino), st.Mtim.Nano()}
+		}
+	}
+	return s
+}
+
+// files are read again when they change.
+type files struct {
+	names Files
+
+	mu     sync.Mutex
+	held   *material
+	looked time.Time
+	failed stamp // of files that could not be read
+}
+
+// fresh is how old what is known of files may be.
+const fresh = time.Second
+
+func open(names Files) (*files, error) {
+	m, err := names.read()
+	if err != nil {
+		return nil, err
+	}
+	return &files{names: names, held: m, looked: time.Now()}, nil
+}
+
+// present is what the files have in them, or had before somebody spoilt them.
+func (f *files) present() *material {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if time.Since(f.looked) < fresh {
+		return f.held
+	}
+	f.looked = time.Now()
+	now := f.names.stamp()
+	if now == f.held.stamp || now == f.failed {
+		return f.held
+	}
+	m, err := f.names.read()
+	if err != nil {
+		f.failed = now
+		slog.Error("TLS: the files have changed and are of no use; what was in them before counts", "err", err)
+		return f.held
+	}
+	f.held = m
+	slog.Info("TLS: the files were read again", "certificate", f.names.Cert, "ca", f.names.CA, "crl", f.names.CRL)
+	return m
+}
+
+// read reads the files. One that changes meanwhile is read again later.
+func (f Files) read() (*material, error) {
+	m := &material{stamp: f.stamp()}
 	if (f.Cert == "") != (f.Key == "") {
 		return nil, errors.New("a certificate and its key go together: one of them is missing")
 	}
 	if f.Cert != "" {
+		if err := private(f.Key); err != nil {
+			return nil, err
+		}
 		own, err := tls.LoadX509KeyPair(f.Cert, f.Key)
 		if err != nil {
 			return nil, fmt.Errorf("certificate %s with key %s: %w", f.Cert, f.Key, err)
 		}
-		cfg.Certificates = []tls.Certificate{own}
+		m.own = []tls.Certificate{own}
 	}
-	return cfg, nil
-}
-
-func pool(file string) (*x509.CertPool, error) {
-	pem, err := os.ReadFile(file)
+	if f.CA == "" {
+		return m, nil
+	}
+	cas, err := certificates(f.CA)
 	if err != nil {
 		return nil, fmt.Errorf("CA certificates: %w", err)
 	}
-	p := x509.NewCertPool()
-	if !p.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("CA certificates: there is none in %s (PEM)", file)
+	m.roots = x509.NewCertPool()
+	for _, ca := range cas {
+		m.roots.AddCert(ca)
 	}
-	return p, nil
+	if m.revoked, err = revoked(f.CRL, cas); err != nil {
+		return nil, fmt.Errorf("revoked certificates: %w", err)
+	}
+	return m, nil
+}
+
+// private says what is wrong with the mode of a key's file: it is nobody else's to read, but may be a group's if it is root's.
+func private(name string) error {
+	var st syscall.Stat_t
+	if err := syscall.Stat(name, &st); err != nil {
+		return fmt.Errorf("key %s: %w", name, err)
+	}
+	others := uint32(0o077)
+	if st.Uid == 0 {
+		others = 0o037
+	}
+	if st.Mode&others != 0 {
+		return fmt.Errorf("key %s has mode %04o: others can get at it: chmod 600 %s", name, st.Mode&0o777, name)
+	}
+	return nil
+}
+
+func certificates(name string) (list []*x509.Certificate, err error) {
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		var block *pem.Block
+		if block, b = pem.Decode(b); block == nil {
+			break
+		}
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		list = append(list, c)
+	}
+	if list == nil {
+		return nil, fmt.Errorf("there is none in %s (PEM)", name)
+	}
+	return list, nil
+}
+
+// revoked reads a CRL. Without a file there is nothing in it.
+func revoked(name string, cas []*x509.Certificate) (map[string]bool, error) {
+	if name == "" {
+		return nil, nil
+	}
+	b, err := os.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	set := map[string]bool{}
+	for found := false; ; found = true {
+		var block *pem.Block
+		if block, b = pem.Decode(b); block == nil {
+			if !found {
+				return nil, fmt.Errorf("there is no list in %s (PEM)", name)
+			}
+			return set, nil
+		}
+		list, err := x509.ParseRevocationList(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		if !slices.ContainsFunc(cas, func(ca *x509.Certificate) bool { return list.CheckSignatureFrom(ca) == nil }) {
+			return nil, fmt.Errorf("%s: the list is not signed by the CA", name)
+		}
+		for _, entry := range list.RevokedCertificateEntries {
+			set[revocation(list.RawIssuer, entry.SerialNumber.Bytes())] = true
+		}
+	}
 }

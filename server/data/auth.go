@@ -33,6 +33,9 @@ func authorize(cred *oncrpc.AuthSys, st *unix.Stat_t, want uint32) bool {
 	return mode&want == want
 }
 
+// nobody is the user that root of a guest is.
+const nobody = 65534
+
 func inGroup(cred *oncrpc.AuthSys, gid uint32) bool {
 	return cred.GID == gid || slices.Contains(cred.GIDs, gid)
 }

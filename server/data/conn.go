@@ -48,6 +48,7 @@ type conn struct {
 	s        *Server
 	nc       net.Conn            // changed before the first call alone, with s.mu
 	secret   bool                // nc is TLS
+	guest    bool                // the client has a certificate that is not that of a service
 	in       record              // of the worker that reads, as is machine
 	machine  string              // name in the last credential, which is nearly always that in the next one
 	slot     chan struct{}       // one element for each request, from before it is read until its reply was sent
@@ -329,6 +330,9 @@ func (c *conn) identify(r *request) {
 	r.auth.Machine = c.machine
 	if r.auth.Decode(r.call.Cred.Body) == nil {
 		r.cred = &r.auth
+		if c.guest && r.auth.UID == 0 {
+			r.auth.UID = nobody
+		}
 	}
 	c.machine = r.auth.Machine
 }

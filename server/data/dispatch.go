@@ -51,6 +51,11 @@ func (c *conn) handle(r *request) {
 		r.finish(&reply, nil)
 		return
 	}
+	if c.guest && !forGuests(&r.call) {
+		reply.Stat, reply.AuthStat = oncrpc.AuthError, oncrpc.AuthTooWeak
+		r.finish(&reply, nil)
+		return
+	}
 	if r.call.Prog == oncrpc.ProgMount {
 		s.mount(r, &reply)
 		return

@@ -83,6 +83,10 @@
 // handshake, and everything else inside. A later question is refused. With Config.RequireTLS all calls but NULL outside
 // get AUTH_TOOWEAK.
 //
+// If clients need a certificate, a client that is not a service by it (package rpctls) is a guest. It is nobody's root, and may call READ, WRITE,
+// COMMIT, FSINFO, and what the programs LOCALIO and SPARSE have. As handles cannot be made up, and nothing that it may call tells
+// the owner of a data file, it can do what its layouts allow. A connection whose certificate is revoked or expires is cut within seconds.
+//
 // # Requests
 //
 // Each connection has workers that take turns in reading; who has read a call answers it, and whoever is done first

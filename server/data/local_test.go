@@ -1377,11 +1377,11 @@ func TestLocalFenceUnderLoad(t *testing.T) {
 func TestLocalTLS(t *testing.T) {
 	needRoot(t)
 	files := tlstest.New(t).Issue()
-	server, err := rpctls.Server(rpctls.Files{Cert: files.Cert, Key: files.Key})
+	server, err := rpctls.NewServer(rpctls.Files{Cert: files.Cert, Key: files.Key})
 	if err != nil {
 		t.Fatal(err)
 	}
-	trust, err := rpctls.Client(rpctls.TLS, rpctls.Files{CA: files.CA})
+	trust, err := rpctls.NewClient(rpctls.TLS, rpctls.Files{CA: files.CA})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1393,7 +1393,7 @@ func TestLocalTLS(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tc, err := rpctls.Handshake(t.Context(), nc, trust, addr.Addr(), oncrpc.Call{XID: 1, Prog: oncrpc.ProgNFS, Vers: wire.Version})
+		tc, err := trust.Handshake(t.Context(), nc, addr.Addr(), oncrpc.Call{XID: 1, Prog: oncrpc.ProgNFS, Vers: wire.Version})
 		if err != nil {
 			t.Fatal(err)
 		}

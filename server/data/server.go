@@ -3,7 +3,6 @@ package data
 import (
 	"context"
 	"crypto/rand"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/localio"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 )
@@ -43,8 +43,8 @@ type Config struct {
 	Local    Local
 	LocalDir string       // default localio.Dir
 	Log      *slog.Logger // nil: slog.Default()
-	// TLS is offered to clients that ask for it (RFC 9289), as package rpctls configures it; nil: there is none.
-	TLS *tls.Config
+	// TLS is offered to clients that ask for it (RFC 9289); nil: there is none.
+	TLS *rpctls.Server
 	// RequireTLS refuses everything but NULL on other connections.
 	RequireTLS bool
 }
@@ -55,7 +55,7 @@ var ErrLocked = errors.New("another data server runs on it")
 // Server serves one directory.
 type Server struct {
 	log      *slog.Logger
-	tls      *tls.Config // nil: not offered
+	tls      *rpctls.Server // nil: not offered
 	required bool
 	lock     *os.File
 	root     int // descriptor of the export
@@ -144,6 +144,9 @@ func open(cfg Config) (*Server, error) {
 	}
 	s.newVerifier()
 	s.startBroker(cfg)
+	if s.tls != nil && s.tls.Mutual() {
+		go s.recheck() // ends with Shutdown
+	}
 	if s.io.Align > 0 {
 		s.log.Info("data files are read and written with O_DIRECT", "dir", cfg.Dir, "from_bytes", s.io.Least, "aligned_to", s.io.Align)
 	} else {

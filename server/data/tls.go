@@ -5,12 +5,13 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
-	"net"
 	"time"
 
 	"github.com/weftfs/weft/internal/rpctls"
+	"github.com/weftfs/weft/internal/wire/localio"
+	wire "github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/sparse"
 	"github.com/weftfs/weft/internal/wire/xdr"
 )
 
@@ -49,24 +50,63 @@ func (c *conn) startTLS() error {
 	if _, err := c.nc.Write(out); err != nil {
 		return nil // the client is gone
 	}
-	tc := tls.Server(c.nc, c.s.tls)
-	if err := tc.HandshakeContext(ctx); err != nil {
+	tc, err := c.s.tls.Accept(ctx, c.nc, rpctls.ALPN)
+	if err != nil {
 		if c.draining.Load() {
 			return nil
 		}
-		return fmt.Errorf("handshake: %w", err)
-	}
-	if tc.ConnectionState().NegotiatedProtocol != rpctls.ALPN {
-		return fmt.Errorf("the client does not ask for the protocol %q", rpctls.ALPN)
+		return err
 	}
 	c.become(tc)
 	return nil
 }
 
 // become makes tc what calls are read from and replies written to.
-func (c *conn) become(tc net.Conn) {
+func (c *conn) become(tc *tls.Conn) {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
 	c.nc, c.secret, c.raw = tc, true, nil
+	c.guest = c.s.tls.Mutual() && !rpctls.PeerOf(tc).Service
 	c.in.in = bufio.NewReaderSize(tc, inputSize)
+}
+
+// forGuests reports whether a client that is no service may call it: what is done with a layout, which has the handle and the owner
+// of a data file. Nothing that a guest may call tells either.
+func forGuests(call *oncrpc.Call) bool {
+	switch call.Prog {
+	case oncrpc.ProgNFS:
+		switch wire.Proc(call.Proc) {
+		case wire.ProcRead, wire.ProcWrite, wire.ProcCommit, wire.ProcFsinfo:
+			return true
+		}
+	case localio.Program, sparse.Program:
+		return true
+	}
+	return false
+}
+
+// recheckEvery is how soon a client notices that its certificate is revoked, or has expired.
+const recheckEvery = 5 * time.Second
+
+// recheck cuts connections of clients that are not to be served any more, until Shutdown.
+func (s *Server) recheck() {
+	tick := time.NewTicker(recheckEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-s.closed:
+			return
+		}
+		s.mu.Lock()
+		for c := range s.conns {
+			if tc, ok := c.nc.(*tls.Conn); ok {
+				if err := s.tls.Check(tc); err != nil {
+					s.log.Warn("connection cut", "client", tc.RemoteAddr(), "err", err)
+					tc.NetConn().Close()
+				}
+			}
+		}
+		s.mu.Unlock()
+	}
 }

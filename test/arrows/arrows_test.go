@@ -44,6 +44,7 @@ var outside = map[string][]string{
 	"internal/wire/metarpc": {"github.com/vmihailenco/msgpack/v5"},
 	"internal/wire/peerrpc": {"github.com/vmihailenco/msgpack/v5"},
 	"internal/iobuf":        {"golang.org/x/sys/unix"},
+	"internal/ca":           {"golang.org/x/sys/unix"},
 	"internal/fileio":       {"golang.org/x/sys/unix"},
 	"internal/manual":       {"github.com/spf13/pflag"},
 	"internal/metrics": {"github.com/prometheus/client_golang/prometheus", "github.com/prometheus/client_golang/prometheus/collectors",

@@ -2,13 +2,13 @@ package store
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 
 	"github.com/weftfs/weft/dataplane/nfs3"
+	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/layout"
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
@@ -27,7 +27,7 @@ func DialNFS(name string, addrs []netip.AddrPort, mountPort uint16) (Server, err
 
 // DialTLS returns the Dialer for data servers that are spoken to with TLS, as package rpctls configures it, or in clear
 // text if that is nil.
-func DialTLS(secret *tls.Config) Dialer {
+func DialTLS(secret *rpctls.Client) Dialer {
 	return func(name string, addrs []netip.AddrPort, mountPort uint16) (Server, error) {
 		target, err := nfs3.New(nfs3.Config{
 			Name: name, Addrs: addrs, Connections: connections, TLS: secret, ReservedPort: true, Log: slog.New(slog.DiscardHandler),
@@ -44,7 +44,7 @@ type nfsServer struct {
 	target    *nfs3.Target
 	addrs     []netip.AddrPort
 	mountPort uint16
-	secret    *tls.Config
+	secret    *rpctls.Client
 }
 
 func (s *nfsServer) Mount(ctx context.Context, export string) ([]byte, error) {
