@@ -98,15 +98,19 @@ func (s *Server) recheck() {
 		case <-s.closed:
 			return
 		}
+		var open []*tls.Conn
 		s.mu.Lock()
 		for c := range s.conns {
 			if tc, ok := c.nc.(*tls.Conn); ok {
-				if err := s.tls.Check(tc); err != nil {
-					s.log.Warn("connection cut", "client", tc.RemoteAddr(), "err", err)
-					tc.NetConn().Close()
-				}
+				open = append(open, tc)
 			}
 		}
 		s.mu.Unlock()
+		for _, tc := range open {
+			if err := s.tls.Check(tc); err != nil {
+				s.log.Warn("connection cut", "client", tc.RemoteAddr(), "err", err)
+				tc.NetConn().Close()
+			}
+		}
 	}
 }
