@@ -58,8 +58,8 @@ type Subject struct {
 
 var goodName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
-// CheckName says what is wrong with the name of a certificate.
-func CheckName(name string) error {
+// checkName says what is wrong with the name of a certificate.
+func checkName(name string) error {
 	if !goodName.MatchString(name) {
 		return fmt.Errorf("name %q: want 1 to 64 letters, digits, dots, dashes and underscores, a letter or a digit first", name)
 	}
@@ -68,7 +68,7 @@ func CheckName(name string) error {
 
 // Validate checks a subject.
 func (s *Subject) Validate() error {
-	if err := CheckName(s.Name); err != nil {
+	if err := checkName(s.Name); err != nil {
 		return err
 	}
 	if s.Life <= 0 || s.Life > authorityLife {
@@ -87,7 +87,7 @@ func (s *Subject) Validate() error {
 
 // Init makes a CA in a directory, which must not have one.
 func Init(dir, name string) (*CA, error) {
-	if err := CheckName(name); err != nil {
+	if err := checkName(name); err != nil {
 		return nil, err
 	}
 	for _, d := range []string{dir, filepath.Join(dir, issuedDir)} {
@@ -173,14 +173,14 @@ func (ca *CA) Issue(s Subject) (cert, key []byte, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if cert, err = ca.Sign(s, &own.PublicKey); err != nil {
+	if cert, err = ca.sign(s, &own.PublicKey); err != nil {
 		return nil, nil, err
 	}
 	return cert, keyPEM(own), nil
 }
 
-// Sign makes a certificate (PEM) for a key that somebody else has.
-func (ca *CA) Sign(s Subject, key crypto.PublicKey) ([]byte, error) {
+// sign makes a certificate (PEM) for a key that somebody else has.
+func (ca *CA) sign(s Subject, key crypto.PublicKey) ([]byte, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
 	}
@@ -212,7 +212,7 @@ func (ca *CA) Sign(s Subject, key crypto.PublicKey) ([]byte, error) {
 	return b, Write(filepath.Join(ca.dir, issuedDir, cert.SerialNumber.Text(16)+".pem"), b, 0o644)
 }
 
-// subjectOf is what Sign was given for a certificate.
+// subjectOf is what sign was given for a certificate.
 func subjectOf(c *x509.Certificate) Subject {
 	s := Subject{Name: c.Subject.CommonName, Service: slices.Contains(c.Subject.Organization, rpctls.ServiceOrganization), Hosts: c.DNSNames}
 	for _, ip := range c.IPAddresses {
@@ -233,7 +233,7 @@ func (ca *CA) Renew(old []byte, life time.Duration) ([]byte, error) {
 	}
 	s := subjectOf(c)
 	s.Life = life
-	return ca.Sign(s, c.PublicKey)
+	return ca.sign(s, c.PublicKey)
 }
 
 // own says why a certificate does not count: it is not of this CA, or revoked.
@@ -292,8 +292,8 @@ func (ca *CA) List() ([]Certificate, error) {
 	return list, nil
 }
 
-// CRL returns the list of revoked certificates (PEM), nothing if there is none.
-func (ca *CA) CRL() ([]byte, error) {
+// crl returns the list of revoked certificates (PEM), nothing if there is none.
+func (ca *CA) crl() ([]byte, error) {
 	b, err := os.ReadFile(filepath.Join(ca.dir, rpctls.CRLFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -303,7 +303,7 @@ func (ca *CA) CRL() ([]byte, error) {
 
 // revoked returns the entries of the list, and its number, 0 if there is none.
 func (ca *CA) revoked() ([]x509.RevocationListEntry, *big.Int, error) {
-	b, err := ca.CRL()
+	b, err := ca.crl()
 	if err != nil || b == nil {
 		return nil, new(big.Int), err
 	}

@@ -84,8 +84,8 @@
 // get AUTH_TOOWEAK.
 //
 // If clients need a certificate, a client that is not a service by it (package rpctls) is a guest. It is nobody's root, and may call READ, WRITE,
-// COMMIT, FSINFO, and what the programs LOCALIO and SPARSE have. As handles cannot be made up, and nothing that it may call tells
-// the owner of a data file, it can do what its layouts allow. A connection whose certificate is revoked or expires is cut within seconds.
+// COMMIT, FSINFO, and what the programs LOCALIO and SPARSE have. Handles cannot be made up, and nothing that it may call tells
+// the owner of a data file: it has both from layouts. That says nothing of clear text, which only Config.RequireTLS keeps out. A connection whose certificate is revoked or expires is cut within seconds.
 //
 // # Requests
 //
