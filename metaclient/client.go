@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/hist"
+	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -22,7 +23,8 @@ const maxRecalls = 1024
 type Config struct {
 	Addrs  []string // HOST:PORT, tried in turn; services that they tell of are tried as well
 	Client metarpc.ClientInfo
-	Log    *slog.Logger // nil = slog.Default()
+	TLS    *rpctls.Client // nil = connections are in clear text
+	Log    *slog.Logger   // nil = slog.Default()
 
 	// OnRecall finishes writes in [off, off+n) of a file, makes them stable and forgets what is kept of that range;
 	// n may be layout.ToEOF. The recall is answered when it returns. It is called in a goroutine of its own, several at

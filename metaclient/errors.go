@@ -9,6 +9,7 @@ import (
 	"os"
 	"syscall"
 
+	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 )
 
@@ -46,7 +47,10 @@ func connectError(addr string, err error) error {
 		return fmt.Errorf("metadata service address %q: want HOST:PORT: %w", addr, splitErr)
 	}
 	var dns *net.DNSError
+	var secret *rpctls.HandshakeError
 	switch {
+	case errors.As(err, &secret) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled):
+		return fmt.Errorf("metadata service: %w", err)
 	case errors.As(err, &dns) && dns.IsNotFound:
 		return fmt.Errorf("no such host: %s (%w)", host, err)
 	case errors.Is(err, syscall.ECONNREFUSED):
@@ -59,9 +63,15 @@ func connectError(addr string, err error) error {
 	return fmt.Errorf("cannot connect to %s: %w", addr, err)
 }
 
+// tlsAlert is what package tls calls an alert of the other side, which looks at our certificate last.
+const tlsAlert = "remote error"
+
 // helloError tells why what listens at addr cannot be spoken to.
 func helloError(addr string, err error) error {
+	var op *net.OpError
 	switch {
+	case errors.As(err, &op) && op.Op == tlsAlert:
+		return fmt.Errorf("the metadata service at %s does not take our certificate, or wants one (xprtsec=mtls); its log says why (%w)", addr, err)
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("%s accepts connections but does not answer: is it a weft metadata service? (%w)", addr, err)
 	case errors.Is(err, metarpc.ErrMalformed), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF),

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/hist"
+	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -52,7 +53,11 @@ func Dial(ctx context.Context, cfg Config) (*Volume, error) {
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3},
 	}
 	return start(ctx, cfg, func(ctx context.Context, addr string) (net.Conn, error) {
-		return d.DialContext(ctx, "tcp", addr)
+		nc, err := d.DialContext(ctx, "tcp", addr)
+		if err != nil || cfg.TLS == nil {
+			return nc, err
+		}
+		return cfg.TLS.To(ctx, nc, addr, rpctls.Meta)
 	})
 }
 

@@ -11,22 +11,15 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/pflag"
-
 	"github.com/weftfs/weft/internal/version"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/metaclient"
 )
 
-// serviceFlag adds --server, the metadata service to talk to. By default it is that of the only weft mount.
-func serviceFlag(fl *pflag.FlagSet) *string {
-	return fl.String("server", "", "metadata service HOST[:PORT][,HOST...] (default: that of the mounted volume)")
-}
-
-// serviceAddrs is what --server says, or where the mounts of this machine get their metadata if they agree.
-func serviceAddrs(server string) ([]string, error) {
-	if server != "" {
-		addrs, err := parseHosts(server)
+// addrs are those of --server, or where the mounts of this machine get their metadata if they agree.
+func (s *service) addrs() ([]string, error) {
+	if s.hosts != "" {
+		addrs, err := parseHosts(s.hosts)
 		if err != nil {
 			return nil, usagef("--server: %v", err)
 		}
@@ -74,7 +67,7 @@ func runDeviceAdd(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return fmt.Errorf("--nvme-secretfile: %w", err)
 	}
-	return withService(ctx, *server, "admin device add", func(ctx context.Context, mc *metaclient.Volume) error {
+	return withService(ctx, server, "admin device add", func(ctx context.Context, mc *metaclient.Volume) error {
 		if discovery != "" {
 			return addDiscovered(ctx, discovery, secrets, func(url string) (metarpc.DeviceInfo, error) { return mc.AddDevice(ctx, url, *force) }, os.Stdout)
 		}
@@ -95,7 +88,7 @@ func runDeviceDrain(ctx context.Context, c *command, args []string) error {
 	if err := c.parse(fl, args, 1, 1); err != nil {
 		return err
 	}
-	return withService(ctx, *server, "admin device drain", func(ctx context.Context, mc *metaclient.Volume) error {
+	return withService(ctx, server, "admin device drain", func(ctx context.Context, mc *metaclient.Volume) error {
 		info, err := findDevice(ctx, mc, fl.Arg(0))
 		if err != nil {
 			return err
@@ -116,7 +109,7 @@ func runDeviceRemove(ctx context.Context, c *command, args []string) error {
 	if err := c.parse(fl, args, 1, 1); err != nil {
 		return err
 	}
-	return withService(ctx, *server, "admin device remove", func(ctx context.Context, mc *metaclient.Volume) error {
+	return withService(ctx, server, "admin device remove", func(ctx context.Context, mc *metaclient.Volume) error {
 		info, err := findDevice(ctx, mc, fl.Arg(0))
 		if err != nil {
 			return err
@@ -154,7 +147,7 @@ func runDeviceList(ctx context.Context, c *command, args []string) error {
 	if err := c.parse(fl, args, 0, 0); err != nil {
 		return err
 	}
-	return withService(ctx, *server, "admin device ls", func(ctx context.Context, mc *metaclient.Volume) error {
+	return withService(ctx, server, "admin device ls", func(ctx context.Context, mc *metaclient.Volume) error {
 		infos, err := mc.Devices(ctx)
 		if err != nil {
 			return err
@@ -201,14 +194,18 @@ func quietLog() *slog.Logger {
 }
 
 // withService runs do with a session of its own.
-func withService(ctx context.Context, server, doing string, do func(context.Context, *metaclient.Volume) error) error {
-	addrs, err := serviceAddrs(server)
+func withService(ctx context.Context, server *service, doing string, do func(context.Context, *metaclient.Volume) error) error {
+	addrs, err := server.addrs()
 	if err != nil {
 		return err
 	}
+	secret, _, err := server.clients()
+	if err != nil {
+		return usagef("%s: --xprtsec: %v", doing, err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
 	defer cancel()
-	mc, err := metaclient.Dial(ctx, metaclient.Config{Addrs: addrs, Client: clientInfo(doing), Log: quietLog()})
+	mc, err := metaclient.Dial(ctx, metaclient.Config{Addrs: addrs, TLS: secret, Client: clientInfo(doing), Log: quietLog()})
 	if err != nil {
 		return err
 	}

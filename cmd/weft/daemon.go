@@ -141,7 +141,9 @@ func (d *daemon) start(ctx context.Context, ready func(error)) error {
 	var front atomic.Pointer[fs.FS]           // set before there is anything to recall
 	var plane atomic.Pointer[dataplane.Plane] // set before anything is done at devices
 	var err error
-	if d.secret, err = rpctls.NewClient(d.cfg.options.xprtsec, d.cfg.options.tls); err != nil {
+	d.cfg.options.secrecy = d.cfg.options.secrecy.settle()
+	var toService *rpctls.Client
+	if toService, d.secret, err = d.cfg.options.secrecy.clients(); err != nil {
 		return err
 	}
 	client := clientInfo(d.cfg.mountpoint)
@@ -150,6 +152,7 @@ func (d *daemon) start(ctx context.Context, ready func(error)) error {
 	}
 	d.meta, err = d.reachService(ctx, ready, metaclient.Config{
 		Addrs:    d.cfg.source.addrs,
+		TLS:      toService,
 		Client:   client,
 		Patience: d.cfg.options.patience(),
 		OnRecall: func(ctx context.Context, id layout.FileID, off, n int64) error {
@@ -561,7 +564,7 @@ func (d *daemon) addUse(ctx context.Context, st *mountStatus) {
 			st.Devices = append(st.Devices, deviceStatus{ID: id, Problem: "the metadata service says nothing of it"})
 		}
 		st.Devices[i].reach(ctx, &stats)
-		use := useOf(&stats, d.cfg.options.xprtsec)
+		use := useOf(&stats, d.cfg.options.secrecy.data)
 		if ns, ok := d.spaces.Load(stats.Device); ok {
 			use.addPaths(subsystems, ns.(*layout.Namespace))
 		}

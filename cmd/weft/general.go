@@ -77,7 +77,7 @@ var elsewhereOptions = map[string]string{
 	"tcp":     "all connections are TCP; leave it out",
 	"vers":    "weft finds out by itself what the service speaks; leave it out",
 	"nfsvers": "weft finds out by itself what the service speaks; leave it out",
-	"sec":     "connections to data servers are protected by xprtsec",
+	"sec":     "connections are protected by xprtsec",
 	"intr":    "whatever waits can be interrupted by a signal; leave it out",
 	"nointr":  "whatever waits can be interrupted by a signal; leave it out",
 	"noac":    "attributes are always those of the service; leave it out",

@@ -97,7 +97,7 @@ func runMetaList(ctx context.Context, c *command, args []string) error {
 	if err := c.parse(fl, args, 0, 0); err != nil {
 		return err
 	}
-	return withService(ctx, *server, "admin meta ls", func(ctx context.Context, mc *metaclient.Volume) error {
+	return withService(ctx, server, "admin meta ls", func(ctx context.Context, mc *metaclient.Volume) error {
 		r, err := mc.MetaList(ctx)
 		if err != nil {
 			return err
@@ -122,7 +122,7 @@ func runMetaDrain(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return usagef("admin meta drain: %v", err)
 	}
-	return withService(ctx, *server, "admin meta drain", func(ctx context.Context, mc *metaclient.Volume) error {
+	return withService(ctx, server, "admin meta drain", func(ctx context.Context, mc *metaclient.Volume) error {
 		r, err := mc.MetaDrain(ctx, addr, *cancel)
 		if err != nil {
 			return err

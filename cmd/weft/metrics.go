@@ -38,7 +38,7 @@ func (d *daemon) ready(context.Context) error {
 		}
 	}
 	for _, st := range d.data.Stats() {
-		if use := useOf(&st, d.cfg.options.xprtsec); use.Trouble != "" {
+		if use := useOf(&st, d.cfg.options.secrecy.data); use.Trouble != "" {
 			problems = append(problems, fmt.Errorf("device %v: %s", st.Device, use.Trouble))
 		}
 	}
@@ -95,7 +95,7 @@ func (d *daemon) collectDevice(e metrics.Emit, st *dataplane.DeviceStats) {
 	if !st.ErrTime.IsZero() {
 		e.Gauge("weft_device_last_error_timestamp_seconds", "When the last one did.", float64(st.ErrTime.UnixNano())/float64(time.Second), "device", id)
 	}
-	use := useOf(st, d.cfg.options.xprtsec)
+	use := useOf(st, d.cfg.options.secrecy.data)
 	e.Flag("weft_device_reachable", "Whether connections to the data server are there that are needed.", use.Trouble == "", "device", id)
 	e.Counter("weft_device_resent_requests_total", "Requests that were sent again as their connection was lost.", float64(use.Resent), "device", id)
 	e.Counter("weft_device_delayed_answers_total", "Answers that told to ask again later.", float64(use.Jukebox), "device", id)

@@ -14,8 +14,6 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/weftfs/weft/internal/rpctls"
 )
 
 // mountConfig is one mount as the command line has it.
@@ -95,7 +93,7 @@ func newMountConfig(src, mountpoint string, lists []string) (mountConfig, error)
 
 // check looks at the files that options name, as the serving process will.
 func (cfg mountConfig) check() error {
-	if _, err := rpctls.NewClient(cfg.options.xprtsec, cfg.options.tls); err != nil {
+	if _, _, err := cfg.options.secrecy.clients(); err != nil {
 		return err
 	}
 	_, err := readSecrets(cfg.options.secrets)

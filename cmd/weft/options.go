@@ -17,7 +17,6 @@ import (
 	"github.com/weftfs/weft/dataplane/nfs3"
 	"github.com/weftfs/weft/dataplane/nvmetcp"
 	"github.com/weftfs/weft/fs"
-	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 
@@ -34,8 +33,7 @@ type mountOptions struct {
 	timeo    time.Duration
 	retrans  int
 	anyPort  bool // data servers see any source port
-	xprtsec  rpctls.Policy
-	tls      rpctls.Files
+	secrecy  secrecy
 	maxWrite int64 // bytes, 0 = the largest the kernel allows
 	retain   int64 // bytes
 	ahead    int64 // bytes, 0 = files are not read ahead
@@ -88,7 +86,6 @@ func defaultOptions() mountOptions {
 		wsize:    1 << 20,
 		timeo:    nfs3.DefaultTimeout,
 		retrans:  2,
-		xprtsec:  rpctls.None,
 		retain:   256 << 20,
 		ahead:    8 << 20,
 		mirror:   10 * time.Second,
@@ -132,16 +129,17 @@ var mountOptionTable = []option{
 	numberOption("retrans", "how many times timeo a soft mount waits before it gives up (default 2)", 0, 1000, func(o *mountOptions, n int) { o.retrans = n }),
 	{"resvport", "", "connect to data servers from a port below 1024 if the process may (default)", func(o *mountOptions, _ string) error { o.anyPort = false; return nil }},
 	{"noresvport", "", "connect from any port; the exports must allow that (insecure)", func(o *mountOptions, _ string) error { o.anyPort = true; return nil }},
-	{"xprtsec", "none|tls|mtls", "connections to data servers: in clear text (default), with TLS (RFC 9289), or with TLS and a certificate of ours; never with less than that", func(o *mountOptions, v string) error {
-		o.xprtsec = rpctls.Policy(v)
-		if o.xprtsec != rpctls.None && o.xprtsec != rpctls.TLS && o.xprtsec != rpctls.Mutual {
-			return fmt.Errorf("want none, tls or mtls")
-		}
-		return nil
+	{"xprtsec", "none|tls|mtls", "connections to metadata services and data servers (RFC 9289): in clear text, with TLS, or with TLS and a certificate of ours; never with less than that (default: mtls if tls_dir has a certificate, or else none)", func(o *mountOptions, v string) error {
+		return setPolicy(&o.secrecy.policy, v)
 	}},
-	fileOption("tls_ca", "PEM file of the certificates that sign those of data servers (default: the system's)", func(o *mountOptions) *string { return &o.tls.CA }),
-	fileOption("tls_cert", "PEM file of our certificate, for xprtsec=mtls", func(o *mountOptions) *string { return &o.tls.Cert }),
-	fileOption("tls_key", "PEM file of the key that belongs to it", func(o *mountOptions) *string { return &o.tls.Key }),
+	{"data_xprtsec", "none|tls|mtls", "connections to data servers, if they are another kind than xprtsec says", func(o *mountOptions, v string) error {
+		return setPolicy(&o.secrecy.data, v)
+	}},
+	pathOption("tls_dir", "DIR", "directory with ca.pem, cert.pem, key.pem and maybe crl.pem (default: "+tlsDir+")", func(o *mountOptions) *string { return &o.secrecy.dir }),
+	fileOption("tls_ca", "in place of tls_dir: PEM file of the certificates that sign those of servers (default: the system's)", func(o *mountOptions) *string { return &o.secrecy.files.CA }),
+	fileOption("tls_cert", "PEM file of our certificate, for xprtsec=mtls", func(o *mountOptions) *string { return &o.secrecy.files.Cert }),
+	fileOption("tls_key", "PEM file of the key that belongs to it", func(o *mountOptions) *string { return &o.secrecy.files.Key }),
+	fileOption("tls_crl", "PEM file of certificates that are revoked", func(o *mountOptions) *string { return &o.secrecy.files.CRL }),
 	sizeOption("max_write", "largest request the kernel sends (default: the largest of 8MiB, 4MiB, 1MiB it allows)", 64<<10, 8<<20, func(o *mountOptions) *int64 { return &o.maxWrite }),
 	sizeOption("retain", "memory for written data until data servers have made it stable (default 256MiB)", 1<<20, 1<<40, func(o *mountOptions) *int64 { return &o.retain }),
 	{"readahead", "SIZE", "how far a file is read ahead that is read from front to back, without O_DIRECT, and that nobody writes to, 64KiB to 1GiB (default 8MiB), or 0; all open files get 16 times as much", func(o *mountOptions, v string) error {
@@ -287,9 +285,13 @@ func softOption(name string, errno syscall.Errno, help string) option {
 }
 
 func fileOption(name, help string, field func(*mountOptions) *string) option {
-	return option{name, "FILE", help, func(o *mountOptions, v string) error {
+	return pathOption(name, "FILE", help, field)
+}
+
+func pathOption(name, value, help string, field func(*mountOptions) *string) option {
+	return option{name, value, help, func(o *mountOptions, v string) error {
 		if !filepath.IsAbs(v) {
-			return fmt.Errorf("want the path of a file from / on")
+			return fmt.Errorf("want a path from / on")
 		}
 		*field(o) = v
 		return nil

@@ -26,7 +26,8 @@ const usageXattr = "weft.usage"
 
 // quotaTarget is the part of the command line that says whose quota is meant.
 type quotaTarget struct {
-	server, user, group *string
+	server      *service
+	user, group *string
 }
 
 func quotaFlags(fl *pflag.FlagSet) quotaTarget {
@@ -38,8 +39,8 @@ func quotaFlags(fl *pflag.FlagSet) quotaTarget {
 }
 
 // name is whose quota is meant, and the service to ask if --server does not say it: that of the directory's mount.
-func (t quotaTarget) name(c *command, fl *pflag.FlagSet) (name metarpc.QuotaName, server string, err error) {
-	server = *t.server
+func (t quotaTarget) name(c *command, fl *pflag.FlagSet) (name metarpc.QuotaName, server *service, err error) {
+	server = t.server
 	given := fl.NArg()
 	for _, who := range []string{*t.user, *t.group} {
 		if who != "" {
@@ -47,7 +48,7 @@ func (t quotaTarget) name(c *command, fl *pflag.FlagSet) (name metarpc.QuotaName
 		}
 	}
 	if given != 1 {
-		return name, "", usagef("%s: name one directory, --user or --group; usage: weft %s %s", c.name, c.name, c.args)
+		return name, nil, usagef("%s: name one directory, --user or --group; usage: weft %s %s", c.name, c.name, c.args)
 	}
 	switch {
 	case *t.user != "":
@@ -72,21 +73,21 @@ func (t quotaTarget) name(c *command, fl *pflag.FlagSet) (name metarpc.QuotaName
 	path := fl.Arg(0)
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
-		return name, "", fmt.Errorf("%s: %w", path, err)
+		return name, nil, fmt.Errorf("%s: %w", path, err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-		return name, "", fmt.Errorf("%s: not a directory; a quota is for all that is below one", path)
+		return name, nil, fmt.Errorf("%s: not a directory; a quota is for all that is below one", path)
 	}
 	m, err := mountOf(st.Dev)
 	if err != nil {
-		return name, "", fmt.Errorf("%s: %w", path, err)
+		return name, nil, fmt.Errorf("%s: %w", path, err)
 	}
-	if server == "" {
+	if server.hosts == "" {
 		s, err := parseSource(m.Source)
 		if err != nil {
-			return name, "", err
+			return name, nil, err
 		}
-		server = strings.Join(s.addrs, ",")
+		server.hosts = strings.Join(s.addrs, ",")
 	}
 	return metarpc.QuotaName{Kind: metarpc.QuotaTree, ID: st.Ino}, server, nil
 }
@@ -165,7 +166,7 @@ func runQuotaList(ctx context.Context, c *command, args []string) error {
 	if err := c.parse(fl, args, 0, 0); err != nil {
 		return err
 	}
-	return withService(ctx, *server, c.name, func(ctx context.Context, mc *metaclient.Volume) error {
+	return withService(ctx, server, c.name, func(ctx context.Context, mc *metaclient.Volume) error {
 		infos, err := mc.Quotas(ctx)
 		if err != nil {
 			return err

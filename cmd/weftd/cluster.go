@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/version"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -33,6 +34,7 @@ type clusterConfig struct {
 	urls      []string         // data servers to add
 	files     datafile.Config  // without what differs between incarnations
 	meta      meta.Config      // without what differs between shards
+	tls       *rpctls.Client   // for connections to other members; nil = in clear text
 	peers     metarpc.Versions // see cluster.Config.SpeaksToPeers
 	log       *slog.Logger
 	seen      *watch
@@ -77,7 +79,7 @@ func runCluster(ctx context.Context, cfg clusterConfig, l net.Listener) (err err
 	}
 	node, err := cluster.Start(ctx, cluster.Config{
 		Engine: engine, Address: cfg.advertise, Host: host, Program: "weftd " + version.String(), Lease: cfg.lease, Log: cfg.log,
-		Speaks: cfg.meta.Speaks, SpeaksToPeers: cfg.peers,
+		Speaks: cfg.meta.Speaks, SpeaksToPeers: cfg.peers, Door: cfg.meta.Door, TLS: cfg.tls,
 		Open: func(_ context.Context, in *cluster.Incarnation) (cluster.Host, error) {
 			return cfg.host(in, volume.ShardCount())
 		},

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -14,7 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/rpctls"
+	"github.com/weftfs/weft/internal/rpctls/tlstest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/internal/wire/peerrpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta"
 	"github.com/weftfs/weft/server/meta/catalog"
@@ -37,6 +41,9 @@ type clusterWorld struct {
 	log    *slog.Logger
 	shards int
 	addrs  []string
+
+	files rpctls.Files   // of services that want TLS
+	tls   *rpctls.Client // by which we come; nil = in clear text
 }
 
 func newClusterWorld(t *testing.T, shards int) *clusterWorld {
@@ -80,11 +87,23 @@ func (w *clusterWorld) startAs(clients, peers metarpc.Versions) (addr string, st
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	log := w.log.With("service", addr)
+	door := &meta.Door{Log: log}
+	var toOthers *rpctls.Client
+	if w.files != (rpctls.Files{}) {
+		door.Require = true
+		if door.TLS, err = rpctls.NewServer(w.files); err != nil {
+			w.t.Fatal(err)
+		}
+		if toOthers, err = rpctls.NewClient(rpctls.Mutual, w.files); err != nil {
+			w.t.Fatal(err)
+		}
+	}
 	go func() { // ends with ctx
 		done <- runCluster(ctx, clusterConfig{
 			seen:    &watch{},
 			catalog: where, shards: w.shards, lease: 4 * time.Second, urls: w.urls, log: log,
-			files: datafile.Config{Log: log}, meta: meta.Config{Lease: 10 * time.Second, Program: "weftd test", Speaks: clients}, peers: peers,
+			files: datafile.Config{Log: log}, meta: meta.Config{Lease: 10 * time.Second, Program: "weftd test", Speaks: clients, Door: door}, peers: peers,
+			tls: toOthers,
 		}, l)
 	}()
 	stopped := false
@@ -113,13 +132,25 @@ type conn struct {
 	sequence uint64
 }
 
+// reach connects to a service.
+func (w *clusterWorld) reach(addr string) (net.Conn, error) {
+	nc, err := net.Dial("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	nc.SetDeadline(time.Now().Add(30 * time.Second))
+	if w.tls == nil {
+		return nc, nil
+	}
+	return w.tls.To(context.Background(), nc, addr, rpctls.Meta)
+}
+
 // hello says hello to a service.
 func (w *clusterWorld) hello(addr string, shard int, session metarpc.SessionID) (*conn, *metarpc.Welcome, error) {
-	nc, err := net.Dial("tcp", addr)
+	nc, err := w.reach(addr)
 	if err != nil {
 		return nil, nil, err
 	}
-	nc.SetDeadline(time.Now().Add(30 * time.Second))
 	c := &conn{t: w.t, nc: nc, r: bufio.NewReader(nc), shard: shard}
 	b, err := metarpc.AppendHello(nil, &metarpc.Hello{Magic: metarpc.Magic, Lowest: metarpc.Lowest, Highest: metarpc.Version,
 		Client: metarpc.ClientInfo{ID: [16]byte{9}, Host: "test"}, Session: session, Shard: shard})
@@ -299,6 +330,92 @@ func TestCluster(t *testing.T) {
 }
 
 // A data server that one service has added every other knows at once: a client that has a layout of the one may ask the other where it is.
+// Services that want TLS have it between them, too, and nothing else; a client does not pass for one of them.
+func TestClusterTLS(t *testing.T) {
+	authority := tlstest.New(t)
+	w := newClusterWorld(t, 4)
+	w.files = authority.Issue()
+	client := func(f rpctls.Files, policy rpctls.Policy) *rpctls.Client {
+		c, err := rpctls.NewClient(policy, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	trainer := client(authority.IssueClient("trainer"), rpctls.Mutual)
+	w.tls = trainer
+	w.start()
+	w.start()
+	w.even(2)
+	// A rename between directories of two shards is one of two services, if these are not the same one's.
+	root := w.session(layout.ShardOf(layout.RootID, w.shards), metarpc.SessionID{})
+	var dirs []metarpc.Attr
+	for i := range 8 {
+		made, err := ask[metarpc.AttrResult](root, metarpc.OpMakeNode, &metarpc.MakeNodeArgs{Parent: layout.RootID, Name: fmt.Sprint("d", i), Mode: syscall.S_IFDIR | 0o755})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dirs = append(dirs, made.Attr)
+	}
+	for i, d := range dirs {
+		c := w.session(layout.ShardOf(d.ID, w.shards), metarpc.SessionID{})
+		if _, err := ask[metarpc.CreateResult](c, metarpc.OpCreate, &metarpc.CreateArgs{Parent: d.ID, Name: "f", Mode: 0o644, Access: metarpc.AccessWrite}); err != nil {
+			t.Fatal(err)
+		}
+		to := dirs[(i+1)%len(dirs)]
+		if _, err := ask[metarpc.Empty](c, metarpc.OpRename, &metarpc.RenameArgs{OldParent: d.ID, OldName: "f", NewParent: to.ID, NewName: "g"}); err != nil {
+			t.Errorf("from shard %d to shard %d: %v", layout.ShardOf(d.ID, w.shards), layout.ShardOf(to.ID, w.shards), err)
+		}
+	}
+
+	for _, addr := range w.addrs {
+		w.tls = nil
+		for shard := range w.shards { // one that the service has, and one that it does not have
+			if _, welcome, err := w.hello(addr, shard, metarpc.SessionID{}); err != nil || !strings.Contains(welcome.Message, "xprtsec=") {
+				t.Errorf("in clear text: %+v, %v", welcome, err)
+			}
+		}
+		w.tls = client(rpctls.Files{CA: w.files.CA}, rpctls.TLS)
+		if _, welcome, err := w.hello(addr, 0, metarpc.SessionID{}); err == nil {
+			t.Errorf("without a certificate: %+v", welcome)
+		}
+		w.tls = client(tlstest.New(t).IssueClient("trainer"), rpctls.Mutual)
+		if _, welcome, err := w.hello(addr, 0, metarpc.SessionID{}); err == nil {
+			t.Errorf("with a CA of its own: %+v", welcome)
+		}
+		for _, w.tls = range []*rpctls.Client{nil, trainer} {
+			nc, err := w.reach(addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := peerrpc.Append(nil, peerrpc.Version, &peerrpc.Hello{Magic: peerrpc.Magic, Lowest: peerrpc.Version, Highest: peerrpc.Version})
+			if err == nil {
+				_, err = nc.Write(b)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n, err := nc.Read(make([]byte, 1)); n > 0 || !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+				t.Errorf("a client that says it is a service: %d bytes, %v", n, err)
+			}
+			nc.Close()
+		}
+	}
+	// What one has begun another does not go on with.
+	w.tls = trainer
+	mine := w.session(0, metarpc.SessionID{})
+	w.tls = client(authority.IssueClient("other"), rpctls.Mutual)
+	for _, addr := range w.addrs {
+		if _, welcome, err := w.hello(addr, 0, mine.id); err != nil || welcome.Status == metarpc.StatusOK {
+			t.Errorf("with another's session: %+v, %v", welcome, err)
+		}
+	}
+	w.tls = trainer
+	if again := w.session(0, mine.id); again.id != mine.id {
+		t.Errorf("%v after %v", again.id, mine.id)
+	}
+}
+
 func TestClusterDevices(t *testing.T) {
 	w := newClusterWorld(t, 4)
 	urls := w.urls

@@ -12,7 +12,6 @@ import (
 
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/server/data"
-	"github.com/weftfs/weft/server/meta/datafile/store"
 )
 
 // shutdownTime is how long requests that have begun may take to end.
@@ -25,8 +24,7 @@ func runData(ctx context.Context, c *command, args []string) error {
 	addrs := fl.StringSlice("listen", nil, "addresses HOST:PORT, as many as directories")
 	ioMode := ioFlag(fl)
 	local := localFlag(fl)
-	files := tlsFlags(fl, "certificates that sign those of clients: every client that asks for TLS needs one then")
-	require := fl.Bool("tls-required", false, "refuse clients that do not ask for TLS")
+	secret := newTLSFlags(fl).accepting()
 	watching := newWatchFlags(fl)
 	if err := c.parse(fl, args, "dir", "listen"); err != nil {
 		return err
@@ -39,14 +37,9 @@ func runData(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return usagef("data: --localio: %v", err)
 	}
-	if *require && files.Cert == "" {
-		return usagef("data: --tls-required needs --tls-cert and --tls-key")
-	}
-	servers := dataServers{io: io, local: lend, required: *require}
-	if *files != (rpctls.Files{}) {
-		if servers.tls, err = rpctls.NewServer(*files); err != nil {
-			return usagef("data: %v", err)
-		}
+	servers := dataServers{io: io, local: lend, required: secret.required}
+	if servers.tls, err = secret.server(); err != nil {
+		return err
 	}
 	if len(*dirs) == 0 || len(*dirs) != len(*addrs) {
 		return usagef("data: %d directories and %d addresses: give one address for each directory", len(*dirs), len(*addrs))
@@ -81,29 +74,6 @@ func ioFlag(fl *pflag.FlagSet) *string {
 func localFlag(fl *pflag.FlagSet) *string {
 	return fl.String("localio", data.LocalRW.String(), "what clients on this host may do by descriptors of data files, without RPC: rw (read and write), ro (read), or off.\n"+
 		"A client that does not answer any more cannot be fenced while it has descriptors to write by")
-}
-
-// tlsFlags adds the flags that name certificates.
-func tlsFlags(fl *pflag.FlagSet, ca string) *rpctls.Files {
-	f := new(rpctls.Files)
-	fl.StringVar(&f.Cert, "tls-cert", "", "PEM file of this server's certificate, with what leads from it to the CA")
-	fl.StringVar(&f.Key, "tls-key", "", "PEM file of the key that belongs to it")
-	fl.StringVar(&f.CA, "tls-ca", "", "PEM file of "+ca)
-	fl.StringVar(&f.CRL, "tls-crl", "", "PEM file of certificates that are revoked, which need not exist yet")
-	return f
-}
-
-// dialFlags adds the flags for connections to data servers. The function that it returns makes the dialer of them.
-func dialFlags(fl *pflag.FlagSet) func() (store.Dialer, error) {
-	policy := fl.String("xprtsec", string(rpctls.None), "connections to data servers: none, tls or mtls (RFC 9289)")
-	files := tlsFlags(fl, "the certificates that sign those of data servers (default: the system's)")
-	return func() (store.Dialer, error) {
-		secret, err := rpctls.NewClient(rpctls.Policy(*policy), *files)
-		if err != nil {
-			return nil, usagef("%v", err)
-		}
-		return store.DialTLS(secret), nil
-	}
 }
 
 // dataServers are the data servers of this process, and its namespaces.

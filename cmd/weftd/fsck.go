@@ -41,7 +41,7 @@ func runFsck(ctx context.Context, c *command, args []string) error {
 	online := fl.Bool("online", false, "check the volume while its services run; the embedded engine's on the service's host")
 	rate := fl.Int64("rate", 0, "with --online: rows of the catalog and data files to look at in a second, at most (default: no bound)")
 	repair := fl.Bool("repair", false, "mend what is found; no bytes of a file are dropped")
-	dialer := dialFlags(fl)
+	secret := newTLSFlags(fl).dialing("data servers")
 	secretFile := secretFlag(fl)
 	asJSON := fl.Bool("json", false, "print one JSON object")
 	verbose := fl.BoolP("verbose", "v", false, "log more")
@@ -63,7 +63,7 @@ func runFsck(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return usagef("fsck: %v", err)
 	}
-	dial, err := dialer()
+	dial, err := secret.dialer()
 	if err != nil {
 		return couldNotRun(err)
 	}

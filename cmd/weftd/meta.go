@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/weftfs/weft/internal/nvmeauth"
 	"github.com/weftfs/weft/internal/version"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -40,7 +39,7 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 	rate := rateFlag(fl)
 	exports := exportFlag(fl)
 	nvme := discoveryFlag(fl)
-	dialer := dialFlags(fl)
+	secret := newTLSFlags(fl).accepting().dialing("data servers and other metadata services")
 	watching := newWatchFlags(fl)
 	if err := c.parse(fl, args); err != nil {
 		return err
@@ -65,9 +64,12 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 		}
 		urls[i] = url
 	}
-	dial, err := dialer()
+	client, err := secret.client()
 	if err != nil {
 		return err
+	}
+	if where.url != "" && secret.required && client == nil {
+		return usagef("meta: --tls-required: the services of a shared catalog need it between them, too: say --xprtsec mtls")
 	}
 	secrets, err := readSecrets(*secretFile)
 	if err != nil {
@@ -77,6 +79,12 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return err
 	}
+	door, err := secret.door(log)
+	if err != nil {
+		return err
+	}
+	cfg := meta.Config{Lease: *lease, Resilver: int64(*rate), Exports: exports.rules, Door: door, Program: "weftd " + version.String()}
+	files := datafile.Config{Dial: store.DialTLS(client), Secrets: secrets, Log: log, Discovery: *nvme, DiscoveryFile: discoveryFile(*dir)}
 	l, err := listen(*addr, defaultPort)
 	if err != nil {
 		return err
@@ -92,11 +100,11 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 		return runCluster(ctx, clusterConfig{
 			seen:    &seen,
 			catalog: where, advertise: *advertise, shards: *shards, lease: *memberLease, urls: urls, log: log,
-			files: datafile.Config{Dial: dial, Secrets: secrets, Log: log, Discovery: *nvme, DiscoveryFile: discoveryFile(*dir)},
-			meta:  meta.Config{Lease: *lease, Resilver: int64(*rate), Exports: exports.rules, Program: "weftd " + version.String()},
+			files: files, meta: cfg, tls: client,
 		}, l)
 	}
-	m, err := openMeta(ctx, where.dir, *lease, int64(*rate), exports.rules, *nvme, dial, secrets, log)
+	files.DiscoveryFile = discoveryFile(where.dir)
+	m, err := openMeta(ctx, where.dir, files, cfg, log)
 	if err != nil {
 		l.Close()
 		return err
@@ -167,7 +175,8 @@ func openEngine(dir string, mustExist bool, log *slog.Logger) (*pebble.Engine, e
 	return engine, err
 }
 
-func openMeta(ctx context.Context, dir string, lease time.Duration, resilver int64, exports []meta.Export, nvme discovery, dial store.Dialer, secrets *nvmeauth.Secrets, log *slog.Logger) (*metaService, error) {
+// openMeta starts a service on the catalog in dir; files and cfg say all but what is there.
+func openMeta(ctx context.Context, dir string, files datafile.Config, cfg meta.Config, log *slog.Logger) (*metaService, error) {
 	engine, err := openEngine(dir, false, log)
 	if err != nil {
 		return nil, err
@@ -179,14 +188,12 @@ func openMeta(ctx context.Context, dir string, lease time.Duration, resilver int
 	}
 	volume, err := meta.OpenVolume(ctx, engine, layout.Policy{}, 1)
 	if err == nil {
-		m.files, err = datafile.New(datafile.Config{
-			Engine: engine, Volume: volume.ID, Dial: dial, Secrets: secrets, Log: log, Discovery: nvme, DiscoveryFile: filepath.Join(dir, "nvme-discovery"),
-		})
+		files.Engine, files.Volume = engine, volume.ID
+		m.files, err = datafile.New(files)
 	}
 	if err == nil {
-		m.service, err = meta.New(ctx, meta.Config{
-			Engine: engine, Files: m.files, Log: log, Lease: lease, Resilver: resilver, Exports: exports, Program: "weftd " + version.String(),
-		})
+		cfg.Engine, cfg.Files, cfg.Log = engine, m.files, log
+		m.service, err = meta.New(ctx, cfg)
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.close())

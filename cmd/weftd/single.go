@@ -13,9 +13,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/rpctls"
+	"github.com/weftfs/weft/internal/version"
 	"github.com/weftfs/weft/server/data"
 	"github.com/weftfs/weft/server/meta"
-	"github.com/weftfs/weft/server/meta/datafile/store"
+	"github.com/weftfs/weft/server/meta/datafile"
 )
 
 // singleState is what weftd single remembers in its directory, in single.json.
@@ -45,6 +47,7 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	ioMode := ioFlag(fl)
 	local := localFlag(fl)
 	secretFile := secretFlag(fl)
+	secret := newTLSFlags(fl).accepting()
 	watching := newWatchFlags(fl)
 	if err := c.parse(fl, args, "dir"); err != nil {
 		return err
@@ -93,11 +96,22 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	if *count == 0 && *spaces == 0 {
 		return usagef("single: --data-servers 0: want 1 to %d, or namespaces in their place (--nvme)", maxDataServers)
 	}
+	door, err := secret.door(log)
+	if err != nil {
+		return err
+	}
+	if door.TLS != nil {
+		secret.policy = string(rpctls.Mutual) // with its data servers
+	}
+	dial, err := secret.dialer()
+	if err != nil {
+		return err
+	}
 	l, err := listen(*addr, defaultPort)
 	if err != nil {
 		return err
 	}
-	servers := dataServers{io: io, local: lend}
+	servers := dataServers{io: io, local: lend, tls: door.TLS, required: door.Require}
 	host := "127.0.0.1"
 	if ip := l.Addr().(*net.TCPAddr).IP; !ip.IsUnspecified() {
 		host = ip.String()
@@ -112,7 +126,8 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 		l.Close()
 		return errors.Join(err, servers.stop())
 	}
-	m, err := openMeta(ctx, *dir, *lease, int64(*rate), exports.rules, *controllers, store.DialNFS, secrets, log)
+	m, err := openMeta(ctx, *dir, datafile.Config{Dial: dial, Secrets: secrets, Log: log, Discovery: *controllers, DiscoveryFile: discoveryFile(*dir)},
+		meta.Config{Lease: *lease, Resilver: int64(*rate), Exports: exports.rules, Door: door, Program: "weftd " + version.String()}, log)
 	if err != nil {
 		l.Close()
 		return errors.Join(err, servers.stop())

@@ -8,23 +8,13 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 )
 
-// TLSError says that a connection could not be made secret, so that it was not used.
-type TLSError struct {
-	Addr netip.AddrPort
-	Err  error
-}
-
-func (e *TLSError) Error() string { return fmt.Sprintf("TLS with %v: %v", e.Addr, e.Err) }
-
-// Unwrap returns the cause.
-func (e *TLSError) Unwrap() error { return e.Err }
-
-// startTLS asks the server for TLS and does the handshake (RFC 9289 section 4.1). nc is closed after an error.
+// startTLS asks the server for TLS and does the handshake (RFC 9289 section 4.1). nc is closed after an error, which is a [*rpctls.HandshakeError].
 func (t *Target) startTLS(nc *net.TCPConn, addr netip.AddrPort) (*tls.Conn, error) {
 	ctx, cancel := context.WithTimeout(t.ctx, min(t.cfg.Timeout, maxDial))
 	defer cancel()
@@ -41,7 +31,7 @@ func (t *Target) startTLS(nc *net.TCPConn, addr netip.AddrPort) (*tls.Conn, erro
 			err = fmt.Errorf("%w (%w)", cause, err)
 		}
 		nc.Close()
-		return nil, &TLSError{addr, err}
+		return nil, &rpctls.HandshakeError{Addr: addr.String(), Err: err}
 	}
 	return tc, nil
 }

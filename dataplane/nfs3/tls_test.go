@@ -162,7 +162,7 @@ func TestTLSRefused(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("MNT: error %v, want %q", err, tc.want)
 			}
-			var refused *TLSError
+			var refused *rpctls.HandshakeError
 			if tc.client == nil != !errors.As(err, &refused) && !strings.Contains(tc.want, "certificate") {
 				t.Errorf("MNT: error of type %T", err)
 			}

@@ -69,11 +69,13 @@ func TestAnswersTogether(t *testing.T) {
 	const depth = 8
 	p := newPeer(t)
 	var first, second []wire.Command // that arrived, in two rounds
+	sent := make(chan struct{})      // closed when nobody sends the first round any more, who would send the second too
 	p.io = func(pc *peerConn, cmd wire.Command, _ []byte) bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if len(first) < depth {
 			if first = append(first, cmd); len(first) == depth {
+				<-sent
 				var b []byte
 				for i := range first {
 					r := wire.CapsuleResp{Completion: wire.Completion{CID: first[i].CID, SQHead: uint16(i)}}
@@ -105,6 +107,7 @@ func TestAnswersTogether(t *testing.T) {
 		}})
 	}
 	c.Flush()
+	close(sent)
 	wait(t, &wg)
 	for i, pos := range written[:depth-1] {
 		if pos != written[0] {

@@ -18,6 +18,23 @@ var (
 	errClear = errors.New("the server does not speak TLS, and clear text is not allowed; give it a certificate, or use xprtsec=none")
 )
 
+// HandshakeError says that a connection could not be made secret, and was not used.
+type HandshakeError struct {
+	Addr string
+	Err  error
+}
+
+func (e *HandshakeError) Error() string { return fmt.Sprintf("TLS with %s: %v", e.Addr, e.Err) }
+
+// Unwrap returns the cause.
+func (e *HandshakeError) Unwrap() error { return e.Err }
+
+// Conn is a connection whose Close does not wait until the other side has been told.
+type Conn struct{ *tls.Conn }
+
+// Close closes the connection below.
+func (c Conn) Close() error { return c.NetConn().Close() }
+
 // Handshake asks the server at the other end of nc, whose address is addr, for TLS and does the handshake (RFC 9289 section
 // 4.1). ask says the program and the version that are asked for, and the XID. ctx bounds the handshake alone. The server's certificate must
 // name its IP address.
@@ -69,6 +86,19 @@ func (c *Client) Connect(ctx context.Context, nc net.Conn, name, protocol string
 		return nil, fmt.Errorf("the server does not agree on the protocol %q", protocol)
 	}
 	return tc, nil
+}
+
+// To is Connect to an address HOST:PORT. An error is a [*HandshakeError], and closes nc.
+func (c *Client) To(ctx context.Context, nc net.Conn, addr, protocol string) (net.Conn, error) {
+	host, _, err := net.SplitHostPort(addr)
+	if err == nil {
+		var tc *tls.Conn
+		if tc, err = c.Connect(ctx, nc, host, protocol); err == nil {
+			return Conn{tc}, nil
+		}
+	}
+	nc.Close()
+	return nil, &HandshakeError{addr, err}
 }
 
 // Accept does the server's part of the handshake, which ctx bounds.

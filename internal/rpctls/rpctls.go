@@ -1,8 +1,10 @@
-// Package rpctls is RPC-with-TLS (RFC 9289) with certificates in files.
+// Package rpctls is TLS as weft uses it: with certificates in files, on connections to metadata services and, as RPC-with-TLS (RFC 9289), to
+// NFS data servers.
 //
-// All sides speak TLS 1.3 and the ALPN protocol "sunrpc" alone (RFC 9289 sections 4.2 and 5). A server is known by the names in its certificate, of which one must be what the client connects to: of data servers that is an
+// All sides speak TLS 1.3 alone, and the same ALPN protocol: "sunrpc" with data servers (RFC 9289 sections 4.2 and 5), "weft" with metadata
+// services. A server is known by the names in its certificate, of which one must be what the client connects to: of data servers that is an
 // IP address. A client is known by who has signed its certificate, and by its common name. Who serves a volume has the organization
-// [ServiceOrganization] in its certificate, by which data servers know metadata services.
+// [ServiceOrganization] in its certificate: metadata services know each other by it, and data servers know them.
 //
 // Files are read again when they have changed, by connections that are made a second later; with what cannot be read nothing changes. A
 // server asks Check whether a connection that it has may go on.
@@ -24,8 +26,11 @@ import (
 	"time"
 )
 
-// ALPN is the protocol that both sides must agree on.
-const ALPN = "sunrpc"
+// ALPN is the protocol of RPC-with-TLS, Meta that of metadata services.
+const (
+	ALPN = "sunrpc"
+	Meta = "weft"
+)
 
 // ServiceOrganization is an organization (O) in the subject of certificates of metadata services and data servers.
 const ServiceOrganization = "weft:service"

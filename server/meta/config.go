@@ -168,6 +168,8 @@ type Config struct {
 	Peers Peers               // nil = the volume has one shard
 	// Members are the processes that serve the volume. nil = there is no other than this one.
 	Members Members
+	// Door is where Serve lets clients in. nil = in clear text.
+	Door *Door
 	// Speaks are the versions of the protocol; zero = all that this program knows. Tests choose others.
 	Speaks metarpc.Versions
 }
@@ -219,6 +221,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.Leases == 0 {
 		c.Leases = DefaultLeases
+	}
+	if c.Door == nil {
+		c.Door = &Door{Log: c.Log}
 	}
 	c.Speaks = c.Speaks.Or(metarpc.Spoken)
 }

@@ -2,6 +2,7 @@ package meta
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -30,6 +31,7 @@ const (
 // is queued meanwhile, in one writev.
 type conn struct {
 	net     net.Conn
+	secret  bool          // it is TLS
 	timeout time.Duration // a write that takes longer ends the connection
 	version uint32        // of the protocol
 
@@ -42,8 +44,8 @@ type conn struct {
 	drained chan struct{}
 }
 
-func newConn(nc net.Conn, timeout time.Duration, version uint32) *conn {
-	return &conn{net: nc, timeout: timeout, version: version}
+func newConn(in *Incoming, timeout time.Duration, version uint32) *conn {
+	return &conn{net: in.Conn, secret: in.Secret, timeout: timeout, version: version}
 }
 
 // enqueue puts a whole frame into the queue. If it returns true the caller has to call flush.
@@ -76,6 +78,8 @@ func (c *conn) flush() {
 		var err error
 		if len(batch) == 1 {
 			_, err = c.net.Write(batch[0])
+		} else if c.secret { // one record rather than one for each
+			_, err = c.net.Write(bytes.Join(batch, nil))
 		} else {
 			bufs := net.Buffers(batch)
 			_, err = bufs.WriteTo(c.net)
@@ -138,54 +142,36 @@ func (c *conn) waitRoom() {
 	c.mu.Unlock()
 }
 
-// ReadFirst reads the first frame from a connection that was just made; the peer has some seconds for it. An error that is io.EOF says that there was
-// nothing. What follows is read through r.
-func ReadFirst(nc net.Conn) (frame []byte, r *bufio.Reader, err error) {
-	nc.SetReadDeadline(time.Now().Add(helloTimeout))
-	r = bufio.NewReaderSize(nc, readBuffer)
-	frame, err = metarpc.ReadFrame(r, nil, metarpc.MaxHello)
-	if err == io.EOF {
-		return nil, nil, err
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("connection without a hello: %w", err)
-	}
-	nc.SetReadDeadline(time.Time{})
-	return frame, r, nil
-}
-
-// readHello is ReadFirst where it can only be a client's, of a service that speaks some versions.
-func readHello(nc net.Conn, speaks metarpc.Versions) (hello *metarpc.Hello, r *bufio.Reader, err error) {
-	frame, r, err := ReadFirst(nc)
-	if err != nil {
-		return nil, nil, err
-	}
-	if hello, err = metarpc.ParseHello(frame, speaks); err != nil {
-		return nil, nil, fmt.Errorf("connection of something else than a weft client: %w", err)
-	}
-	return hello, r, nil
-}
-
 // serve does the hello and then the rest.
 func (s *Service) serve(nc net.Conn) {
-	hello, r, err := readHello(nc, s.cfg.Speaks)
+	in, err := s.cfg.Door.Admit(nc)
+	var hello *metarpc.Hello
+	if err == nil {
+		if hello, err = metarpc.ParseHello(in.Frame, s.cfg.Speaks); err != nil {
+			err = fmt.Errorf("connection of something else than a weft client: %w", err)
+		}
+	}
 	if err != nil {
 		if err != io.EOF { // who only looks whether there is somebody is not worth a line
 			s.log.Warn("client refused", "address", nc.RemoteAddr().String(), "error", err)
 		}
+		if in != nil {
+			nc = in.Conn
+		}
 		nc.Close()
 		return
 	}
-	s.ServeConn(nc, r, hello)
+	s.ServeConn(in, hello)
 }
 
-// ServeConn serves a connection whose first frame has been read, until it ends. It closes the connection.
-func (s *Service) ServeConn(nc net.Conn, r *bufio.Reader, hello *metarpc.Hello) {
+// ServeConn serves a connection that has been admitted, until it ends. It closes the connection.
+func (s *Service) ServeConn(in *Incoming, hello *metarpc.Hello) {
+	nc := in.Conn
 	version, ok := s.cfg.Speaks.Choose(hello.Versions())
 	if !ok {
 		version = s.cfg.Speaks.Highest // which welcome says
 	}
-	c := newConn(nc, s.cfg.Lease, version)
+	c := newConn(in, s.cfg.Lease, version)
 	s.mu.Lock()
 	if s.conns == nil { // stopped
 		s.mu.Unlock()
@@ -204,12 +190,12 @@ func (s *Service) ServeConn(nc net.Conn, r *bufio.Reader, hello *metarpc.Hello) 
 	if !s.awaitAlive() {
 		return
 	}
-	sess, err := s.welcome(c, hello, nc.RemoteAddr().String())
+	sess, err := s.welcome(c, in, hello)
 	if err != nil {
 		log.Warn("client refused", "host", hello.Client.Host, "error", err)
 		return
 	}
-	rd := &reader{s: s, sess: sess, conn: c, r: r, ended: make(chan error, 1)}
+	rd := &reader{s: s, sess: sess, conn: c, r: in.R, ended: make(chan error, 1)}
 	rd.run()
 	err = <-rd.ended
 	if sess.detach(c) && s.ctx.Err() == nil {

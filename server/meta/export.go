@@ -107,6 +107,19 @@ func (e Export) String() string {
 		e.AnonUID, e.AnonGID)
 }
 
+// admitted finds what holds for a client. An error says why it is not to be let in.
+func (s *Service) admitted(in *Incoming) (Export, error) {
+	if err := s.cfg.Door.Refuses(in); err != nil {
+		return Export{}, err
+	}
+	address := in.Conn.RemoteAddr().String()
+	e, ok := s.exportFor(address)
+	if !ok {
+		return e, fmt.Errorf("the volume is not exported to %s", address)
+	}
+	return e, nil
+}
+
 // exportFor is the first rule for a client at an address "IP:port". There is none for a client that is not to be let in.
 func (s *Service) exportFor(address string) (Export, bool) {
 	if len(s.cfg.Exports) == 0 {

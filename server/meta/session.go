@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
@@ -44,7 +45,8 @@ type session struct {
 	returned bool // has been on a connection of this instance
 	conn     *conn
 	address  string
-	export   Export // what holds for that address
+	peer     rpctls.Peer // whose certificate it had on the first connection to this instance
+	export   Export      // what holds for that address
 	slots    []slot
 	backs    map[uint64]*callback // by number, unanswered
 	lastBack uint64
@@ -96,21 +98,20 @@ func (sess *session) idle() time.Duration {
 }
 
 // welcome answers a hello and binds the session to the connection. An error tells why the client was refused.
-func (s *Service) welcome(c *conn, hello *metarpc.Hello, address string) (*session, error) {
-	export, ok := s.exportFor(address)
+func (s *Service) welcome(c *conn, in *Incoming, hello *metarpc.Hello) (*session, error) {
 	var sess *session
-	refusal := &metarpc.Error{
-		Status:  errAccess.Status,
-		Message: fmt.Sprintf("the volume is not exported to %s", address),
-	}
-	if ok {
+	var refusal *metarpc.Error
+	export, err := s.admitted(in)
+	if err != nil {
+		refusal = &metarpc.Error{Status: errAccess.Status, Message: err.Error()}
+	} else {
 		sess, refusal = s.session(hello)
 	}
-	if refusal == nil && s.attach(sess, c, address, export) {
+	if refusal == nil && s.attach(sess, c, in, export) {
 		return sess, nil
 	}
 	if refusal == nil {
-		refusal = &metarpc.Error{Status: metarpc.StatusBadSession, Message: "the session has just ended"}
+		refusal = &metarpc.Error{Status: metarpc.StatusBadSession, Message: "the session has just ended, or is another client's"}
 	}
 	c.send(s.welcomeFrame(&metarpc.Welcome{Version: c.version, Status: refusal.Status, Message: refusal.Message}))
 	return nil, refusal
@@ -182,15 +183,17 @@ func (s *Service) session(hello *metarpc.Hello) (*session, *metarpc.Error) {
 	return sess, nil
 }
 
-// attach makes c the session's connection and sends the welcome, unless the session has ended. The welcome is queued
+// attach makes c the session's connection and sends the welcome, unless the session has ended or another client began it. The welcome is queued
 // together with the change: a client that has seen it may make another connection at once, which then is the newest.
-func (s *Service) attach(sess *session, c *conn, address string, export Export) bool {
-	sess.renew()
+func (s *Service) attach(sess *session, c *conn, in *Incoming, export Export) bool {
+	address := in.Conn.RemoteAddr().String()
 	sess.mu.Lock()
-	if sess.ended {
+	if sess.ended || sess.returned && sess.peer != in.Peer {
 		sess.mu.Unlock()
 		return false
 	}
+	sess.renew()
+	sess.peer = in.Peer
 	old, first := sess.conn, !sess.returned
 	sess.conn, sess.address, sess.export, sess.returned = c, address, export, true
 	flush := c.enqueue(s.welcomeFrame(&metarpc.Welcome{

@@ -14,7 +14,7 @@ import (
 	"github.com/weftfs/weft/test/harness"
 )
 
-// TestTLS has all connections to data servers secret, with certificates on both sides, in two programs and a mount.
+// TestTLS has all connections secret, to metadata services and to data servers, with certificates on both sides, in two programs and a mount.
 func TestTLS(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("missing: root, for data servers")
@@ -32,13 +32,17 @@ func TestTLS(t *testing.T) {
 	weftd("ca", "issue", "--dir", authority, "--name", "trainer-1", "--out", client)
 	weftd("ca", "renew", "--dir", authority, "--out", client)
 	weftd("ca", "ls", "--dir", authority)
-	files, own := rpctls.Dir(service), rpctls.Dir(client)
-	flags := []string{"--tls-ca", files.CA, "--tls-cert", files.Cert, "--tls-key", files.Key}
+	crl := filepath.Join(authority, rpctls.CRLFile)
+	if err := os.Symlink(crl, filepath.Join(service, rpctls.CRLFile)); err != nil {
+		t.Fatal(err)
+	}
+	files := rpctls.Dir(service)
+	flags := []string{"--tls-ca", files.CA, "--tls-cert", files.Cert, "--tls-key", files.Key, "--tls-crl", crl}
 	ds := []string{harness.FreeAddr(t), harness.FreeAddr(t)}
 	dirs := harness.Dir(t) + "/a," + harness.Dir(t) + "/b"
-	harness.Spawn(t, "weftd", append([]string{"data", "--dir", dirs, "--listen", strings.Join(ds, ","), "--tls-required", "--tls-crl", filepath.Join(authority, rpctls.CRLFile)}, flags...)...)
-	secret, clear := harness.FreeAddr(t), harness.FreeAddr(t)
-	harness.Spawn(t, "weftd", append([]string{"meta", "--dir", harness.Dir(t), "--listen", secret, "--xprtsec", "mtls"}, flags...)...)
+	harness.Spawn(t, "weftd", append([]string{"data", "--dir", dirs, "--listen", strings.Join(ds, ","), "--tls-required"}, flags...)...)
+	secret, clear, open := harness.FreeAddr(t), harness.FreeAddr(t), harness.FreeAddr(t)
+	harness.Spawn(t, "weftd", "meta", "--dir", harness.Dir(t), "--listen", secret, "--xprtsec", "mtls", "--tls-dir", service, "--tls-required")
 	harness.Spawn(t, "weftd", "meta", "--dir", harness.Dir(t), "--listen", clear)
 	for _, addr := range append(ds, secret, clear) {
 		harness.AwaitListen(t, addr)
@@ -48,9 +52,23 @@ func TestTLS(t *testing.T) {
 		t.Errorf("a service without TLS: %v\n%s", err, out)
 	}
 	for _, addr := range ds {
-		harness.Weft(t, "admin", "device", "add", "--server", secret, "nfs://"+addr+"/")
+		harness.Weft(t, "admin", "device", "add", "--server", secret, "--tls-dir", client, "nfs://"+addr+"/")
 	}
-	m := harness.MountAt(t, secret, "xprtsec=mtls", "tls_ca="+own.CA, "tls_cert="+own.Cert, "tls_key="+own.Key)
+	for names, args := range map[string][]string{
+		"xprtsec=":           {"--xprtsec", "none", "--server", secret},
+		"wants one":          {"--xprtsec", "tls", "--tls-dir", client, "--server", secret},
+		"does not speak TLS": {"--tls-dir", client, "--server", clear},
+		"unknown authority":  {"--xprtsec", "tls", "--server", secret},
+		"no such file":       {"--xprtsec", "mtls", "--tls-dir", "/nowhere", "--server", secret},
+		"match localhost":    {"--tls-dir", client, "--server", strings.Replace(secret, "127.0.0.1", "localhost", 1)},
+		"none, tls or mtls":  {"--xprtsec", "ssl", "--server", secret},
+	} {
+		out, err := exec.Command(harness.Bin(t, "weft"), append([]string{"admin", "device", "ls"}, args...)...).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), names) {
+			t.Errorf("weft admin device ls %v: %v, want it to say %q\n%s", args, err, names, out)
+		}
+	}
+	m := harness.MountAt(t, secret, "tls_dir="+client)
 	data := make([]byte, 10<<20+1)
 	rand.NewChaCha8([32]byte{2}).Read(data)
 	file := filepath.Join(m.Dir, "file")
@@ -68,9 +86,22 @@ func TestTLS(t *testing.T) {
 	if out, err := cat.Output(); err == nil || len(out) > 0 {
 		t.Errorf("%d bytes with a certificate that is revoked, %v", len(out), err)
 	}
+	harness.Await(t, "the reason in the log", func() bool { return strings.Contains(m.Log(), "does not take our certificate") })
+	harness.Weft(t, "umount", "--force", m.Dir)
+	m.Abort()
+
+	// A metadata service that lets everybody in, and data servers that do not: who gives them no certificate gets no data, and is told why.
+	harness.Spawn(t, "weftd", append([]string{"meta", "--dir", harness.Dir(t), "--listen", open, "--xprtsec", "mtls"}, flags...)...)
+	harness.AwaitListen(t, open)
+	for _, addr := range ds {
+		harness.Weft(t, "admin", "device", "add", "--server", open, "nfs://"+addr+"/")
+	}
+	m = harness.MountAt(t, open, "data_xprtsec=mtls", "tls_dir="+service)
+	if err := os.WriteFile(filepath.Join(m.Dir, "file"), data, 0o644); err != nil {
+		t.Fatal(err)
+	}
 	m.Unmount()
-	// A mount that gives no certificate gets no data, and says why.
-	m = harness.MountAt(t, secret, "xprtsec=tls", "tls_ca="+files.CA)
+	m = harness.MountAt(t, open, "xprtsec=none", "data_xprtsec=tls", "tls_ca="+files.CA)
 	cat = exec.Command("timeout", "2", "cat", filepath.Join(m.Dir, "file"))
 	if out, err := cat.Output(); err == nil || len(out) > 0 {
 		t.Errorf("%d bytes without a certificate, %v", len(out), err)

@@ -84,6 +84,9 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
+	if e.Op == 0 { // a hello
+		return fmt.Sprintf("metadata service: %v: %s", e.Status, e.Message)
+	}
 	if e.Message == "" {
 		return fmt.Sprintf("metadata service: %v: %v", e.Op, e.Status)
 	}

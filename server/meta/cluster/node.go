@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -9,8 +8,10 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
+	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/internal/wire/peerrpc"
 	"github.com/weftfs/weft/server/meta"
@@ -29,7 +30,7 @@ const (
 
 // Service serves a shard. *meta.Service is one.
 type Service interface {
-	ServeConn(nc net.Conn, r *bufio.Reader, hello *metarpc.Hello)
+	ServeConn(in *meta.Incoming, hello *metarpc.Hello)
 	Hold(ctx context.Context, h *meta.Hold) (*meta.Held, error)
 	Settle(ctx context.Context, s *meta.Settle) error
 	LockWaits(after meta.LockWait) []meta.LockWait
@@ -67,7 +68,9 @@ type Config struct {
 	Lease   time.Duration // for which this process can be silent; 0 = DefaultLease
 	Log     *slog.Logger  // nil = slog.Default
 
-	Dial  func(ctx context.Context, address string) (net.Conn, error) // nil = TCP
+	Door  *meta.Door                                                  // where clients and other members come in; nil = in clear text
+	TLS   *rpctls.Client                                              // for connections to other members; nil = in clear text
+	Dial  func(ctx context.Context, address string) (net.Conn, error) // nil = TCP, and TLS
 	Clock func() time.Duration                                        // since some moment; nil = CLOCK_BOOTTIME
 
 	// Speaks are the versions of the protocol with clients, as the services speak them; zero = all that this program knows. Tests choose others.
@@ -123,8 +126,15 @@ func Start(ctx context.Context, cfg Config) (*Node, error) {
 	}
 	if cfg.Dial == nil {
 		cfg.Dial = func(ctx context.Context, address string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "tcp", address)
+			nc, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+			if err != nil || cfg.TLS == nil {
+				return nc, err
+			}
+			return cfg.TLS.To(ctx, nc, address, rpctls.Meta)
 		}
+	}
+	if cfg.Door == nil {
+		cfg.Door = &meta.Door{Log: cfg.Log}
 	}
 	if cfg.Clock == nil {
 		cfg.Clock = bootTime
@@ -297,9 +307,14 @@ func (n *Node) Serve(l net.Listener) error {
 
 // serve finds out who has connected.
 func (n *Node) serve(nc net.Conn) {
-	frame, r, err := meta.ReadFirst(nc)
-	if err == nil && peerrpc.IsHello(frame) {
-		err = n.servePeer(nc, r, frame)
+	in, err := n.cfg.Door.Admit(nc)
+	if err == nil {
+		nc = in.Conn
+	}
+	if err == nil && peerrpc.IsHello(in.Frame) {
+		if err = n.cfg.Door.RefusesPeer(in); err == nil {
+			err = n.servePeer(nc, in.R, in.Frame)
+		}
 		nc.Close()
 		if err != nil && n.ctx.Err() == nil {
 			n.log.Warn("connection of another metadata service ended", "address", nc.RemoteAddr().String(), "error", err)
@@ -308,7 +323,7 @@ func (n *Node) serve(nc net.Conn) {
 	}
 	var hello *metarpc.Hello
 	if err == nil {
-		if hello, err = metarpc.ParseHello(frame, n.cfg.Speaks); err != nil {
+		if hello, err = metarpc.ParseHello(in.Frame, n.cfg.Speaks); err != nil {
 			err = fmt.Errorf("connection of something else than a weft client: %w", err)
 		}
 	}
@@ -325,11 +340,14 @@ func (n *Node) serve(nc net.Conn) {
 		return
 	}
 	if svc := m.service(hello.Shard); svc != nil {
-		svc.ServeConn(nc, r, hello)
+		svc.ServeConn(in, hello)
 		return
 	}
 	w := &metarpc.Welcome{Magic: metarpc.Magic, Status: metarpc.StatusMoved, Volume: n.volume, Ring: m.ring(),
 		Message: fmt.Sprintf("this service does not have shard %d", hello.Shard)}
+	if err := n.cfg.Door.Refuses(in); err != nil {
+		w.Status, w.Ring, w.Message = metarpc.Status(syscall.EACCES), metarpc.Ring{}, err.Error()
+	}
 	var ok bool
 	if w.Version, ok = n.cfg.Speaks.Choose(hello.Versions()); !ok {
 		w.Version, w.Status, w.Message = n.cfg.Speaks.Highest, metarpc.StatusVersion, metarpc.Mismatch(hello.Versions(), n.cfg.Speaks)

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -362,7 +361,8 @@ func (s *stub) ask(ctx context.Context, change bool) error {
 	return nil
 }
 
-func (s *stub) ServeConn(nc net.Conn, _ *bufio.Reader, _ *metarpc.Hello) {
+func (s *stub) ServeConn(in *meta.Incoming, _ *metarpc.Hello) {
+	nc := in.Conn
 	defer nc.Close()
 	frame, err := metarpc.AppendWelcome(nil, &metarpc.Welcome{Magic: metarpc.Magic, Version: metarpc.Version, Ring: s.host.in.Ring(),
 		Session: metarpc.SessionID{1}, Volume: s.host.p.w.volume, Instance: [16]byte{byte(s.epoch)}, Slots: metarpc.MinSlots, Lease: int64(time.Second)})
