@@ -511,6 +511,22 @@ func (c *Client) Quotas(ctx context.Context) (all []metarpc.QuotaInfo, err error
 	}
 }
 
+// SetClientRule sets a rule for clients, as meta.ParseExport reads it; force: also if that cuts some off.
+func (c *Client) SetClientRule(ctx context.Context, rule string, force bool) error {
+	return c.do(ctx, metarpc.OpClientSet, metarpc.Cred{}, &metarpc.ClientSetArgs{Rule: rule, Force: force}, &metarpc.Empty{}, nil)
+}
+
+// RemoveClientRule removes the rule for clients.
+func (c *Client) RemoveClientRule(ctx context.Context, whose string) error {
+	return c.do(ctx, metarpc.OpClientSet, metarpc.Cred{}, &metarpc.ClientSetArgs{Whose: whose}, &metarpc.Empty{}, nil)
+}
+
+// ClientRules are the rules for clients.
+func (c *Client) ClientRules(ctx context.Context) (*metarpc.ClientListResult, error) {
+	r := new(metarpc.ClientListResult)
+	return r, c.do(ctx, metarpc.OpClientList, metarpc.Cred{}, &metarpc.Empty{}, r, nil)
+}
+
 func (c *Client) Status(ctx context.Context) (*metarpc.StatusResult, error) {
 	r := new(metarpc.StatusResult)
 	if err := c.do(ctx, metarpc.OpStatus, metarpc.Cred{}, &metarpc.Empty{}, r, nil); err != nil {

@@ -208,11 +208,11 @@ func TestDialErrors(t *testing.T) {
 		{"version", func(nc net.Conn, w *metarpc.Welcome) bool {
 			w.Version, w.Status, w.Message = 7, metarpc.StatusVersion, metarpc.Mismatch(metarpc.Spoken, metarpc.Versions{Lowest: 6, Highest: 7})
 			return true
-		}, "metadata service at service:7049: the client speaks versions 3 to 4 of the metadata protocol, the service versions 6 to 7: upgrade weft on the client"},
+		}, "metadata service at service:7049: the client speaks " + metarpc.Spoken.String() + " of the metadata protocol, the service versions 6 to 7: upgrade weft on the client"},
 		{"version without a status", func(nc net.Conn, w *metarpc.Welcome) bool {
 			w.Version = 7
 			return true
-		}, "service:7049 answers in version 7 of the metadata protocol, this weft speaks versions 3 to 4"},
+		}, "service:7049 answers in version 7 of the metadata protocol, this weft speaks " + metarpc.Spoken.String()},
 		{"shutdown", func(nc net.Conn, w *metarpc.Welcome) bool {
 			w.Status, w.Message = metarpc.StatusShutdown, "back soon"
 			return true

@@ -250,6 +250,18 @@ func (v *Volume) Quota(ctx context.Context, name metarpc.QuotaName) (metarpc.Quo
 	return v.any().Quota(ctx, name)
 }
 
+func (v *Volume) SetClientRule(ctx context.Context, rule string, force bool) error {
+	return v.any().SetClientRule(ctx, rule, force)
+}
+
+func (v *Volume) RemoveClientRule(ctx context.Context, whose string) error {
+	return v.any().RemoveClientRule(ctx, whose)
+}
+
+func (v *Volume) ClientRules(ctx context.Context) (*metarpc.ClientListResult, error) {
+	return v.any().ClientRules(ctx)
+}
+
 func (v *Volume) Quotas(ctx context.Context) ([]metarpc.QuotaInfo, error) {
 	return v.any().Quotas(ctx)
 }

@@ -13,8 +13,8 @@ type exportRules struct{ rules []meta.Export }
 
 func exportFlag(fl *pflag.FlagSet) *exportRules {
 	e := new(exportRules)
-	fl.Var(e, "export", "what clients of a network may do, in the manner of exports(5): NETWORK(OPTION,...) with ro, rw, root_squash,\n"+
-		"no_root_squash, all_squash, anonuid=N, anongid=N, where ro and root_squash go without saying (may be\n"+
+	fl.Var(e, "export", "what some clients may do, in the manner of exports(5): NETWORK(OPTION,...) or cert:NAME(OPTION,...), as in weft admin client set,\n"+
+		"whose rules come before, where ro and root_squash go without saying (may be\n"+
 		"repeated, the first that fits counts, others are refused; without any everybody has rw,no_root_squash)")
 	return e
 }

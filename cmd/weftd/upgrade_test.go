@@ -18,7 +18,7 @@ import (
 
 // The versions that programs speak in TestUpgrade: one that is older than this one, and the next one.
 var (
-	oldVersions  = metarpc.Versions{Lowest: metarpc.Lowest, Highest: metarpc.Version - 1}
+	oldVersions  = metarpc.Versions{Lowest: metarpc.Lowest, Highest: metarpc.Lowest}
 	nextVersions = metarpc.Versions{Lowest: metarpc.Lowest, Highest: metarpc.Version + 1}
 	nextPeers    = metarpc.Versions{Lowest: peerrpc.Lowest, Highest: peerrpc.Version + 1}
 )

@@ -43,11 +43,8 @@ func (s *Service) devices(ctx context.Context, _ *call, _ *metarpc.Empty) (*meta
 }
 
 func (s *Service) addDevice(ctx context.Context, c *call, a *metarpc.AddDeviceArgs) (*metarpc.AddDeviceResult, error) {
-	switch who := s.caller(c); {
-	case !who.privileged:
-		return nil, errPerm
-	case who.readOnly:
-		return nil, errReadOnly
+	if err := s.admin(c); err != nil {
+		return nil, err
 	}
 	info, err := s.cfg.Files.AddDevice(ctx, a.URL, a.Force)
 	if err != nil {
@@ -63,11 +60,8 @@ func (s *Service) addDevice(ctx context.Context, c *call, a *metarpc.AddDeviceAr
 }
 
 func (s *Service) drainDevice(ctx context.Context, c *call, a *metarpc.DrainDeviceArgs) (*metarpc.AddDeviceResult, error) {
-	switch who := s.caller(c); {
-	case !who.privileged:
-		return nil, errPerm
-	case who.readOnly:
-		return nil, errReadOnly
+	if err := s.admin(c); err != nil {
+		return nil, err
 	}
 	info, err := s.cfg.Files.DrainDevice(ctx, a.Device, a.Cancel)
 	if err != nil {
@@ -78,11 +72,8 @@ func (s *Service) drainDevice(ctx context.Context, c *call, a *metarpc.DrainDevi
 }
 
 func (s *Service) removeDevice(ctx context.Context, c *call, a *metarpc.RemoveDeviceArgs) (*metarpc.Empty, error) {
-	switch who := s.caller(c); {
-	case !who.privileged:
-		return nil, errPerm
-	case who.readOnly:
-		return nil, errReadOnly
+	if err := s.admin(c); err != nil {
+		return nil, err
 	}
 	if err := s.cfg.Files.RemoveDevice(ctx, a.Device, a.Lost); err != nil {
 		if c.sess.ctx.Err() != nil {
@@ -107,12 +98,10 @@ func (s *Service) metaList(ctx context.Context, _ *call, _ *metarpc.Empty) (*met
 }
 
 func (s *Service) metaDrain(ctx context.Context, c *call, a *metarpc.MetaDrainArgs) (*metarpc.MetaListResult, error) {
-	switch who := s.caller(c); {
-	case !who.privileged:
-		return nil, errPerm
-	case who.readOnly:
-		return nil, errReadOnly
-	case s.cfg.Members == nil:
+	if err := s.admin(c); err != nil {
+		return nil, err
+	}
+	if s.cfg.Members == nil {
 		return nil, errNoMembers
 	}
 	err := s.cfg.Members.Drain(ctx, a.Address, a.Cancel)
@@ -147,7 +136,7 @@ func (s *Service) statFS(ctx context.Context, _ *call, a *metarpc.IDArgs) (*meta
 	return r, s.limitSpace(ctx, a.ID, r)
 }
 
-func (s *Service) statusOf(ctx context.Context, _ *call, _ *metarpc.Empty) (*metarpc.StatusResult, error) {
+func (s *Service) statusOf(ctx context.Context, c *call, _ *metarpc.Empty) (*metarpc.StatusResult, error) {
 	r := &metarpc.StatusResult{
 		Program: s.cfg.Program,
 		Started: s.started.UnixNano(),
@@ -155,11 +144,15 @@ func (s *Service) statusOf(ctx context.Context, _ *call, _ *metarpc.Empty) (*met
 		Stale:   s.staleFiles(ctx),
 		Copied:  s.resilver.copied.Load(),
 	}
+	confined := c.sess.confinement() != nil
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r.Grace = s.grace
 	r.HeldUp = s.allHeldUp()
 	for _, sess := range s.sessions {
+		if confined && sess != c.sess {
+			continue // others are not its business
+		}
 		info := metarpc.SessionInfo{Client: sess.client, Renewed: time.Now().Add(-sess.idle()).UnixNano()}
 		for _, cl := range sess.claims {
 			if cl.open {

@@ -27,7 +27,7 @@ func (w *caller) In(gid uint32) bool { return w.gid == gid || slices.Contains(w.
 func (s *Service) caller(c *call) *caller {
 	if c.who == nil {
 		c.sess.mu.Lock()
-		e := c.sess.export
+		e := c.sess.grant.Export
 		c.sess.mu.Unlock()
 		c.who = e.caller(c.h.Cred, s.groups.of)
 	}
@@ -58,6 +58,15 @@ func (e Export) caller(cred metarpc.Cred, groupsOf func(uid uint32) []uint32) *c
 				}
 			}
 		}
+	}
+	if !has(e.UIDs, who.uid) {
+		who.uid, who.gid, who.groups = e.AnonUID, e.AnonGID, nil
+	}
+	if e.GIDs != nil {
+		if !has(e.GIDs, who.gid) {
+			who.gid = e.AnonGID
+		}
+		who.groups = slices.DeleteFunc(slices.Clone(who.groups), func(gid uint32) bool { return !has(e.GIDs, gid) })
 	}
 	who.privileged = who.uid == 0
 	return who

@@ -58,6 +58,8 @@ var handlers = [...]handler{
 	metarpc.OpMetaDrain:       handle((*Service).metaDrain),
 	metarpc.OpQuotaSet:        handle((*Service).quotaSet),
 	metarpc.OpQuotas:          handle((*Service).quotaList),
+	metarpc.OpClientSet:       handle((*Service).clientSet),
+	metarpc.OpClientList:      handle((*Service).clientList),
 }
 
 // execute has a call's handler execute it.
@@ -67,6 +69,11 @@ func (s *Service) execute(c *call, args any) (any, error) {
 	}
 	if err := s.refuseForeign(c.h.Op, args); err != nil {
 		return nil, err
+	}
+	if g := c.sess.confinement(); g != nil {
+		if err := s.within(c.ctx, g, c.h.Op, args); err != nil {
+			return nil, err
+		}
 	}
 	return handlers[c.h.Op](s, c.ctx, c, args)
 }

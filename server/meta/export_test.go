@@ -2,6 +2,7 @@ package meta
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,12 +21,14 @@ func TestParseExport(t *testing.T) {
 		{"10.1.2.3(rw)", "10.1.2.3/32(rw,root_squash,no_all_squash,anonuid=65534,anongid=65534)"},
 		{"*(rw,no_root_squash)", "*(rw,no_root_squash,no_all_squash,anonuid=65534,anongid=65534)"},
 		{"2001:db8::/32(rw,all_squash,anonuid=7,anongid=8)", "2001:db8::/32(rw,root_squash,all_squash,anonuid=7,anongid=8)"},
+		{"cert:tr-*(rw,path=/a//b/../c/,uids=1-2+7,gids=5,ops=9)", "cert:tr-*(rw,root_squash,no_all_squash,anonuid=65534,anongid=65534,path=/a/c,uids=1-2+7-7,gids=5-5,ops=9)"},
+		{"*(path=/)", "*(ro,root_squash,no_all_squash,anonuid=65534,anongid=65534)"},
 	} {
 		e, err := ParseExport(c.in)
 		if err != nil || e.String() != c.want {
 			t.Errorf("%s: %v, %v", c.in, e, err)
 		}
-		if again, err := ParseExport(e.String()); err != nil || again != e {
+		if again, err := ParseExport(e.String()); err != nil || !reflect.DeepEqual(again, e) {
 			t.Errorf("%s came back as %v, %v", e, again, err)
 		}
 	}
@@ -38,6 +41,13 @@ func TestParseExport(t *testing.T) {
 		"*()":                      `""`,
 		"*(rw,sync)":               `"sync"`,
 		"*(rw,anonuid=-1)":         `"-1"`,
+		"cert:(rw)":                `"cert:(rw)"`,
+		"cert:[(rw)":               `"cert:[(rw)"`,
+		"*(path=a)":                `"path=a"`,
+		"*(uids=)":                 `"uids="`,
+		"*(uids=2-1)":              `"2-1"`,
+		"*(gids=1-2-3)":            `"2-3"`,
+		"*(ops=0)":                 `"ops=0"`,
 		"*(rw,anongid=4294967295)": `"4294967295"`,
 	} {
 		if _, err := ParseExport(in); err == nil || !strings.Contains(err.Error(), names) {
@@ -46,25 +56,28 @@ func TestParseExport(t *testing.T) {
 	}
 }
 
-func TestExportFor(t *testing.T) {
-	s := &Service{cfg: Config{Exports: []Export{
-		mustExport(t, "10.0.0.1"), mustExport(t, "10.0.0.0/8(rw)"), mustExport(t, "fd00::/8"),
-	}}}
-	for address, want := range map[string]string{
-		"10.0.0.1:5": "10.0.0.1/32", "10.2.3.4:5": "10.0.0.0/8", "[::ffff:10.2.3.4]:5": "10.0.0.0/8", "[fd00::1%eth0]:5": "fd00::/8",
-		"11.0.0.1:5": "", "elsewhere": "",
+func TestRuleFor(t *testing.T) {
+	list := []Export{
+		mustExport(t, "10.0.0.1"), mustExport(t, "10.0.0.0/8(rw)"), mustExport(t, "fd00::/8"), mustExport(t, "*"), mustExport(t, "cert:trainer-*"), mustExport(t, "cert:trainer-1(rw)"),
+		mustExport(t, "cert:tr*"), mustExport(t, "10.1.0.0/16"),
+	}
+	slices.SortStableFunc(list, moreSpecific)
+	for _, c := range []struct{ address, name, want string }{
+		{"10.0.0.1:5", "", "10.0.0.1/32"}, {"10.2.3.4:5", "", "10.0.0.0/8"}, {"[::ffff:10.2.3.4]:5", "", "10.0.0.0/8"}, {"[fd00::1%eth0]:5", "", "fd00::/8"},
+		{"10.1.2.3:5", "", "10.1.0.0/16"}, {"11.0.0.1:5", "", "*"}, {"elsewhere", "", "*"},
+		{"10.0.0.1:5", "trainer-1", "cert:trainer-1"}, {"10.0.0.1:5", "trainer-12", "cert:trainer-*"}, {"10.0.0.1:5", "tr", "cert:tr*"}, {"10.0.0.1:5", "t", "10.0.0.1/32"},
 	} {
-		e, ok := s.exportFor(address)
-		if ok != (want != "") || ok && e.Clients.String() != want {
-			t.Errorf("%s: %v %t", address, e, ok)
+		if e, ok := ruleFor(list, c.address, c.name); !ok || e.whose() != c.want {
+			t.Errorf("%s %q: %v %t, want that of %s", c.address, c.name, e, ok, c.want)
 		}
 	}
-	s.cfg.Exports = append(s.cfg.Exports, mustExport(t, "*"))
-	if _, ok := s.exportFor("elsewhere"); !ok {
-		t.Error("everybody is not everybody")
+	list = list[:len(list)-1]
+	for _, address := range []string{"11.0.0.1:5", "elsewhere"} {
+		if e, ok := ruleFor(list, address, "other"); ok {
+			t.Errorf("%s: %v", address, e)
+		}
 	}
-	s.cfg.Exports = nil
-	if e, ok := s.exportFor("1.2.3.4:5"); !ok || e != everybody {
+	if e, ok := ruleFor(nil, "1.2.3.4:5", ""); !ok || !reflect.DeepEqual(e, everybody) {
 		t.Errorf("without rules: %v %t", e, ok)
 	}
 }
@@ -89,6 +102,10 @@ func TestCaller(t *testing.T) {
 		{"*(rw)", metarpc.Cred{Groups: []uint32{0, 5}}, caller{uid: 65534, gid: 65534, groups: []uint32{65534, 5}}},
 		{"*(rw,anonuid=3,anongid=4)", metarpc.Cred{UID: 9}, caller{uid: 9, gid: 4}},
 		{"*(rw,all_squash,anonuid=3,anongid=4)", metarpc.Cred{UID: 9, GID: 8, Groups: []uint32{7}}, caller{uid: 3, gid: 4}},
+		{"*(rw,uids=5-9+20,gids=8)", metarpc.Cred{UID: 9, GID: 7, Groups: []uint32{8, 10}}, caller{uid: 9, gid: 65534, groups: []uint32{8}}},
+		{"*(rw,uids=5-9+20,anonuid=3)", metarpc.Cred{UID: 10, GID: 8, Groups: []uint32{8}}, caller{uid: 3, gid: 65534}},
+		{"*(rw,no_root_squash,uids=5)", metarpc.Cred{}, caller{uid: 65534, gid: 65534}},
+		{"*(rw,uids=20)", metarpc.Cred{UID: 20, GID: 5, Groups: []uint32{8}}, caller{uid: 20, gid: 5, groups: []uint32{8}}},
 		{"*", metarpc.Cred{UID: 9, GID: 8, ByUID: true}, caller{uid: 9, gid: 8, groups: []uint32{1009}, readOnly: true}},
 	} {
 		if got := mustExport(t, c.rule).caller(c.cred, groupsOf); !reflect.DeepEqual(*got, c.want) {

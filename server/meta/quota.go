@@ -3,6 +3,7 @@ package meta
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -505,11 +506,8 @@ func (s *Service) recallOver(id layout.FileID) error {
 }
 
 func (s *Service) quotaSet(ctx context.Context, c *call, a *metarpc.QuotaSetArgs) (*metarpc.Empty, error) {
-	switch who := s.caller(c); {
-	case !who.privileged:
-		return nil, errPerm
-	case who.readOnly:
-		return nil, errReadOnly
+	if err := s.admin(c); err != nil {
+		return nil, err
 	}
 	if _, err := s.quotas(ctx); err != nil { // what there was before: who relies on that is recalled
 		return nil, err
@@ -549,8 +547,8 @@ func (s *Service) quotaSet(ctx context.Context, c *call, a *metarpc.QuotaSetArgs
 }
 
 func (s *Service) quotaList(ctx context.Context, c *call, a *metarpc.QuotasArgs) (*metarpc.QuotasResult, error) {
-	if !s.caller(c).privileged {
-		return nil, errPerm
+	if err := s.admin(c); err != nil && !errors.Is(err, errReadOnly) {
+		return nil, err
 	}
 	t, err := s.settledQuotas(ctx)
 	if err != nil {

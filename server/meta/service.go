@@ -46,6 +46,7 @@ type Service struct {
 	removed  removedInodes
 	usage    usageTable
 	quota    quotaState
+	rules    rules
 	dirs     dirTable
 
 	mu         sync.Mutex
@@ -135,6 +136,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 	}
 	s.resume()
 	s.tasks.Go(s.watchLeases)
+	s.tasks.Go(s.watchRules)
 	s.tasks.Go(s.resilverLoop)
 	if s.shards > 1 {
 		s.tasks.Go(s.watchHolds)

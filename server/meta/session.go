@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/weftfs/weft/internal/rpctls"
@@ -46,7 +47,7 @@ type session struct {
 	conn     *conn
 	address  string
 	peer     rpctls.Peer // whose certificate it had on the first connection to this instance
-	export   Export      // what holds for that address
+	grant    grant       // what the rules gave it
 	slots    []slot
 	backs    map[uint64]*callback // by number, unanswered
 	lastBack uint64
@@ -101,13 +102,13 @@ func (sess *session) idle() time.Duration {
 func (s *Service) welcome(c *conn, in *Incoming, hello *metarpc.Hello) (*session, error) {
 	var sess *session
 	var refusal *metarpc.Error
-	export, err := s.admitted(in)
+	given, err := s.admitted(s.ctx, in)
 	if err != nil {
 		refusal = &metarpc.Error{Status: errAccess.Status, Message: err.Error()}
 	} else {
-		sess, refusal = s.session(hello)
+		sess, refusal = s.session(in, hello)
 	}
-	if refusal == nil && s.attach(sess, c, in, export) {
+	if refusal == nil && s.attach(sess, c, in, given) {
 		return sess, nil
 	}
 	if refusal == nil {
@@ -130,7 +131,7 @@ func (s *Service) welcomeFrame(w *metarpc.Welcome) []byte {
 }
 
 // session returns the session a hello asks for, or makes one.
-func (s *Service) session(hello *metarpc.Hello) (*session, *metarpc.Error) {
+func (s *Service) session(in *Incoming, hello *metarpc.Hello) (*session, *metarpc.Error) {
 	refuse := func(status metarpc.Status, format string, args ...any) (*session, *metarpc.Error) {
 		return nil, &metarpc.Error{Status: status, Message: fmt.Sprintf(format, args...)}
 	}
@@ -151,6 +152,9 @@ func (s *Service) session(hello *metarpc.Hello) (*session, *metarpc.Error) {
 			return refuse(metarpc.StatusBadSession, "there is no such session of this client")
 		}
 		return sess, nil
+	}
+	if n := s.sessionsOf(in); n >= maxSessions {
+		return refuse(metarpc.Status(syscall.EUSERS), "this client has %d sessions already", n)
 	}
 	var id metarpc.SessionID
 	rand.Read(id[:])
@@ -185,7 +189,7 @@ func (s *Service) session(hello *metarpc.Hello) (*session, *metarpc.Error) {
 
 // attach makes c the session's connection and sends the welcome, unless the session has ended or another client began it. The welcome is queued
 // together with the change: a client that has seen it may make another connection at once, which then is the newest.
-func (s *Service) attach(sess *session, c *conn, in *Incoming, export Export) bool {
+func (s *Service) attach(sess *session, c *conn, in *Incoming, given grant) bool {
 	address := in.Conn.RemoteAddr().String()
 	sess.mu.Lock()
 	if sess.ended || sess.returned && sess.peer != in.Peer {
@@ -195,7 +199,7 @@ func (s *Service) attach(sess *session, c *conn, in *Incoming, export Export) bo
 	sess.renew()
 	sess.peer = in.Peer
 	old, first := sess.conn, !sess.returned
-	sess.conn, sess.address, sess.export, sess.returned = c, address, export, true
+	sess.conn, sess.address, sess.grant, sess.returned = c, address, given, true
 	flush := c.enqueue(s.welcomeFrame(&metarpc.Welcome{
 		Version: c.version, Session: sess.id, Instance: s.instance, Slots: s.cfg.Slots, Lease: int64(s.cfg.Lease),
 	}))
@@ -345,7 +349,9 @@ func (s *Service) answer(c *call, args any, refusal *metarpc.Error) {
 			err = s.awaitGrace(c.ctx)
 		}
 		if err == nil {
-			result, err = s.execute(c, args)
+			if err = s.throttle(c.ctx, c); err == nil {
+				result, err = s.execute(c, args)
+			}
 		}
 		if err == nil && c.frame != nil {
 			return

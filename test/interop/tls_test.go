@@ -2,11 +2,13 @@ package interop
 
 import (
 	"bytes"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -79,6 +81,55 @@ func TestTLS(t *testing.T) {
 	if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, data) {
 		t.Errorf("%d bytes, %v: contents differ", len(got), err)
 	}
+	// Rules go by the names in certificates.
+	admin := func(args ...string) (string, error) {
+		out, err := exec.Command(harness.Bin(t, "weft"), append([]string{"admin", "client"}, append(args, "--server", secret, "--tls-dir", service)...)...).CombinedOutput()
+		return string(out), err
+	}
+	if out, err := admin("set", "cert:storage-1(rw,no_root_squash)"); err == nil || !strings.Contains(out, "cert:trainer-1") {
+		t.Errorf("a rule that cuts the mount off: %v\n%s", err, out)
+	}
+	sub := filepath.Join(m.Dir, "sub")
+	if err := errors.Join(os.Mkdir(sub, 0o777), os.Chmod(sub, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	for _, rule := range []string{"cert:*(rw,no_root_squash)", "cert:trainer-*(rw,path=/sub)"} {
+		if out, err := admin("set", rule); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	if out, err := admin("ls"); err != nil || !strings.HasPrefix(out, "cert:trainer-*(rw,root_squash,") || !strings.Contains(out, "path=/sub)\ncert:*(") {
+		t.Errorf("weft admin client ls: %v\n%s", err, out)
+	}
+	if _, err := os.ReadDir(m.Dir); !errors.Is(err, os.ErrPermission) {
+		t.Errorf("readdir of what is above the directory of the rule: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(m.Dir, "other")); !errors.Is(err, os.ErrPermission) {
+		t.Errorf("lookup of something else there: %v", err)
+	}
+	inside := filepath.Join(sub, "file")
+	if err := os.WriteFile(inside, []byte("x"), 0o644); err != nil {
+		t.Error(err)
+	}
+	var st syscall.Stat_t
+	if err := syscall.Stat(inside, &st); err != nil || st.Uid != 65534 {
+		t.Errorf("root's file is of user %d, %v", st.Uid, err)
+	}
+	below := harness.Dir(t)
+	harness.Weft(t, "mount", "-o", "tls_dir="+client, secret+":/sub", below)
+	if _, err := os.ReadFile(filepath.Join(below, "file")); err != nil {
+		t.Error(err)
+	}
+	harness.Weft(t, "umount", below)
+	for _, who := range []string{"cert:trainer-*", "cert:*"} {
+		if out, err := admin("rm", who); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	if _, err := os.ReadDir(m.Dir); err != nil {
+		t.Error(err)
+	}
+
 	// Revoked, it gets nothing more, on connections that it has neither.
 	weftd("ca", "revoke", "--dir", authority, "--name", "trainer-1")
 	time.Sleep(8 * time.Second) // connections are looked at every 5 s

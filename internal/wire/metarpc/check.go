@@ -1,8 +1,10 @@
 package metarpc
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -631,6 +633,25 @@ func (a *QuotaSetArgs) check(Op) error {
 		return fmt.Errorf("quota of %d bytes and %d files", a.Bytes, a.Files)
 	}
 	return a.Name.check()
+}
+
+func (a *ClientSetArgs) check(Op) error {
+	if (a.Whose == "") == (a.Rule == "") {
+		return errors.New("a rule, or whose rule to remove, is wanted")
+	}
+	return first(checkText("whose rule", a.Whose, MaxRule), checkText("rule", a.Rule, MaxRule))
+}
+
+func (r *ClientListResult) check(Op) error {
+	if len(r.Rules) > MaxBatch || len(r.Given) > MaxBatch {
+		return fmt.Errorf("%d and %d rules", len(r.Rules), len(r.Given))
+	}
+	for _, rule := range slices.Concat(r.Rules, r.Given) {
+		if err := checkText("rule", rule, MaxRule); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (a *QuotasArgs) check(Op) error {

@@ -167,6 +167,9 @@ func tame(v any) any {
 		v.Kind, v.ID = QuotaUser, v.ID%1000
 	case *QuotaSetArgs:
 		tame(&v.Name)
+	case *ClientSetArgs:
+		v.Whose = ""
+		v.Rule += "*"
 	case *QuotasArgs:
 		tame(&v.Name)
 	case *QuotasResult:
@@ -665,6 +668,12 @@ func TestRefusedArguments(t *testing.T) {
 		{OpQuotaSet, &QuotaSetArgs{Name: QuotaName{Kind: QuotaTree, ID: 1}, Bytes: -2}, bad},
 		{OpQuotaSet, &QuotaSetArgs{Name: QuotaName{Kind: QuotaTree, ID: 1}, Files: -2}, bad},
 		{OpQuotas, &QuotasArgs{After: true}, fine},
+		{OpClientSet, &ClientSetArgs{Rule: strings.Repeat("a", MaxRule)}, fine},
+		{OpClientSet, &ClientSetArgs{Rule: strings.Repeat("a", MaxRule+1)}, bad},
+		{OpClientSet, &ClientSetArgs{Whose: strings.Repeat("a", MaxRule+1)}, bad},
+		{OpClientSet, &ClientSetArgs{Whose: "*"}, fine},
+		{OpClientSet, &ClientSetArgs{Whose: "*", Rule: "*"}, bad},
+		{OpClientSet, &ClientSetArgs{}, bad},
 		{OpQuotas, &QuotasArgs{}, bad},
 		{OpQuotas, &QuotasArgs{Name: QuotaName{ID: 1}, After: true}, bad},
 		{OpStatFS, &IDArgs{}, bad},
@@ -998,8 +1007,8 @@ func TestHellos(t *testing.T) {
 		}
 	}
 	// A later version may go on in any way.
-	h, err := ParseHello(unhex(t, "9a 00 a477656674 05 06 c0 c0 c0 c0 c0 c0"), Spoken)
-	if err != nil || h.Lowest != 5 || h.Highest != 6 {
+	h, err := ParseHello(unhex(t, "9a 00 a477656674 06 07 c0 c0 c0 c0 c0 c0"), Spoken)
+	if err != nil || h.Lowest != 6 || h.Highest != 7 {
 		t.Errorf("later hello: %+v, %v", h, err)
 	}
 	if h, err := ParseHello(unhex(t, "97 00 a477656674 02 01 c0 c0"), Spoken); err == nil || errors.Is(err, ErrMagic) || h != nil {

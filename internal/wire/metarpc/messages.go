@@ -22,6 +22,7 @@ const (
 	MinSlots    = 4 // slots of a session: enough for calls, Renew, and calls that answer a recall
 	MaxSlots    = 256
 	MaxBatch    = 1024
+	MaxRule     = 8192    // bytes of a rule for clients
 	MaxRanges   = 1 << 14 // that become valid by one LayoutCommit
 	MaxPage     = 4096    // entries of one ReadDir page
 	MaxGroups   = 65536   // supplementary groups of a credential, as in Linux (NGROUPS_MAX)
@@ -589,6 +590,20 @@ type (
 		_msgpack struct{} `msgpack:",as_array"`
 		Quotas   []QuotaInfo
 		EOF      bool // there are no more
+	}
+	// ClientSetArgs sets a rule for clients, as meta.ParseExport reads it, in place of the one for the same clients, which with Force may cut clients
+	// off that no rule lets in then. Without Rule the one for Whose is removed.
+	ClientSetArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Whose    string
+		Rule     string
+		Force    bool
+	}
+	// ClientListResult has the rules in the order in which they are looked at.
+	ClientListResult struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Rules    []string // of the volume
+		Given    []string // that the service was started with, which come after them
 	}
 	// QuotaInfo tells people of a quota and of what is used of it.
 	QuotaInfo struct {

@@ -50,6 +50,8 @@ const (
 	OpMetaDrain
 	OpQuotaSet
 	OpQuotas
+	OpClientSet
+	OpClientList
 	opEnd
 )
 
@@ -125,6 +127,8 @@ var ops = [opEnd]opInfo{
 	OpMetaDrain:       {"METADRAIN", of[MetaDrainArgs], of[MetaListResult], false},
 	OpQuotaSet:        {"QUOTASET", of[QuotaSetArgs], of[Empty], false},
 	OpQuotas:          {"QUOTAS", of[QuotasArgs], of[QuotasResult], false},
+	OpClientSet:       {"CLIENTSET", of[ClientSetArgs], of[Empty], false},
+	OpClientList:      {"CLIENTLIST", of[Empty], of[ClientListResult], false},
 }
 
 // Valid reports whether there is such an op.

@@ -5,7 +5,7 @@ import "fmt"
 // Version is the highest version of the protocol that is spoken here, Lowest the lowest. The package comment says how they change.
 const (
 	Lowest  = 3
-	Version = 4
+	Version = 5
 )
 
 // Versions is a range of versions of a protocol.
@@ -49,7 +49,7 @@ func Mismatch(client, service Versions) string {
 
 // newOps and newBackOps are the calls and callbacks that Lowest does not have, with the versions they came with.
 var (
-	newOps     = map[Op]uint32{}
+	newOps     = map[Op]uint32{OpClientSet: 5, OpClientList: 5}
 	newBackOps = map[BackOp]uint32{}
 )
 

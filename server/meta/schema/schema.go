@@ -48,6 +48,7 @@ const (
 
 // Keys of single rows.
 var (
+	KeyClients     = []byte("C")
 	KeyImport      = []byte("I")
 	KeyMaintenance = []byte("F")
 	KeyMoves       = []byte("m")
@@ -534,6 +535,12 @@ type Quota struct {
 	_msgpack struct{} `msgpack:",as_array"`
 	Bytes    int64
 	Files    int64 // inodes of any kind
+}
+
+// Clients are the rules for clients, as meta.ParseExport reads them.
+type Clients struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Rules    []string
 }
 
 // plainVolume and plainSession are the rows of a Volume and of a Session as versions wrote them that knew of no shards.
