@@ -136,6 +136,7 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 // readCall is one READ on its way. It is the ReadResult, too, and returns to the pool when go-fuse is done with it.
 type readCall struct {
 	Read
+	flight
 	n     int
 	errno syscall.Errno
 	over  chan struct{}
@@ -161,18 +162,22 @@ func (c *readCall) Done() {
 }
 
 func (r *raw) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
-	began := time.Now()
 	if r.fs.unprotected(in.Fh) {
 		return nil, fuse.EIO
 	}
 	c := readCalls.Get().(*readCall)
+	c.flight = flight{op: opRead, pid: in.Pid, id: r.fs.id(in.NodeId), began: time.Now()}
+	r.fs.flights.start(&c.flight)
 	c.fill(r.fs.id(in.NodeId), in.Fh, int64(in.Offset), buf, in.Flags)
 	r.fs.StartRead(&c.Read)
 	r.fs.Flush()
-	if !r.await(c.over, cancel, in.Pid, c.Detach) {
+	answered := r.await(c.over, cancel, in.Pid, c.Detach)
+	r.fs.flights.end(&c.flight)
+	if !answered {
 		return nil, fuse.EINTR // c is left to whoever calls Done
 	}
-	r.fs.counts.took(opRead, began)
+	r.fs.counts.took(opRead, c.began)
+	r.fs.watched.add(&c.flight, false, c.n)
 	if c.errno != 0 {
 		defer c.Done()
 		return nil, fuse.Status(c.errno)
@@ -208,6 +213,7 @@ func (r *raw) await(over <-chan struct{}, cancel <-chan struct{}, pid uint32, de
 // writeCall is one WRITE on its way.
 type writeCall struct {
 	Write
+	flight
 	n     int
 	errno syscall.Errno
 	over  chan struct{}
@@ -223,19 +229,23 @@ var writeCalls = sync.Pool{New: func() any {
 }}
 
 func (r *raw) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
-	began := time.Now()
 	if r.fs.unprotected(in.Fh) {
 		return 0, fuse.EIO
 	}
 	c := writeCalls.Get().(*writeCall)
+	c.flight = flight{op: opWrite, pid: in.Pid, id: r.fs.id(in.NodeId), began: time.Now()}
+	r.fs.flights.start(&c.flight)
 	c.fill(r.fs.id(in.NodeId), in.Fh, int64(in.Offset), data, in.Flags, in.WriteFlags)
 	r.fs.StartWrite(&c.Write)
 	r.fs.Flush()
-	if !r.await(c.over, cancel, in.Pid, c.Detach) {
+	answered := r.await(c.over, cancel, in.Pid, c.Detach)
+	r.fs.flights.end(&c.flight)
+	if !answered {
 		return 0, fuse.EINTR // c is left to whoever calls Done
 	}
-	r.fs.counts.took(opWrite, began)
+	r.fs.counts.took(opWrite, c.began)
 	n, errno := c.n, c.errno
+	r.fs.watched.add(&c.flight, true, n)
 	c.Data = nil
 	writeCalls.Put(c)
 	return uint32(n), fuse.Status(errno)

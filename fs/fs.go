@@ -184,7 +184,9 @@ type FS struct {
 	// is likely to be, and is made with a layout.
 	filling atomic.Bool
 
-	counts counts
+	counts  counts
+	flights flights
+	watched watchedFiles
 
 	lostLocks atomic.Int64 // open files through which a lock was set that has been lost
 
@@ -227,6 +229,7 @@ func New(cfg Config) (*FS, error) {
 	}
 	fs.handles.open = map[uint64]*handle{}
 	fs.caching.init()
+	fs.flights.init()
 	fs.flusher.kick = make(chan struct{}, 1)
 	fs.accesses = newAccesses(fs, cfg.Atime)
 	fs.pass.copies.Store(uint32(cfg.Copies))

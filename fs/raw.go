@@ -33,7 +33,9 @@ func (r *raw) Forget(nodeid, nlookup uint64) { r.fs.places.forget(nodeid, nlooku
 
 // begin returns the context of a handler, which calls end when it returns.
 func (r *raw) begin(cancel <-chan struct{}, h *fuse.InHeader) *request {
-	return &request{fs: r.fs, cancel: cancel, pid: h.Pid, op: h.Opcode, began: time.Now()}
+	req := &request{fs: r.fs, cancel: cancel, flight: flight{op: h.Opcode, pid: h.Pid, id: r.fs.id(h.NodeId), began: time.Now()}}
+	r.fs.flights.start(&req.flight)
+	return req
 }
 
 func (r *raw) status(err error) fuse.Status { return fuse.Status(r.fs.errno(err)) }

@@ -96,9 +96,7 @@ var application = metaclient.Soft(context.Background())
 type request struct {
 	fs     *FS
 	cancel <-chan struct{} // closed by the kernel's INTERRUPT, and when the mount ends
-	pid    uint32
-	op     uint32 // of FUSE
-	began  time.Time
+	flight
 	// closes says that this is part of a close(2), which an exiting process waits for without a signal.
 	closes bool
 
@@ -116,6 +114,7 @@ var _ context.Context = (*request)(nil)
 // that thread up for 10 ms at a time, since system calls that return at once do not; and the scheduler looks only at each
 // 61st turn for those that have come back from slower ones. Stalls of 2 s were seen. So each request is a turn.
 func (r *request) end() {
+	r.fs.flights.end(&r.flight)
 	r.fs.counts.took(r.op, r.began)
 	if r.fs.yield {
 		defer runtime.Gosched()

@@ -35,25 +35,27 @@ type transferCall struct {
 	r     *device.Request
 	read  Read
 	write Write
-	began time.Time
+	flight
 }
 
 func (c *transferCall) done(n int, errno syscall.Errno) {
-	op := uint32(opRead)
-	if c.r.Write {
-		op = opWrite
-	}
-	c.fs.counts.took(op, c.began)
+	c.fs.flights.end(&c.flight)
+	c.fs.counts.took(c.op, c.began)
+	c.fs.watched.add(&c.flight, c.r.Write, n)
 	c.r.Done(n, errno)
 }
 
 func (c *transferCall) Start() {
 	fs, r := c.fs, c.r
-	c.began = time.Now()
 	if fs.unprotected(r.Fh) {
 		r.Done(0, syscall.EIO)
 		return
 	}
+	c.flight = flight{op: opRead, pid: r.Pid, id: fs.id(r.Node), began: time.Now()}
+	if r.Write {
+		c.op = opWrite
+	}
+	fs.flights.start(&c.flight)
 	if !r.Write {
 		c.read.fill(fs.id(r.Node), r.Fh, r.Off, r.Data, r.Flags)
 		fs.StartRead(&c.read)
@@ -65,6 +67,7 @@ func (c *transferCall) Start() {
 }
 
 func (c *transferCall) Detach() {
+	c.fs.flights.end(&c.flight)
 	if c.r.Write {
 		c.write.Detach()
 	} else {

@@ -24,7 +24,7 @@ import (
 
 // controlRequest asks a serving process for something.
 type controlRequest struct {
-	Op     string        `json:"op"` // "status", "sync", "remount", "stacks", "layout", "layout move", "devices", "prefetch", "evict", "nvme policy"
+	Op     string        `json:"op"` // "status", "top", "sync", "remount", "stacks", "layout", "layout move", "devices", "prefetch", "evict", "nvme policy"
 	File   layout.FileID `json:"file,omitempty"`
 	Device string        `json:"device,omitempty"` // where to move the file's data
 

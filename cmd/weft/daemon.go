@@ -129,6 +129,7 @@ func serveMount(ctx context.Context, cfg mountConfig) error {
 	slog.Info("mounted", "source", cfg.name, "on", cfg.mountpoint, "version", version.String(), "max_write", d.server.MaxWrite())
 	ready(nil)
 	go d.unmountOnSignal(ctx) // ends with the process
+	go d.watchSlow(ctx)       // ends with the process
 	d.server.Wait()
 	// At once: the kernel may give the number of this mount, which names the socket, to the next one.
 	control.Close()
@@ -451,6 +452,8 @@ func (d *daemon) close() error {
 // control answers a request on the control socket.
 func (d *daemon) control(ctx context.Context, req controlRequest, far *progress) (any, error) {
 	switch req.Op {
+	case "top":
+		return d.top(ctx), nil
 	case "status":
 		return d.status(ctx), nil
 	case "remount":
@@ -499,6 +502,7 @@ func (d *daemon) status(ctx context.Context) mountStatus {
 		Options:   strings.Join(d.cfg.own, ","),
 		Retained:  d.data.Retained(),
 		Devices:   []deviceStatus{},
+		Slow:      d.slow(),
 		Discovery: discoveryOf(d.nvme.Discovery()),
 	}
 	state := d.meta.State()
@@ -596,6 +600,11 @@ func (d *daemon) askService(ctx context.Context, st *mountStatus) {
 	if err == nil {
 		st.Service.Version = service.Program
 		st.Service.Sessions = len(service.Sessions)
+		for _, s := range service.Sessions {
+			st.Service.Clients = append(st.Service.Clients, clientStatus{
+				fmt.Sprintf("%x", s.Client.ID), s.Client.Host, s.Client.Mount, s.Address, time.Unix(0, s.Renewed), s.Opens, s.Layouts, s.Calls,
+			})
+		}
 		st.Service.Grace = service.Grace
 		st.Service.Garbage = service.Garbage
 		st.Service.Stale, st.Service.Copied = service.Stale, service.Copied

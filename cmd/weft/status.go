@@ -30,6 +30,7 @@ type mountStatus struct {
 	Retained   int64          `json:"retained_bytes"`  // written, not yet stable on the data servers
 	Service    serviceStatus  `json:"service"`
 	Devices    []deviceStatus `json:"devices"`
+	Slow       []slowRequest  `json:"slow"` // requests of programs that have been waiting for 10 s and more, the oldest first
 	// Discovery are the NVMe discovery controllers that it follows, the one chosen of nvme-discovery first.
 	Discovery []discoveryStatus `json:"discovery,omitempty"`
 	// Passthrough are files that the kernel serves by itself, and NoPassthrough is why it does not though it was to.
@@ -75,8 +76,22 @@ type serviceStatus struct {
 	Unserved []int           `json:"unserved,omitempty"`
 	Parts    []sessionStatus `json:"shard_sessions,omitempty"`
 
+	Clients []clientStatus `json:"clients,omitempty"` // of the services that were asked
+
 	Calls  map[string]uint64 `json:"calls"`  // that the mount has sent, for each kind
 	Leases int               `json:"leases"` // inodes of which attributes or names need not be asked for
+}
+
+// clientStatus is a session of a client with a metadata service.
+type clientStatus struct {
+	ID      string    `json:"id"`
+	Host    string    `json:"host"`
+	Mount   string    `json:"mount"`
+	Address string    `json:"address"`
+	Heard   time.Time `json:"heard"`
+	Opens   int       `json:"opens"`
+	Layouts int       `json:"layouts"` // for writing
+	Calls   uint64    `json:"calls"`
 }
 
 // ringService is a metadata service of several.
@@ -183,6 +198,7 @@ func (st *mountStatus) print() {
 	} else {
 		fmt.Printf("  metadata    %s: %s\n", s.Address, s.Problem)
 	}
+	st.printSlow(os.Stdout)
 	st.Service.printShards(os.Stdout)
 	st.printDiscovery(os.Stdout)
 	printDevices(os.Stdout, st.Devices, "  ")

@@ -153,7 +153,7 @@ func (s *Service) statusOf(ctx context.Context, c *call, _ *metarpc.Empty) (*met
 		if confined && sess != c.sess {
 			continue // others are not its business
 		}
-		info := metarpc.SessionInfo{Client: sess.client, Renewed: time.Now().Add(-sess.idle()).UnixNano()}
+		info := metarpc.SessionInfo{Client: sess.client, Renewed: time.Now().Add(-sess.idle()).UnixNano(), Calls: sess.calls.Load()}
 		for _, cl := range sess.claims {
 			if cl.open {
 				info.Opens++

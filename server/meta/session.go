@@ -29,7 +29,8 @@ type session struct {
 	ctx     context.Context
 	cancel  context.CancelFunc // at the end of the session
 	running sync.WaitGroup     // calls being executed; none is added once ended is set
-	renewed atomic.Int64       // nanoseconds since epoch, when the last frame came
+	calls   atomic.Uint64
+	renewed atomic.Int64 // nanoseconds since epoch, when the last frame came
 	claims  map[layout.FileID]*claim
 
 	// Guarded by Service.mu.
@@ -260,6 +261,7 @@ type call struct {
 // still has the reader.
 func (s *Service) accept(rd *reader, h metarpc.CallHeader, args any, refusal *metarpc.Error) (kept bool, err error) {
 	sess, from := rd.sess, rd.conn
+	sess.calls.Add(1)
 	sess.mu.Lock()
 	if sess.conn != from {
 		sess.mu.Unlock()

@@ -640,6 +640,7 @@ type (
 		Renewed  int64 // nanoseconds since 1970
 		Opens    int
 		Layouts  int
+		Calls    uint64 `since:"5"` // since the session was begun, or the service started
 	}
 	// LockArgs sets a lock of one owner, who is a number that the client chooses, or takes it away (LockNone). Record locks
 	// (fcntl(2)) and those of whole files (flock(2)) do not know of each other.
