@@ -54,6 +54,7 @@ func init() {
 		{"admin client ls", "[--server HOST[:PORT]] [--json]", "list the rules for clients, in the order in which they count", runClientList},
 		{"admin meta ls", "[--server HOST[:PORT]] [--json]", "list the volume's metadata services, and which of its shards each of them has", runMetaList},
 		{"admin meta drain", "HOST:PORT [--cancel] [--server HOST[:PORT]]", "have a metadata service give its shards to the others; HOST:PORT as ls shows it", runMetaDrain},
+		{"join", "HOST[:PORT] --token-file FILE|--renew [--dir DIR]", "get this host's certificate from a certificate authority", runJoin},
 		{"install", "[--prefix DIR] [--root DIR] [--remove]", "install the programs, what mount(8) calls, manual pages, completions and systemd units", runInstall},
 		{"completion", "bash|zsh|fish", "print what a shell sources to complete weft's commands and options", runCompletion},
 		{"version", "", "print the version", runVersion},

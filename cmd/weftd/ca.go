@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -103,6 +104,64 @@ func runCARevoke(_ context.Context, c *command, args []string) error {
 		fmt.Printf("%d revoked; servers need %s\n", len(done), rpctls.Dir(*dir).CRL)
 	}
 	return err
+}
+
+func runCAToken(_ context.Context, c *command, args []string) error {
+	fl := c.flags("\nThe host that it is told to runs: weft join HOST[:PORT] --token-file FILE, while weftd ca serve runs here.\n")
+	dir := caDirFlag(fl)
+	name := fl.String("name", "", "who the certificate is for")
+	hosts := fl.StringArray("host", nil, "name or IP address by which a service is reached (may be repeated); data servers are reached by address")
+	out := fl.String("out", "", "file for the token, which only its owner can read, in place of standard output")
+	good := fl.Duration("good", time.Hour, "how long the token is good")
+	life := lifeFlag(fl)
+	if err := c.parse(fl, args, "dir", "name"); err != nil {
+		return err
+	}
+	authority, err := ca.Open(*dir)
+	if err != nil {
+		return err
+	}
+	token, err := authority.NewToken(ca.Subject{Name: *name, Service: len(*hosts) > 0, Hosts: *hosts, Life: *life}, *good)
+	if err != nil {
+		return err
+	}
+	if *out != "" {
+		return ca.Write(*out, []byte(token.String()+"\n"), 0o600)
+	}
+	fmt.Println(token)
+	return nil
+}
+
+func runCAServe(ctx context.Context, c *command, args []string) error {
+	fl := c.flags("\nHosts join with a token (weftd ca token) and weft join, and renew their certificates with weft join --renew, which also brings them the list of\n" +
+		"those that are revoked. Runs until SIGTERM or SIGINT.\n")
+	dir := caDirFlag(fl)
+	addr := fl.String("listen", fmt.Sprintf(":%d", ca.DefaultPort), "address HOST:PORT")
+	watching := newWatchFlags(fl)
+	if err := c.parse(fl, args, "dir"); err != nil {
+		return err
+	}
+	authority, err := ca.Open(*dir)
+	if err != nil {
+		return err
+	}
+	log, err := watching.log(c)
+	if err != nil {
+		return err
+	}
+	l, err := listen(*addr, strconv.Itoa(ca.DefaultPort))
+	if err != nil {
+		return err
+	}
+	var seen watch
+	stop, err := seen.serve(watching, log)
+	if err != nil {
+		l.Close()
+		return err
+	}
+	defer stop()
+	log.Info("certificate authority ready", "addr", l.Addr(), "dir", *dir)
+	return authority.Serve(ctx, l, log)
 }
 
 func runCAList(_ context.Context, c *command, args []string) error {

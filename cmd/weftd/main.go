@@ -47,6 +47,8 @@ func init() {
 		{"ca issue", "--dir DIR --name NAME [--host HOST]... --out DIR [--life TIME]", "make a key and a certificate: of a client, or with --host of a service", runCAIssue},
 		{"ca renew", "--dir DIR --out DIR [--life TIME]", "replace the certificate in a directory by one that is good for longer", runCARenew},
 		{"ca revoke", "--dir DIR --name NAME|SERIAL", "revoke certificates, by their name or serial number", runCARevoke},
+		{"ca token", "--dir DIR --name NAME [--host HOST]... [--out FILE] [--good TIME] [--life TIME]", "make a token by which one host can join", runCAToken},
+		{"ca serve", "--dir DIR [--listen HOST:PORT]", "give certificates to hosts that join, and to those that have one the next", runCAServe},
 		{"ca ls", "--dir DIR", "list the certificates of a certificate authority", runCAList},
 		{"version", "", "print the version", runVersion},
 	}

@@ -38,6 +38,7 @@ const skew = 5 * time.Minute
 const (
 	keyFile   = "ca.key"
 	issuedDir = "issued"
+	tokensDir = "tokens"
 	lockFile  = "lock"
 )
 
