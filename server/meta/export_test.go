@@ -82,7 +82,7 @@ func TestRuleFor(t *testing.T) {
 	}
 }
 
-func mustExport(t *testing.T, s string) Export {
+func mustExport(t testing.TB, s string) Export {
 	t.Helper()
 	e, err := ParseExport(s)
 	if err != nil {

@@ -62,6 +62,7 @@ var benches = []bench{
 	{name: "md-stat-leased", unit: "op/s", baseline: bareName, goal: atLeast(0.95), third: "local disk", measure: metadata(1, statLeased)},
 	{name: "md-stat-cold", unit: "op/s", baseline: bareName, goal: atLeast(0.4), third: "local disk", measure: statCold},
 	{name: "md-hotdir", unit: "op/s", baseline: "16 directories", goal: atLeast(0.7), durable: true, measure: hotDir},
+	{name: "md-neighbour", unit: "op/s", baseline: "alone", goal: atLeast(0.7), durable: true, third: "without a rule", measure: neighbour},
 	{name: "mdrpc-create-pebble", unit: "op/s", baseline: rawEngine, goal: atLeast(0.35), durable: true, measure: rpcCreates(pebbleUnderTest)},
 	{name: "mdrpc-create-etcd", unit: "op/s", baseline: rawEngine, goal: atLeast(0.7), durable: true, measure: rpcCreates(etcdUnderTest)},
 	{name: "mdrpc-create-postgres", unit: "op/s", baseline: rawEngine, goal: atLeast(0.7), durable: true, measure: rpcCreates(postgresUnderTest)},
