@@ -48,6 +48,12 @@
 // leases only on files that the session has no layout for, which no recall makes a client report. They wait for one thing,
 // the commit of a truncation, which has made all its recalls before.
 //
+// # Who is let in
+//
+// A Door takes connections in clear text and TLS at one port. What a client may do is a grant, by the rules for its address or the name in its certificate (rules.go): a session has the
+// grant of its last connection, and gets another when the rules change. It bounds the caller that each call has (caller.go), and the inodes that calls may be about (Service.within).
+// Locks: Service.mu before session.mu; rules.mu is held with none of them.
+//
 // # Shards
 //
 // A Service serves one shard of the volume (layout.ShardOf), from which clients have sessions of their own. All that is in memory, and all that is
