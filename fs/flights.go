@@ -2,6 +2,7 @@ package fs
 
 import (
 	"cmp"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -17,17 +18,20 @@ type flight struct {
 	id    layout.FileID
 	began time.Time
 
-	prev, next *flight // in a ring; nil: it is over
+	shard      uint32
+	prev, next *flight // in the shard's ring; nil: it is over
 }
 
-// flights are all that there are.
+// flights are all that there are. The shard of each is left to chance, as many may be of one file, or of one thread.
 type flights struct {
-	shards [16]struct {
+	shards [flightShards]struct {
 		mu   sync.Mutex
 		ring flight // its next is the oldest
 		_    [64]byte
 	}
 }
+
+const flightShards = 32
 
 func (fl *flights) init() {
 	for i := range fl.shards {
@@ -37,7 +41,8 @@ func (fl *flights) init() {
 }
 
 func (fl *flights) start(f *flight) {
-	s := &fl.shards[uint64(f.id)%uint64(len(fl.shards))]
+	f.shard = rand.Uint32() % flightShards
+	s := &fl.shards[f.shard]
 	s.mu.Lock()
 	f.prev, f.next = s.ring.prev, &s.ring
 	f.prev.next, s.ring.prev = f, f
@@ -46,7 +51,7 @@ func (fl *flights) start(f *flight) {
 
 // end may be called again for one that is over.
 func (fl *flights) end(f *flight) {
-	s := &fl.shards[uint64(f.id)%uint64(len(fl.shards))]
+	s := &fl.shards[f.shard]
 	s.mu.Lock()
 	if f.next != nil {
 		f.prev.next, f.next.prev = f.next, f.prev
