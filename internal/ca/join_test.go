@@ -168,3 +168,16 @@ func TestJoin(t *testing.T) {
 		}
 	}
 }
+
+func FuzzParseToken(f *testing.F) {
+	f.Add("weft1.0123456789abcdef." + strings.Repeat("A", 43) + "." + strings.Repeat("0f", 32))
+	f.Fuzz(func(t *testing.T, s string) {
+		token, err := ca.ParseToken(s)
+		if err != nil {
+			return
+		}
+		if again, err := ca.ParseToken(token.String()); err != nil || again != token {
+			t.Errorf("%q came back as %q, %v", token, again, err)
+		}
+	})
+}

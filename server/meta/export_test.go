@@ -332,3 +332,26 @@ func TestTmpFile(t *testing.T) {
 	}
 	checkCatalog(t, h.engine)
 }
+
+// Whatever is a rule comes back from its text, and lets in whom it let in.
+func FuzzParseExport(f *testing.F) {
+	for _, s := range []string{
+		"*", "10.0.0.0/8(rw)", "fd00::/8(ro,all_squash)", "cert:tr-*(rw,path=/a//b/../c/,uids=1-2+7,gids=5,ops=9,anonuid=3,anongid=4)", "cert:[a-z]?x", "::ffff:10.0.0.1(rw,no_root_squash)", "*()",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		e, err := ParseExport(s)
+		if err != nil {
+			return
+		}
+		again, err := ParseExport(e.String())
+		if err != nil || !reflect.DeepEqual(again, e) {
+			t.Fatalf("%q is %+v, and %q is %+v, %v", s, e, e.String(), again, err)
+		}
+		if moreSpecific(e, again) != 0 {
+			t.Errorf("%v comes before itself", e)
+		}
+		ruleFor([]Export{e}, "10.0.0.1:5", "trainer")
+	})
+}
