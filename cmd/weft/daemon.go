@@ -507,7 +507,7 @@ func (d *daemon) status(ctx context.Context) mountStatus {
 	}
 	state := d.meta.State()
 	st.Service = serviceStatus{
-		Address: state.Addr, Connected: state.Connected, Calls: map[string]uint64{}, Leases: state.Leases,
+		Address: state.Addr, XprtSec: string(d.cfg.options.secrecy.policy), Connected: state.Connected, Calls: map[string]uint64{}, Leases: state.Leases,
 	}
 	for op, n := range state.Calls {
 		st.Service.Calls[op.String()] = n

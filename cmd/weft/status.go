@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+
+	"github.com/weftfs/weft/internal/rpctls"
 )
 
 // mountStatus is what a serving process says of itself, and the form of `weft status --json`.
@@ -57,6 +59,7 @@ type heldUp struct {
 
 type serviceStatus struct {
 	Address   string `json:"address"`
+	XprtSec   string `json:"xprtsec"` // of connections to it: none, tls or mtls
 	Connected bool   `json:"connected"`
 	Problem   string `json:"problem,omitempty"`
 	Version   string `json:"version,omitempty"`
@@ -190,7 +193,11 @@ func (st *mountStatus) print() {
 	fmt.Printf("  requests    up to %s, transport=%s; %s written and not stable yet\n",
 		humanize.IBytes(uint64(st.MaxWrite)), st.Transport, humanize.IBytes(uint64(st.Retained)))
 	if s := st.Service; s.Connected && s.Problem == "" || s.Shards > 1 && s.Version != "" {
-		fmt.Printf("  metadata    %s, %s, %d sessions, %d data files to remove%s\n", s.Address, s.Version, s.Sessions, s.Garbage,
+		secret := ""
+		if s.XprtSec != string(rpctls.None) {
+			secret = " (xprtsec=" + s.XprtSec + ")"
+		}
+		fmt.Printf("  metadata    %s%s, %s, %d sessions, %d data files to remove%s\n", s.Address, secret, s.Version, s.Sessions, s.Garbage,
 			map[bool]string{true: ", in grace after a restart"}[s.Grace])
 		if s.Stale > 0 || s.Copied > 0 {
 			fmt.Printf("  mirrors     %d files with copies to be made anew; %s copied\n", s.Stale, humanize.IBytes(uint64(s.Copied)))

@@ -209,7 +209,7 @@ func TestSecured(t *testing.T) {
 	if out := clients[1].must(ctx, "cat /mnt/weft/file"); out != "secret\n" {
 		t.Errorf("trainer2 reads %q", out)
 	}
-	if out := clients[1].must(ctx, "weft status /mnt/weft"); !strings.Contains(out, "tls (xprtsec=mtls)") {
+	if out := clients[1].must(ctx, "weft status /mnt/weft"); !strings.Contains(out, "tls (xprtsec=mtls)") || !strings.Contains(out, "metadata    storage:7049 (xprtsec=mtls), ") {
 		t.Errorf("weft status says\n%s", out)
 	}
 	// Who has joined with a token does not lend it to another, and who has none does not come in.
