@@ -40,7 +40,15 @@ func (f *File) Commit(ctx context.Context) error {
 }
 
 func (f *File) commit(ctx context.Context) error {
-	return errors.Join(f.together(f.dataFiles(), func(d *dataFile) error { return f.settle(ctx, d) })...)
+	slowest, _ := ctx.Value(SlowestKey{}).(*Slowest)
+	return errors.Join(f.together(f.dataFiles(), func(d *dataFile) error {
+		began := time.Now()
+		err := f.settle(ctx, d)
+		if slowest != nil {
+			slowest.add(d.use.Load().Device, time.Since(began))
+		}
+		return err
+	})...)
 }
 
 // together runs do for each data file at the same time and returns the errors. A copy that was given up does not count. One

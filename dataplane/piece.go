@@ -15,6 +15,7 @@ type piece struct {
 	gen   uint64 // of owner
 	conn  *conn
 	began int64 // watch.now
+	took  int64 // nanoseconds, once it has ended
 
 	data  *dataFile
 	epoch uint64 // of conn before the start
@@ -54,6 +55,7 @@ func (pc *piece) done(op *layout.Op) {
 		pc.orphanEnded()
 		return
 	}
+	pc.took = at - pc.began
 	if pc.mirrored {
 		pc.timed(at)
 	}
@@ -92,11 +94,12 @@ func (pc *piece) end() int64 { return pc.op.Off + int64(len(pc.op.Data)) }
 // The caller's memory is touched only between begin and the end of the last piece, or with mu held after looking at
 // detached. Completions take no lock: they count pending down and whoever brings it to zero runs finish.
 type request struct {
-	file *File
-	seg  *layout.Segment
-	data []byte // the caller's
-	off  int64
-	kind finisher
+	file    *File
+	seg     *layout.Segment
+	data    []byte // the caller's
+	off     int64
+	kind    finisher
+	slowest *Slowest // nil: nobody wants to know
 
 	mu       sync.Mutex
 	gen      uint64 // increased when the request ends
@@ -135,6 +138,7 @@ func (q *request) add(pc *piece) {
 	if pc.conn.quick != nil && pc.of == nil && pc.conn.quick(&pc.op) {
 		at := dev.plane.watch.now()
 		dev.usage.took(&pc.op, at-pc.began)
+		pc.took = at - pc.began
 		pc.state.Store(pieceEnded)
 		if pc.mirrored {
 			pc.timed(at)
@@ -212,7 +216,7 @@ func (q *request) clearRequest() {
 	q.freePieces()
 	clear(q.units)
 	clear(q.errs)
-	q.file, q.seg, q.data, q.off = nil, nil, nil, 0
+	q.file, q.seg, q.data, q.off, q.slowest = nil, nil, nil, 0, nil
 	q.running, q.detached = false, false
 	q.units, q.errs = q.units[:0], q.errs[:0]
 }

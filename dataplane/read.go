@@ -17,6 +17,7 @@ type Read struct {
 	Segment *layout.Segment
 	Buf     []byte // the plane's from StartRead until Done was called or Detach has returned
 	Off     int64
+	Slowest *Slowest // nil, or is told before Done
 	// Done is called exactly once, from any goroutine, possibly before StartRead returns. It must be short and must not
 	// block. n is len(Buf) or, if err is set, 0 with arbitrary contents of Buf.
 	Done func(n int, err error)
@@ -41,7 +42,7 @@ func (f *File) StartRead(r *Read) {
 	}
 	q := readRequests.Get().(*readRequest)
 	q.mu.Lock()
-	q.file, q.seg, q.data, q.off, q.done = f, r.Segment, r.Buf, r.Off, r.Done
+	q.file, q.seg, q.data, q.off, q.done, q.slowest = f, r.Segment, r.Buf, r.Off, r.Done, r.Slowest
 	q.turn = int(f.plane.turn.Add(1) & math.MaxInt32)
 	q.todo = append(q.todo, readSpan{r.Off, r.Off + int64(len(r.Buf)), 0})
 	r.req, r.gen = q, q.gen
@@ -347,6 +348,7 @@ func (q *readRequest) finish() {
 		p.watch.remove(&q.request)
 	}
 	q.mu.Lock()
+	q.tellSlowest()
 	q.running = false
 	if q.detached {
 		q.end(context.Canceled)

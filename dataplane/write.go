@@ -25,7 +25,8 @@ type Write struct {
 	Stable layout.Stability
 	// Shared says that somebody may write the same bytes whom the plane does not see. So no copy is kept that could be sent again, over
 	// what is newer: without an error the data is stable, or with this host's kernel (layout.Op.Kept).
-	Shared bool
+	Shared  bool
+	Slowest *Slowest // nil, or is told before Done, unless that comes early as the servers' patience is over
 	// Done is called exactly once, from any goroutine, possibly before StartWrite returns. It must be short and must not
 	// block.
 	Done func(err error)
@@ -52,7 +53,7 @@ func (f *File) StartWrite(w *Write) {
 	}
 	q := writeRequests.Get().(*writeRequest)
 	q.mu.Lock()
-	q.file, q.seg, q.data, q.buf, q.off, q.stable, q.shared, q.done = f, w.Segment, w.Data, w.Buf, w.Off, w.Stable, w.Shared, w.Done
+	q.file, q.seg, q.data, q.buf, q.off, q.stable, q.shared, q.done, q.slowest = f, w.Segment, w.Data, w.Buf, w.Off, w.Stable, w.Shared, w.Done, w.Slowest
 	w.req, w.gen = q, q.gen
 	var granted bool
 	q.node, granted = f.locks.acquire(w.Off, w.Off+int64(len(w.Data)), ticket{q, q.gen})
@@ -314,6 +315,7 @@ func (q *writeRequest) finish() {
 		q.file.plane.watch.remove(&q.request)
 	}
 	q.mu.Lock()
+	q.tellSlowest()
 	weak := false
 	for _, pc := range q.pieces {
 		if pc.data.forsaken.Load() {
@@ -444,7 +446,7 @@ func (q *writeRequest) expire(gen uint64, err error) {
 		return
 	}
 	done := q.done
-	q.done = nil
+	q.done, q.slowest = nil, nil
 	q.takeBack()
 	done(err)
 }

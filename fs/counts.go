@@ -3,7 +3,6 @@ package fs
 import (
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"github.com/weftfs/weft/internal/hist"
 )
@@ -26,12 +25,6 @@ var opNames = [...]string{
 type counts struct {
 	ops   [len(opNames)]hist.Hist
 	fails [134]atomic.Uint64 // by errno
-}
-
-func (c *counts) took(op uint32, began time.Time) {
-	if int(op) < len(c.ops) {
-		c.ops[op].Add(time.Since(began))
-	}
 }
 
 func (c *counts) failed(errno syscall.Errno) {

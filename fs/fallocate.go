@@ -121,12 +121,14 @@ func (i *inode) oneSegment(ctx context.Context, off, end int64, punch bool, do f
 		return 0, err
 	}
 	n := min(end, seg.End()) - off
+	_, arrived := atData(ctx)
 	err = do(seg, off, n, func(err error) {
 		if err == nil && !punch {
 			err = errNoChange
 		}
 		i.finish(admitted, 0, 0, err)
 	})
+	arrived()
 	if i.data.Dirty() { // zeros that were written
 		i.mu.Lock()
 		i.enqueue()
@@ -198,6 +200,8 @@ func (i *inode) seekOnce(ctx context.Context, off, size int64, hole bool) (at in
 	}
 	defer i.endRead(r)
 	next = min(seg.End(), size)
+	_, arrived := atData(ctx)
+	defer arrived()
 	at, found, err = i.data.Seek(ctx, seg, off, next-off, hole)
 	return at, found, next, err
 }

@@ -91,6 +91,7 @@ func (i *inode) openFor(ctx context.Context, in *fuse.OpenIn) error {
 func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
 	ctx := r.begin(cancel, &in.InHeader)
 	defer ctx.end()
+	ctx.name = name
 	if err := checkName(name); err != nil {
 		return r.status(err)
 	}
@@ -172,11 +173,11 @@ func (r *raw) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Re
 	r.fs.StartRead(&c.Read)
 	r.fs.Flush()
 	answered := r.await(c.over, cancel, in.Pid, c.Detach)
-	r.fs.flights.end(&c.flight)
 	if !answered {
+		r.fs.flights.end(&c.flight)
 		return nil, fuse.EINTR // c is left to whoever calls Done
 	}
-	r.fs.counts.took(opRead, c.began)
+	r.fs.answered(&c.flight, &c.journey, "", c.Off, c.n)
 	r.fs.watched.add(&c.flight, false, c.n)
 	if c.errno != 0 {
 		defer c.Done()
@@ -239,11 +240,11 @@ func (r *raw) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint
 	r.fs.StartWrite(&c.Write)
 	r.fs.Flush()
 	answered := r.await(c.over, cancel, in.Pid, c.Detach)
-	r.fs.flights.end(&c.flight)
 	if !answered {
+		r.fs.flights.end(&c.flight)
 		return 0, fuse.EINTR // c is left to whoever calls Done
 	}
-	r.fs.counts.took(opWrite, c.began)
+	r.fs.answered(&c.flight, &c.journey, "", c.Off, c.n)
 	n, errno := c.n, c.errno
 	r.fs.watched.add(&c.flight, true, n)
 	c.Data = nil

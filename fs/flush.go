@@ -266,6 +266,12 @@ func (l *errorList) join() error {
 	return errors.Join(l.first...)
 }
 
+func (i *inode) commitData(ctx context.Context) error {
+	_, arrived := atData(ctx)
+	defer arrived()
+	return i.data.Commit(ctx)
+}
+
 // commit makes the file's data stable and returns what may be told durably then: nothing if r.i is nil.
 // unhurried says that a file which could not be made stable is left alone for a while.
 func (i *inode) commit(ctx context.Context, unhurried bool) (r report, err error) {
@@ -291,7 +297,7 @@ func (i *inode) commit(ctx context.Context, unhurried bool) (r report, err error
 		return report{}, fmt.Errorf("file %d: commit: %w", i.id, err)
 	}
 	var again retries
-	for err = i.data.Commit(ctx); err != nil && ctx.Err() == nil; err = i.data.Commit(ctx) {
+	for err = i.commitData(ctx); err != nil && ctx.Err() == nil; err = i.commitData(ctx) {
 		if failed := dataplane.FailedCopies(err); len(failed) > 0 {
 			i.mu.Lock()
 			i.doubt(failed)

@@ -34,6 +34,8 @@ type Meta interface {
 	RemoveXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string) error
 	ReadLink(ctx context.Context, cred metarpc.Cred, id layout.FileID) (string, error)
 
+	// KnownNames calls f, which must be short and ask for nothing, with the names of which it is known what they lead to. It does not block.
+	KnownNames(f func(dir layout.FileID, name string, child layout.FileID))
 	// Lookup's Answer tells with ENOENT, too, how long that may be kept.
 	Lookup(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string) (metaclient.Answer, error)
 	MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc.MakeNodeArgs) (metaclient.Answer, error)
@@ -187,6 +189,7 @@ type FS struct {
 	counts  counts
 	flights flights
 	watched watchedFiles
+	tracers atomic.Pointer[[]*Tracer] // nil: none
 
 	lostLocks atomic.Int64 // open files through which a lock was set that has been lost
 

@@ -65,6 +65,9 @@ type transfer struct {
 	detached bool
 	cancel   context.CancelFunc // nil while the data plane has the request
 	over     chan struct{}      // closed when the goroutine does not touch the buffer any more
+
+	journey
+	asked time.Time // when the data plane got it, if somebody traces and it has it still
 }
 
 // takeOver is called once the data plane does not have the request, or not any more. It returns false if nobody wants
@@ -75,7 +78,8 @@ func (t *transfer) takeOver(parent context.Context) (context.Context, bool) {
 	if t.detached {
 		return nil, false
 	}
-	ctx, cancel := context.WithCancel(metaclient.Soft(parent))
+	t.arrived()
+	ctx, cancel := context.WithCancel(journeyContext{metaclient.Soft(parent), &t.journey})
 	t.cancel, t.over = cancel, make(chan struct{})
 	return ctx, true
 }
@@ -91,6 +95,24 @@ func (t *transfer) reset() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.detached, t.cancel, t.over = false, nil, nil
+	t.journey.reset()
+}
+
+// ask is called before the data plane gets the request. The result is nil if nobody wants to know it.
+func (t *transfer) ask(fs *FS) *dataplane.Slowest {
+	if !fs.tracing() {
+		return nil
+	}
+	t.asked = time.Now()
+	return &t.slowest
+}
+
+// arrived is called when the data plane does not have the request any more.
+func (t *transfer) arrived() {
+	if !t.asked.IsZero() {
+		t.data.Add(int64(time.Since(t.asked)))
+		t.asked = time.Time{}
+	}
 }
 
 // detach ends the request or takes its buffer from it.
@@ -142,6 +164,7 @@ func (fs *FS) StartRead(r *Read) {
 		r.succeed(0)
 		return
 	}
+	r.io.Slowest = r.ask(fs)
 	if fs.ahead != nil && r.Fh != 0 {
 		if h := fs.handles.get(r.Fh); h != nil {
 			r.window = &h.window
@@ -201,6 +224,7 @@ func (r *Read) succeed(n int) {
 
 // finish ends a read.
 func (r *Read) finish(n int, errno syscall.Errno) {
+	r.arrived()
 	if r.window != nil {
 		r.window.finish()
 	}
@@ -282,8 +306,10 @@ func (i *inode) readOnce(ctx context.Context, buf []byte, off int64) (int, error
 
 // readData fills buf from one segment, and counts the read out.
 func (i *inode) readData(ctx context.Context, seg *layout.Segment, r reading, buf []byte, off int64) error {
+	slowest, arrived := atData(ctx)
+	defer arrived()
 	ended := make(chan error, 1)
-	io := &dataplane.Read{Segment: seg, Buf: buf, Off: off, Done: func(_ int, err error) {
+	io := &dataplane.Read{Segment: seg, Buf: buf, Off: off, Slowest: slowest, Done: func(_ int, err error) {
 		i.endRead(r)
 		if err == nil {
 			err = i.believe(r, seg)
@@ -329,6 +355,7 @@ func (fs *FS) StartWrite(w *Write) {
 	}
 	w.admitted = i.admit(seg)
 	i.mu.Unlock()
+	w.io.Slowest = w.ask(fs)
 	w.io.Segment, w.io.Data, w.io.Buf, w.io.Off, w.io.Shared = seg, w.Data, w.Buf, w.Off, w.admitted.shared
 	if w.io.Done == nil {
 		w.io.Done = w.ended
@@ -338,6 +365,7 @@ func (fs *FS) StartWrite(w *Write) {
 
 // ended is the data plane's Done.
 func (w *Write) ended(err error) {
+	w.arrived()
 	if err = w.i.finish(w.admitted, w.Off+int64(len(w.Data)), 0, err); err != nil {
 		w.block(err)
 		return
@@ -539,9 +567,11 @@ func (i *inode) writeOnce(ctx context.Context, data []byte, off int64, stable la
 	if err != nil {
 		return 0, err
 	}
+	slowest, arrived := atData(ctx)
+	defer arrived()
 	n := min(int64(len(data)), seg.End()-off)
 	ended := make(chan error, 1)
-	io := &dataplane.Write{Segment: seg, Data: data[:n], Off: off, Stable: stable, Shared: admitted.shared}
+	io := &dataplane.Write{Segment: seg, Data: data[:n], Off: off, Stable: stable, Shared: admitted.shared, Slowest: slowest}
 	io.Done = func(err error) {
 		ended <- i.finish(admitted, off+n, t.at, err)
 	}

@@ -15,6 +15,7 @@ import (
 func (r *raw) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	ctx := r.begin(cancel, in)
 	defer ctx.end()
+	ctx.name = name
 	if err := checkName(name); err != nil {
 		return r.status(err)
 	}
@@ -27,6 +28,7 @@ func (r *raw) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out
 func (r *raw) makeNode(cancel <-chan struct{}, in *fuse.InHeader, args *metarpc.MakeNodeArgs, out *fuse.EntryOut) fuse.Status {
 	ctx := r.begin(cancel, in)
 	defer ctx.end()
+	ctx.name = args.Name
 	if err := checkName(args.Name); err != nil {
 		return r.status(err)
 	}
@@ -61,6 +63,7 @@ func (r *raw) Symlink(cancel <-chan struct{}, in *fuse.InHeader, target, name st
 func (r *raw) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fuse.EntryOut) fuse.Status {
 	ctx := r.begin(cancel, &in.InHeader)
 	defer ctx.end()
+	ctx.name = name
 	if err := checkName(name); err != nil {
 		return r.status(err)
 	}
@@ -78,6 +81,7 @@ func (r *raw) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 func (r *raw) remove(cancel <-chan struct{}, in *fuse.InHeader, name string, dir bool) fuse.Status {
 	ctx := r.begin(cancel, in)
 	defer ctx.end()
+	ctx.name = name
 	if err := checkName(name); err != nil {
 		return r.status(err)
 	}
@@ -98,6 +102,7 @@ func (r *raw) Rmdir(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse
 func (r *raw) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
 	ctx := r.begin(cancel, &in.InHeader)
 	defer ctx.end()
+	ctx.name = oldName
 	if err := errors.Join(checkName(oldName), checkName(newName)); err != nil {
 		return r.status(err)
 	}

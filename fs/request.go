@@ -97,6 +97,8 @@ type request struct {
 	fs     *FS
 	cancel <-chan struct{} // closed by the kernel's INTERRUPT, and when the mount ends
 	flight
+	journey
+	name string // in the directory, if it names something there
 	// closes says that this is part of a close(2), which an exiting process waits for without a signal.
 	closes bool
 
@@ -114,8 +116,7 @@ var _ context.Context = (*request)(nil)
 // that thread up for 10 ms at a time, since system calls that return at once do not; and the scheduler looks only at each
 // 61st turn for those that have come back from slower ones. Stalls of 2 s were seen. So each request is a turn.
 func (r *request) end() {
-	r.fs.flights.end(&r.flight)
-	r.fs.counts.took(r.op, r.began)
+	r.fs.answered(&r.flight, &r.journey, r.name, 0, 0)
 	if r.fs.yield {
 		defer runtime.Gosched()
 	}
@@ -171,4 +172,9 @@ func (r *request) Err() error {
 
 func (r *request) Deadline() (time.Time, bool) { return time.Time{}, false }
 
-func (r *request) Value(key any) any { return application.Value(key) }
+func (r *request) Value(key any) any {
+	if v := r.value(key); v != nil {
+		return v
+	}
+	return application.Value(key)
+}

@@ -418,6 +418,17 @@ func (m *session) CachedAttr(id layout.FileID) (metaclient.Answer, bool) {
 	return m.answer(m.s.nodes[id]), true
 }
 
+// KnownNames knows all there are.
+func (m *session) KnownNames(f func(dir layout.FileID, name string, child layout.FileID)) {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	for dir, n := range m.s.nodes {
+		for name, child := range n.entries {
+			f(dir, name, child)
+		}
+	}
+}
+
 func (m *session) Patient(ctx context.Context, _ layout.FileID) (context.Context, func()) {
 	m.s.mu.Lock()
 	defer m.s.mu.Unlock()

@@ -39,8 +39,11 @@ type transferCall struct {
 }
 
 func (c *transferCall) done(n int, errno syscall.Errno) {
-	c.fs.flights.end(&c.flight)
-	c.fs.counts.took(c.op, c.began)
+	j := &c.read.journey
+	if c.r.Write {
+		j = &c.write.journey
+	}
+	c.fs.answered(&c.flight, j, "", c.r.Off, n)
 	c.fs.watched.add(&c.flight, c.r.Write, n)
 	c.r.Done(n, errno)
 }

@@ -118,6 +118,17 @@ func (l *leaseTable) len() (inodes, names int) {
 	return len(l.inodes), l.names.Len()
 }
 
+// each calls f with the names that lead somewhere.
+func (l *leaseTable) each(f func(dir layout.FileID, name string, child layout.FileID)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for e := l.names.Front(); e != nil; e = e.Next() {
+		if n := e.Value.(*leasedName); n.child != 0 {
+			f(n.dir.id, n.name, n.child)
+		}
+	}
+}
+
 // attrs returns an inode's attributes if they are known.
 func (l *leaseTable) attrs(id layout.FileID) (attr metarpc.Attr, ok bool) {
 	l.mu.Lock()

@@ -3,6 +3,7 @@ package metaclient
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -237,6 +238,9 @@ func (c *Client) abandon(sl *slot) bool {
 	return sl.outstanding
 }
 
+// WaitedKey is under which the context of a call may have an *atomic.Int64, to which the nanoseconds are added that it took.
+type WaitedKey struct{}
+
 // Call makes a call and waits for its answer, through lost connections, until ctx ends. args points to the arguments of
 // op, result to a zero value of its result or is nil. A status other than StatusOK is a *metarpc.Error; an
 // *OutcomeError tells that nobody knows whether the call was executed. After the end of ctx the call may still be
@@ -254,6 +258,10 @@ func (c *Client) do(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args,
 			hook(&outcome{err: err})
 		}
 		return err
+	}
+	if waited, ok := ctx.Value(WaitedKey{}).(*atomic.Int64); ok {
+		began := time.Now()
+		defer func() { waited.Add(int64(time.Since(began))) }()
 	}
 	ctx, stop := c.patient(ctx)
 	defer stop()

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -24,19 +25,23 @@ import (
 
 // controlRequest asks a serving process for something.
 type controlRequest struct {
-	Op     string        `json:"op"` // "status", "top", "sync", "remount", "stacks", "layout", "layout move", "devices", "prefetch", "evict", "nvme policy"
+	Op     string        `json:"op"` // "status", "top", "sync", "remount", "stacks", "layout", "layout move", "devices", "prefetch", "evict", "nvme policy", "trace"
 	File   layout.FileID `json:"file,omitempty"`
 	Device string        `json:"device,omitempty"` // where to move the file's data
 
-	Name    string            `json:"name,omitempty"`    // of data servers: devices; of the policy
+	Name    string            `json:"name,omitempty"`    // of data servers: devices; of the policy; what paths are like: trace
 	Devices []layout.DeviceID `json:"devices,omitempty"` // prefetch, evict
 	Limit   int64             `json:"limit,omitempty"`   // prefetch, as Run; see fs.CacheRequest
 	Run     uint64            `json:"run,omitempty"`
 	Flags   uintptr           `json:"flags,omitempty"` // remount: of mount(2), which are in force now or will be at once
+	Ops     []string          `json:"ops,omitempty"`   // trace, as fs.FS.Trace; none: all
+	Least   time.Duration     `json:"least,omitempty"`
 }
 
 type controlReply struct {
 	Progress int64           `json:"progress,omitempty"` // bytes more that are done; the answer is still to come
+	Trace    []traceLine     `json:"trace,omitempty"`    // more lines; the answer is still to come
+	Lost     int64           `json:"lost,omitempty"`     // lines that were not told, in all
 	Error    string          `json:"error,omitempty"`
 	Errno    unix.Errno      `json:"errno,omitempty"` // of the error, if it has one
 	Result   json.RawMessage `json:"result,omitempty"`
@@ -57,17 +62,46 @@ func (e *controlError) Unwrap() error { return e.errno }
 const progressTime = time.Second / 5
 
 // progress collects what is to be told.
-type progress struct{ bytes atomic.Int64 }
+type progress struct {
+	bytes atomic.Int64
+
+	mu    sync.Mutex
+	lines []traceLine
+	lost  int64
+}
+
+// trace adds lines, and says how many there are in all that nobody will be told. It returns how many of lines there was no room for.
+func (p *progress) trace(lines []traceLine, lost int64) (more int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if room := traceRoom - len(p.lines); len(lines) > room {
+		lines, more = lines[:room], int64(len(lines)-room)
+	}
+	p.lines = append(p.lines, lines...)
+	p.lost = lost + more
+	return more
+}
+
+// take returns what there is to be told, if there is something that was not told before.
+func (p *progress) take(told int64) (reply controlReply, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	reply = controlReply{Progress: p.bytes.Swap(0), Trace: p.lines, Lost: p.lost}
+	p.lines = nil
+	return reply, reply.Progress > 0 || len(reply.Trace) > 0 || reply.Lost > told
+}
 
 // tell sends what there is, now and then, until over is closed.
 func (p *progress) tell(to *json.Encoder, over <-chan struct{}) {
 	ticker := time.NewTicker(progressTime)
 	defer ticker.Stop()
+	lost := int64(0)
 	for {
 		select {
 		case <-ticker.C:
-			if n := p.bytes.Swap(0); n > 0 {
-				to.Encode(controlReply{Progress: n})
+			if reply, ok := p.take(lost); ok {
+				lost = reply.Lost
+				to.Encode(reply)
 			}
 		case <-over:
 			return
@@ -227,15 +261,15 @@ func errnoIn(err error) unix.Errno {
 
 // control sends req to the process that serves m and decodes its result into result.
 func control(ctx context.Context, m mountEntry, req controlRequest, result any) error {
-	return controlWith(ctx, m, req, result, 0, func(int64) {})
+	return controlWith(ctx, m, req, result, 0, func(*controlReply) {})
 }
 
 // controlPatiently is control of a request that says how far it has got, and that has something to put in order should ctx end.
-func controlPatiently(ctx context.Context, m mountEntry, req controlRequest, result any, far func(n int64)) error {
+func controlPatiently(ctx context.Context, m mountEntry, req controlRequest, result any, far func(*controlReply)) error {
 	return controlWith(ctx, m, req, result, cancelTime, far)
 }
 
-func controlWith(ctx context.Context, m mountEntry, req controlRequest, result any, patience time.Duration, far func(n int64)) error {
+func controlWith(ctx context.Context, m mountEntry, req controlRequest, result any, patience time.Duration, far func(*controlReply)) error {
 	c, _, err := dialControl(ctx, m)
 	if err != nil {
 		return err
@@ -263,6 +297,6 @@ func controlWith(ctx context.Context, m mountEntry, req controlRequest, result a
 		case reply.Result != nil:
 			return json.Unmarshal(reply.Result, result)
 		}
-		far(reply.Progress)
+		far(&reply)
 	}
 }

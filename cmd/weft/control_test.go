@@ -71,9 +71,9 @@ func TestControl(t *testing.T) {
 	}
 	// One who is patient hears how far it is, and what became of it.
 	ctx, cancel = context.WithCancel(t.Context())
-	err = controlPatiently(ctx, m, controlRequest{Op: "long"}, nil, func(n int64) {
-		if n != 5 {
-			t.Errorf("%d bytes more", n)
+	err = controlPatiently(ctx, m, controlRequest{Op: "long"}, nil, func(r *controlReply) {
+		if r.Progress != 5 {
+			t.Errorf("%d bytes more", r.Progress)
 		}
 		cancel()
 	})

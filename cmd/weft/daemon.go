@@ -482,6 +482,8 @@ func (d *daemon) control(ctx context.Context, req controlRequest, far *progress)
 		return d.fsys.Cache(ctx, self(), req.File, fs.CacheRequest{
 			Devices: req.Devices, Limit: req.Limit, Run: req.Run, Progress: func(n int64) { far.bytes.Add(n) },
 		})
+	case "trace":
+		return d.trace(ctx, &req, far)
 	case "evict":
 		caches, bytes, err := d.fsys.Uncache(ctx, self(), req.File, req.Devices)
 		return metarpc.CacheDropResult{Caches: caches, Bytes: bytes}, err

@@ -39,6 +39,7 @@ func init() {
 		{"du", "DIR... [--bytes] [--json]", "show what is below directories, without looking for it", runDu},
 		{"status", "[MOUNTPOINT] [--json]", "show how mounts, their metadata service and their data servers are", runStatus},
 		{"top", "[MOUNTPOINT] [--once] [--every TIME]", "show live what a mount does, and how fast", runTop},
+		{"trace", "[MOUNTPOINT] [--slow TIME] [--op OP,...] [--path GLOB] [--json]", "show requests as they are answered, and what each had to wait for", runTrace},
 		{"doctor", "[MOUNTPOINT] [--report FILE]", "look for what is wrong with this host and its mounts, and say what to do", runDoctor},
 		{"bench", "[DIR] [--time TIME] [--json]", "measure for two minutes what a directory's mount and each data server can do", runBench},
 		{"nvme-policy", "MOUNTPOINT adaptive|numa|round-robin|queue-depth", "say how a mount chooses among several paths to NVMe namespaces", runPolicy},

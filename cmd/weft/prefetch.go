@@ -214,11 +214,11 @@ func runPrefetch(ctx context.Context, c *command, args []string) error {
 		seen := int64(0)
 		var got weftfs.Cached
 		req := controlRequest{Op: "prefetch", File: f.id, Devices: f.mount.devices, Limit: int64(limit), Run: run}
-		err := controlPatiently(ctx, f.mount.mountEntry, req, &got, func(n int64) {
+		err := controlPatiently(ctx, f.mount.mountEntry, req, &got, func(r *controlReply) {
 			t.mu.Lock()
 			defer t.mu.Unlock()
-			seen += n
-			t.passed += n
+			seen += r.Progress
+			t.passed += r.Progress
 		})
 		t.mu.Lock()
 		defer t.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -25,13 +26,18 @@ const (
 type slowRequest struct {
 	Op       string    `json:"op"`
 	Inode    uint64    `json:"inode"`
-	PID      uint32    `json:"pid"` // the thread that waits
+	Path     string    `json:"path,omitempty"` // below the mount point; empty if it is not known
+	PID      uint32    `json:"pid"`            // the thread that waits
 	Since    time.Time `json:"since"`
 	WaitsFor string    `json:"waits_for"`
 }
 
 func (r *slowRequest) String() string {
-	return fmt.Sprintf("%s of inode %d, by process %d, for %v; waits for %s", r.Op, r.Inode, r.PID, time.Since(r.Since).Round(time.Second), r.WaitsFor)
+	what := fmt.Sprintf("inode %d", r.Inode)
+	if r.Path != "" {
+		what += fmt.Sprintf(" (%s)", strings.Trim(strconv.Quote(r.Path), `"`))
+	}
+	return fmt.Sprintf("%s of %s, by process %d, for %v; waits for %s", r.Op, what, r.PID, time.Since(r.Since).Round(time.Second), r.WaitsFor)
 }
 
 // slow are the requests that have taken long so far.
@@ -41,7 +47,7 @@ func (d *daemon) slow() []slowRequest {
 	if len(flights) == 0 {
 		return list
 	}
-	data, metadata := d.waitsForData(), d.waitsForMetadata()
+	data, metadata, names := d.waitsForData(), d.waitsForMetadata(), d.fsys.Names()
 	for _, f := range flights {
 		why := metadata
 		switch f.Op {
@@ -51,7 +57,7 @@ func (d *daemon) slow() []slowRequest {
 		if len(why) == 0 {
 			why = []string{"something in this process"}
 		}
-		list = append(list, slowRequest{f.Op, uint64(f.ID), f.PID, f.Began, strings.Join(why, ", or ")})
+		list = append(list, slowRequest{f.Op, uint64(f.ID), names.Path(f.ID), f.PID, f.Began, strings.Join(why, ", or ")})
 	}
 	return list
 }

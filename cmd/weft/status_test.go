@@ -75,7 +75,7 @@ func TestDeviceUse(t *testing.T) {
 	}
 	var got, want any
 	none := `{"ops": 0, "bytes": 0, "time_ns": 0, "p50_ns": 0, "p99_ns": 0, "latency": []}`
-	connection := `{"address": "192.0.2.1:2049", "up": false, "outstanding": 0, "ops": 0, "bytes_read": 0, "bytes_written": 0}`
+	connection := `{"address": "192.0.2.1:2049", "up": false, "outstanding": 0, "ops": 0, "bytes_read": 0, "bytes_written": 0, "rtt_ns": 0, "retransmits": 0}`
 	shape := `{"path": "tcp", "why": "xprtsec=none", "connections": [` + connection + `, ` + connection + `], "outstanding": 3,
 		"reads": {"ops": 5, "bytes": 4096, "time_ns": 9000, "p50_ns": 6, "p99_ns": 24, "latency": [0, 0, 0, 4, 0, 1]},
 		"writes": ` + none + `, "commits": ` + none + `,

@@ -47,10 +47,11 @@ func (d *daemon) top(ctx context.Context) topSample {
 	for op, counts := range ops {
 		s.Requests[op] = opUseOf(&dataplane.OpStats{Latency: counts.N, Time: counts.Sum})
 	}
+	names := d.fsys.Names()
 	for i, f := range d.fsys.Files() {
 		file := topFile{Inode: uint64(f.ID), PID: f.PID, Ops: f.Reads + f.Writes, Read: f.Read, Written: f.Written}
 		if i < topFiles {
-			file.Path = openPath(f.PID, file.Inode, d.cfg.mountpoint)
+			file.Path = cmp.Or(names.Path(f.ID), openPath(f.PID, file.Inode, d.cfg.mountpoint))
 		}
 		s.Files = append(s.Files, file)
 	}

@@ -44,6 +44,8 @@ type connectionUse struct {
 	Ops         uint64    `json:"ops"` // this and the bytes since it is up
 	Read        uint64    `json:"bytes_read"`
 	Written     uint64    `json:"bytes_written"`
+	RTT         int64     `json:"rtt_ns"`      // of the network alone, as the kernel has measured lately
+	Retransmits uint32    `json:"retransmits"` // packets that were sent again
 	Error       string    `json:"error,omitempty"`
 }
 
@@ -96,7 +98,7 @@ func useOf(st *dataplane.DeviceStats, secret rpctls.Policy) *deviceUse {
 	for _, c := range t.Connections {
 		use := connectionUse{
 			Address: c.Addr.String(), Up: c.Up, Since: c.Since, Outstanding: c.Outstanding,
-			Ops: c.Ops, Read: c.BytesRead, Written: c.BytesWritten,
+			Ops: c.Ops, Read: c.BytesRead, Written: c.BytesWritten, RTT: int64(c.RTT), Retransmits: c.Retransmits,
 		}
 		if c.Err != nil {
 			use.Error = oneLine(c.Err)

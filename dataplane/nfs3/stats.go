@@ -3,6 +3,8 @@ package nfs3
 import (
 	"net/netip"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // counters are since New; guarded by Target.mu.
@@ -45,8 +47,25 @@ type ConnStats struct {
 	Outstanding int       // calls
 	Bytes       int       // what they cost: payload and some overhead
 	Err         error     // why it is not up; nil if it is, or if it is not needed
+	// RTT is how long a packet and its acknowledgement have taken lately, and Retransmits how many packets were sent again, as the kernel has counted (tcp(7), TCP_INFO).
+	RTT         time.Duration
+	Retransmits uint32
 
 	Ops, BytesRead, BytesWritten uint64 // READs, WRITEs and COMMITs answered with OK since it is up
+}
+
+// network asks the kernel about the connection.
+func (c *conn) network() (rtt time.Duration, retransmits uint32) {
+	raw, err := c.nc.SyscallConn()
+	if err != nil {
+		return 0, 0
+	}
+	raw.Control(func(fd uintptr) {
+		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			rtt, retransmits = time.Duration(info.Rtt)*time.Microsecond, info.Total_retrans
+		}
+	})
+	return rtt, retransmits
 }
 
 // Stats returns a snapshot.
@@ -65,6 +84,7 @@ func (t *Target) Stats() Stats {
 		s := &t.slots[i]
 		cs := ConnStats{Addr: t.paths[s.path].addr, Since: s.since, Err: s.err}
 		if c := s.conn; c != nil {
+			cs.RTT, cs.Retransmits = c.network()
 			cs.Addr, cs.Up, cs.Outstanding, cs.Bytes = c.addr, true, c.count, c.bytes
 			cs.Ops, cs.BytesRead, cs.BytesWritten = c.served.ops, c.served.bytesRead, c.served.bytesWritten
 		}

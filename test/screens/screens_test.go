@@ -1,6 +1,8 @@
 package screens
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -9,7 +11,9 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/weftfs/weft/test/harness"
@@ -192,7 +196,7 @@ func TestHung(t *testing.T) {
 		status = harness.Weft(t, "status", m.Dir)
 		return strings.Contains(status, "waiting ")
 	})
-	if want := regexp.MustCompile(fmt.Sprintf(`waiting     read of inode \d+, by process \d+, for 1\ds; waits for .*device [0-9a-f]{8} at 127\.0\.0\.1:%s`, v.Servers[0].Port())); !want.MatchString(status) {
+	if want := regexp.MustCompile(fmt.Sprintf(`waiting     read of inode \d+ \(f\), by process \d+, for 1\ds; waits for .*device [0-9a-f]{8} at 127\.0\.0\.1:%s`, v.Servers[0].Port())); !want.MatchString(status) {
 		t.Errorf("weft status says\n%s", status)
 	}
 	if top := harness.Weft(t, "top", "--once", m.Dir); !strings.Contains(top, "\nwaiting  read of inode ") {
@@ -208,4 +212,157 @@ func TestHung(t *testing.T) {
 		t.Errorf("weft status goes on:\n%s", status)
 	}
 	m.Unmount()
+}
+
+// traced is what a test wants to know of a line of weft trace --json.
+type traced struct {
+	Op, Path, Device, Command string
+	Took                      time.Duration `json:"took_ns"`
+	Daemon                    time.Duration `json:"daemon_ns"`
+	Metadata                  time.Duration `json:"metadata_ns"`
+	Data                      time.Duration `json:"data_ns"`
+	Slowest                   time.Duration `json:"slowest_ns"`
+}
+
+// TestTrace has requests wait for the metadata service and for a data server, each for a known time, and looks where weft trace says it went.
+func TestTrace(t *testing.T) {
+	harness.NeedMount(t)
+	v := harness.NewVolume(t, harness.Options{DataServers: 1, Apart: true, Remote: true})
+	m := v.Mount()
+	dir := filepath.Join(m.Dir, "dir")
+	name := filepath.Join(dir, "f")
+	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(name, make([]byte, 1<<20), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	harness.Weft(t, "sync", m.Dir)
+	const pause = 400 * time.Millisecond
+	var slow, all, text trace
+	slow.start(t, m.Dir, "--json", "--slow", (pause / 2).String(), "--path", "dir")
+	all.start(t, m.Dir, "--json", "--op", "read,mkdir", "--path", "?ew*")
+	text.start(t, m.Dir)
+	// Until all three see what is done.
+	made := 0
+	harness.Await(t, "the traces", func() bool {
+		syscall.Kill(v.Pid(), syscall.SIGSTOP)
+		time.AfterFunc(pause, func() { syscall.Kill(v.Pid(), syscall.SIGCONT) })
+		made++
+		if err := os.Mkdir(filepath.Join(dir, fmt.Sprint("new", made)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return strings.Contains(slow.output(), `"mkdir"`) && strings.Contains(all.output(), `"mkdir"`) && strings.Contains(text.output(), "mkdir")
+	})
+	mkdir := slow.find(t, "mkdir", "")
+	if mkdir.Metadata < pause/2 || mkdir.Data != 0 || mkdir.Device != "" || mkdir.Daemon > pause/2 || !strings.HasPrefix(mkdir.Path, "dir/new") {
+		t.Errorf("a mkdir that waited for the metadata service: %+v", mkdir)
+	}
+	hold := func() {
+		v.Servers[0].Pause()
+		time.AfterFunc(pause, v.Servers[0].Continue)
+	}
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, what := range []struct {
+		op string
+		do func() error
+	}{
+		{"read", func() error {
+			hold()
+			_, err := f.ReadAt(make([]byte, 1000), 0)
+			return err
+		}},
+		{"write", func() error {
+			hold()
+			_, err := f.WriteAt([]byte("new"), 10)
+			return err
+		}},
+		{"fsync", func() error {
+			hold()
+			return f.Sync()
+		}},
+	} {
+		if err := what.do(); err != nil {
+			t.Fatal(err)
+		}
+		op := what.op
+		harness.Await(t, "a slow "+op, func() bool { return strings.Contains(slow.output(), `"`+op+`"`) })
+		got := slow.find(t, op, "dir/f")
+		if got.Data < pause/2 || got.Metadata > pause/2 || got.Slowest < pause/2 || got.Slowest > got.Took || got.Device == "" || got.Daemon+got.Metadata+got.Data < got.Took {
+			t.Errorf("a %s that waited for the data server: %+v", op, got)
+		}
+		if !strings.HasPrefix(got.Command, "screens") {
+			t.Errorf("%q has asked for it", got.Command)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	harness.Await(t, "the write", func() bool { return strings.Contains(text.output(), " 3@10 ") })
+	out := text.output()
+	if line := regexp.MustCompile(`(?m)^\d\d:\d\d:\d\d\.\d{6} write +\S+s +\S+ +\S+ +\S+s +\S+s [0-9a-f]{8} \d+/screens\S* +3@10 +dir/f$`); !line.MatchString(out) {
+		t.Errorf("weft trace says\n%s", out)
+	}
+	if strings.Contains(all.output(), `"dir/f"`) || strings.Contains(slow.output(), `"getattr"`) {
+		t.Errorf("what was not asked for:\n%s%s", all.output(), slow.output())
+	}
+	for _, c := range []*trace{&slow, &all, &text} {
+		c.stop(t)
+	}
+	m.Unmount()
+}
+
+// trace is weft trace while it runs.
+type trace struct {
+	cmd *exec.Cmd
+	mu  sync.Mutex
+	out strings.Builder
+}
+
+func (c *trace) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.out.Write(b)
+}
+
+func (c *trace) output() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.out.String()
+}
+
+func (c *trace) start(t *testing.T, args ...string) {
+	c.cmd = exec.Command(harness.Bin(t, "weft"), append([]string{"trace"}, args...)...)
+	c.cmd.Stdout, c.cmd.Stderr = c, c
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.cmd.Process.Kill() })
+}
+
+// stop interrupts it, which is how it ends well.
+func (c *trace) stop(t *testing.T) {
+	c.cmd.Process.Signal(os.Interrupt)
+	if err := c.cmd.Wait(); err != nil {
+		t.Errorf("%v: %v\n%s", c.cmd.Args, err, c.output())
+	}
+}
+
+// find is the slowest request of a kind, for a path if that is not empty.
+func (c *trace) find(t *testing.T, op, path string) (found traced) {
+	t.Helper()
+	in := json.NewDecoder(strings.NewReader(c.output()))
+	for in.More() {
+		var got traced
+		if err := in.Decode(&got); err != nil {
+			t.Fatalf("%v in\n%s", err, c.output())
+		}
+		if got.Op == op && (path == "" || got.Path == path) && got.Took > found.Took {
+			found = got
+		}
+	}
+	if found.Op == "" {
+		t.Errorf("no %s of %s in\n%s", op, path, c.output())
+	}
+	return found
 }
