@@ -62,8 +62,8 @@ A line of /etc/fstab:
 
     meta1,meta2:/  /mnt/weft  weft  _netdev,nofail,noatime  0  0
 
-With x-systemd.automount it is mounted when it is first used. With bg, or nofail, a metadata service that is down when the host starts does not keep it from starting. Who may mount it
-besides root is said by user or users.
+With x-systemd.automount it is mounted when it is first used. With bg, or nofail, a metadata service that is down when the host starts does not keep it from starting; to have
+systemd wait for the service meanwhile, nofail,retry=10000,x-systemd.mount-timeout=infinity. Who may mount it besides root is said by user or users.
 
 mount -o remount changes ro, rw, nosuid, nodev, noexec and the rules for access times; weft's own options stay as they are until the file system is mounted anew.`}
 	sectionMountExit = manual.Section{Title: "EXIT STATUS", Text: `

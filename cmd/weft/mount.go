@@ -155,8 +155,9 @@ func (cfg mountConfig) openLog() (*os.File, error) {
 	return f, nil
 }
 
-// startServer starts this program again as the serving process, in a session of its own and without the caller's
-// terminal, pipes and other descriptors, and waits until the mount is usable. Ending ctx ends it.
+// startServer starts this program again as the serving process, without the caller's pipes and other descriptors, and waits until the mount is
+// usable. Ending ctx ends it. Until it is mounted the process stays in the caller's process group: a mount point of autofs lets nobody pass
+// whom its own process group has not sent (x-systemd.automount).
 func startServer(ctx context.Context, cfg mountConfig, args []string) error {
 	log, err := cfg.openLog()
 	if err != nil {
@@ -173,7 +174,6 @@ func startServer(ctx context.Context, cfg mountConfig, args []string) error {
 	server.Env = append(os.Environ(), readyEnv+"=1")
 	server.Stdout, server.Stderr = log, log
 	server.ExtraFiles = []*os.File{w}
-	server.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	// A shell may have given us more than 0, 1 and 2, such as the lock file or the pipe that its own caller waits for.
 	// Kernels before 5.11 cannot.
 	if err := unix.CloseRange(readyFD, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EINVAL) {
@@ -221,6 +221,7 @@ func readiness() func(error) {
 	unix.CloseOnExec(readyFD) // fusermount3 is not to have it
 	f := os.NewFile(readyFD, "ready")
 	return func(err error) {
+		unix.Setsid() // leaves the caller's session, with its terminal
 		if later := (*backgroundError)(nil); errors.As(err, &later) {
 			fmt.Fprintln(f, inBackground+oneLine(err))
 		} else if err != nil {
