@@ -300,6 +300,23 @@ func (v *Volume) Status(ctx context.Context) (*metarpc.StatusResult, error) {
 	if some := slices.DeleteFunc(slices.Clone(list), func(c *Client) bool { return !c.connected() }); len(some) > 0 {
 		list = some
 	}
+	sum, err := statusOf(ctx, list)
+	if sum != nil {
+		err = nil
+	}
+	return sum, err
+}
+
+// WholeStatus is Status of all shards, with which it begins sessions. It fails if one of them does not answer.
+func (v *Volume) WholeStatus(ctx context.Context) (*metarpc.StatusResult, error) {
+	for shard := range v.clients {
+		v.begin(shard)
+	}
+	return statusOf(ctx, v.all())
+}
+
+// statusOf adds up what those tell that answer.
+func statusOf(ctx context.Context, list []*Client) (*metarpc.StatusResult, error) {
 	answers, errs := make([]*metarpc.StatusResult, len(list)), make([]error, len(list))
 	var all sync.WaitGroup
 	for i, c := range list {
@@ -333,8 +350,5 @@ func (v *Volume) Status(ctx context.Context) (*metarpc.StatusResult, error) {
 			one.Layouts += s.Layouts
 		}
 	}
-	if sum == nil {
-		return nil, errors.Join(errs...)
-	}
-	return sum, nil
+	return sum, errors.Join(errs...)
 }

@@ -9,8 +9,10 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
+	"github.com/weftfs/weft/internal/progress"
 	"github.com/weftfs/weft/internal/version"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/metaclient"
@@ -85,19 +87,98 @@ func runDeviceDrain(ctx context.Context, c *command, args []string) error {
 		"none the data server can be taken away with weft admin device remove. DEVICE is the beginning of its id, or its address.\n")
 	server := serviceFlag(fl)
 	cancel := fl.Bool("cancel", false, "use it again as before")
+	wait := fl.Bool("wait", false, "return when there are no data files left; who interrupts that does not interrupt the moving")
+	form := progress.Flag(fl)
 	if err := c.parse(fl, args, 1, 1); err != nil {
 		return err
 	}
-	return withService(ctx, server, "admin device drain", func(ctx context.Context, mc *metaclient.Volume) error {
-		info, err := findDevice(ctx, mc, fl.Arg(0))
+	if *wait && *cancel {
+		return usagef("admin device drain: --wait --cancel: there is nothing to wait for")
+	}
+	return withSession(ctx, server, "admin device drain", func(ctx context.Context, mc *metaclient.Volume) error {
+		asked, stop := context.WithTimeout(ctx, adminTimeout)
+		defer stop()
+		info, err := findDevice(asked, mc, fl.Arg(0))
 		if err != nil {
 			return err
 		}
-		if info, err = mc.DrainDevice(ctx, info.Device.ID, *cancel); err != nil {
+		if info, err = mc.DrainDevice(asked, info.Device.ID, *cancel); err != nil {
 			return err
+		}
+		if *wait {
+			id, all := info.Device.ID.String(), info.DataFiles
+			err = await(ctx, *form, func(ctx context.Context) (progress.State, bool, error) {
+				var err error
+				info, err = findDevice(ctx, mc, id)
+				all = max(all, info.DataFiles)
+				st := progress.State{Counts: []progress.Count{{Unit: "data files", Done: all - info.DataFiles, Total: all}}}
+				if !info.Reachable {
+					st.Waits = info.URL + " (" + info.Problem + ")"
+				}
+				return st, info.DataFiles == 0, err
+			})
+			if err != nil {
+				return err
+			}
 		}
 		printDevices(os.Stdout, []deviceStatus{deviceOf(info)}, "")
 		return nil
+	})
+}
+
+// awaitLook is how often await looks.
+const awaitLook = time.Second
+
+// await shows how far something is that the services do, until it is over. look asks them, and says whether it is.
+func await(ctx context.Context, form progress.Form, look func(context.Context) (progress.State, bool, error)) error {
+	var last atomic.Pointer[progress.State]
+	ask := func() (bool, error) {
+		ctx, stop := context.WithTimeout(ctx, adminTimeout)
+		defer stop()
+		st, over, err := look(ctx)
+		last.Store(&st)
+		return over, err
+	}
+	over, err := ask()
+	if err != nil || over {
+		return err
+	}
+	shown := progress.Show(form, func() progress.State { return *last.Load() })
+	defer shown.Stop()
+	for {
+		select {
+		case <-time.After(awaitLook):
+		case <-ctx.Done():
+			return errors.New("interrupted; the services go on")
+		}
+		if over, err := ask(); over || err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+}
+
+func runResilver(ctx context.Context, c *command, args []string) error {
+	fl := c.flags("\nThe metadata services make copies anew by themselves; who interrupts this does not interrupt them.\n")
+	server := serviceFlag(fl)
+	form := progress.Flag(fl)
+	if err := c.parse(fl, args, 0, 0); err != nil {
+		return err
+	}
+	return withSession(ctx, server, "admin resilver", func(ctx context.Context, mc *metaclient.Volume) error {
+		all, before := int64(0), int64(-1)
+		return await(ctx, *form, func(ctx context.Context) (progress.State, bool, error) {
+			st, err := mc.WholeStatus(ctx)
+			if err != nil {
+				return progress.State{}, false, err
+			}
+			all = max(all, st.Stale)
+			if before < 0 {
+				before = st.Copied
+			}
+			return progress.State{Counts: []progress.Count{
+				{Unit: "files", Done: all - st.Stale, Total: all}, {Unit: progress.Bytes, Done: max(0, st.Copied-before)},
+			}}, st.Stale == 0, nil
+		})
 	})
 }
 
@@ -193,8 +274,17 @@ func quietLog() *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 }
 
-// withService runs do with a session of its own.
+// withService runs do with a session of its own, for a minute at most.
 func withService(ctx context.Context, server *service, doing string, do func(context.Context, *metaclient.Volume) error) error {
+	return withSession(ctx, server, doing, func(ctx context.Context, mc *metaclient.Volume) error {
+		ctx, cancel := context.WithTimeout(ctx, adminTimeout)
+		defer cancel()
+		return do(ctx, mc)
+	})
+}
+
+// withSession runs do, for as long as it takes.
+func withSession(ctx context.Context, server *service, doing string, do func(context.Context, *metaclient.Volume) error) error {
 	addrs, err := server.addrs()
 	if err != nil {
 		return err
@@ -203,9 +293,9 @@ func withService(ctx context.Context, server *service, doing string, do func(con
 	if err != nil {
 		return usagef("%s: --xprtsec: %v", doing, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
+	dialling, cancel := context.WithTimeout(ctx, adminTimeout)
 	defer cancel()
-	mc, err := metaclient.Dial(ctx, metaclient.Config{Addrs: addrs, TLS: secret, Client: clientInfo(doing), Log: quietLog()})
+	mc, err := metaclient.Dial(dialling, metaclient.Config{Addrs: addrs, TLS: secret, Client: clientInfo(doing), Log: quietLog()})
 	if err != nil {
 		return err
 	}

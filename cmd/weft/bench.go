@@ -20,6 +20,7 @@ import (
 	"github.com/pkg/xattr"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/progress"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -78,6 +79,7 @@ func runBench(ctx context.Context, c *command, args []string) error {
 		"files; and it names what stands out. It works in a directory of its own, which it removes, and takes up to " + humanize.IBytes(benchFile) + " at a time.\n" +
 		"Others who use the volume meanwhile make it slower, and it makes them slower.\n")
 	long := fl.Duration("time", 2*time.Minute, "how long, at least 10s")
+	form := progress.Flag(fl)
 	asJSON := fl.Bool("json", false, "print one object; rates are in bytes and calls per second, times in nanoseconds")
 	if err := c.parse(fl, args, 0, 1); err != nil {
 		return err
@@ -107,7 +109,7 @@ func runBench(ctx context.Context, c *command, args []string) error {
 	if b.dir, err = os.MkdirTemp(path, ".weft-bench-"); err != nil {
 		return err
 	}
-	report, err := b.run(path, *long)
+	report, err := b.run(path, *long, *form)
 	if gone := os.RemoveAll(b.dir); gone != nil {
 		err = errors.Join(err, fmt.Errorf("what the bench has made is not all removed: %w", gone))
 	}
@@ -135,7 +137,7 @@ func (b *bench) room(path string) error {
 }
 
 // run does all parts in the time given.
-func (b *bench) run(path string, long time.Duration) (*benchReport, error) {
+func (b *bench) run(path string, long time.Duration, form progress.Form) (*benchReport, error) {
 	var st mountStatus
 	if err := control(b.ctx, b.mount, controlRequest{Op: "status"}, &st); err != nil {
 		return nil, err
@@ -143,7 +145,7 @@ func (b *bench) run(path string, long time.Duration) (*benchReport, error) {
 	r := &benchReport{Directory: path, Hints: []string{}}
 	b.parts = 3*(len(st.Devices)+1) + 4
 	b.part = long / time.Duration(b.parts)
-	stop := b.show()
+	stop := b.show(form)
 	defer stop()
 	files, err := b.place(st.Devices)
 	if err != nil {
@@ -403,15 +405,14 @@ func percentiles(times []time.Duration) (half, most time.Duration) {
 // begin says what is being done now.
 func (b *bench) begin(what string) { b.what.Store(&what) }
 
-// show shows how far it is until the function that it returns is called: a bar on a terminal, elsewhere a line now and then.
-func (b *bench) show() (stop func()) {
+// show shows how far it is until the function that it returns is called.
+func (b *bench) show(form progress.Form) (stop func()) {
 	b.begin("making files")
 	began := time.Now()
-	return showUntil(func() string {
-		part := float64(b.done.Load()) / float64(b.parts)
-		left := (time.Duration(b.parts)*b.part - time.Since(began)).Round(time.Second)
-		return fmt.Sprintf("%s  %s, %v left", bar(part), *b.what.Load(), max(left, 0))
-	})
+	return progress.Show(form, func() progress.State {
+		left := time.Duration(b.parts)*b.part - time.Since(began)
+		return progress.State{Share: float64(b.done.Load()) / float64(b.parts), Left: max(left.Round(time.Second), 0), Doing: *b.what.Load()}
+	}).Stop
 }
 
 // hints are what stands out.

@@ -61,8 +61,8 @@ func (e *controlError) Unwrap() error { return e.errno }
 // progressTime is how often it is told how far a request has got.
 const progressTime = time.Second / 5
 
-// progress collects what is to be told.
-type progress struct {
+// news collects what is to be told.
+type news struct {
 	bytes atomic.Int64
 
 	mu    sync.Mutex
@@ -71,7 +71,7 @@ type progress struct {
 }
 
 // trace adds lines, and says how many there are in all that nobody will be told. It returns how many of lines there was no room for.
-func (p *progress) trace(lines []traceLine, lost int64) (more int64) {
+func (p *news) trace(lines []traceLine, lost int64) (more int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if room := traceRoom - len(p.lines); len(lines) > room {
@@ -83,7 +83,7 @@ func (p *progress) trace(lines []traceLine, lost int64) (more int64) {
 }
 
 // take returns what there is to be told, if there is something that was not told before.
-func (p *progress) take(told int64) (reply controlReply, ok bool) {
+func (p *news) take(told int64) (reply controlReply, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	reply = controlReply{Progress: p.bytes.Swap(0), Trace: p.lines, Lost: p.lost}
@@ -92,7 +92,7 @@ func (p *progress) take(told int64) (reply controlReply, ok bool) {
 }
 
 // tell sends what there is, now and then, until over is closed.
-func (p *progress) tell(to *json.Encoder, over <-chan struct{}) {
+func (p *news) tell(to *json.Encoder, over <-chan struct{}) {
 	ticker := time.NewTicker(progressTime)
 	defer ticker.Stop()
 	lost := int64(0)
@@ -165,7 +165,7 @@ func listenControl(minor uint32) (net.Listener, error) {
 }
 
 // serveControl answers requests until l is closed. Each connection has a goroutine that ends with it.
-func serveControl(ctx context.Context, l net.Listener, handle func(context.Context, controlRequest, *progress) (any, error)) {
+func serveControl(ctx context.Context, l net.Listener, handle func(context.Context, controlRequest, *news) (any, error)) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
@@ -187,7 +187,7 @@ func serveControl(ctx context.Context, l net.Listener, handle func(context.Conte
 				cancel()
 			}()
 			var reply controlReply
-			var far progress
+			var far news
 			out := json.NewEncoder(c)
 			over, told := make(chan struct{}), make(chan struct{})
 			go func() { // ends with the request

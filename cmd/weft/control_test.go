@@ -34,7 +34,7 @@ func TestControl(t *testing.T) {
 	cancelled := make(chan struct{})
 	served := make(chan struct{})
 	go func() { // ends with the socket
-		serveControl(context.Background(), l, func(ctx context.Context, req controlRequest, far *progress) (any, error) {
+		serveControl(context.Background(), l, func(ctx context.Context, req controlRequest, far *news) (any, error) {
 			switch req.Op {
 			case "layout":
 				return req.File + 1, nil

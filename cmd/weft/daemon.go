@@ -450,7 +450,7 @@ func (d *daemon) close() error {
 }
 
 // control answers a request on the control socket.
-func (d *daemon) control(ctx context.Context, req controlRequest, far *progress) (any, error) {
+func (d *daemon) control(ctx context.Context, req controlRequest, far *news) (any, error) {
 	switch req.Op {
 	case "top":
 		return d.top(ctx), nil

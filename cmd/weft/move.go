@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -16,6 +15,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/progress"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/localio"
@@ -24,7 +24,6 @@ import (
 const (
 	moveWorkers = 4 // files moved at a time; the service does as many
 	movePoll    = 200 * time.Millisecond
-	moveReport  = 5 * time.Second // between lines where there is no terminal
 )
 
 // toLocal is the device that is one on the host of the mount.
@@ -108,7 +107,7 @@ func (d *daemon) moveTarget(ctx context.Context, file layout.FileID, to string) 
 type mover struct {
 	mount mountEntry
 	to    string
-	since time.Time
+	shown *progress.Shown
 
 	mu       sync.Mutex
 	progress moveProgress
@@ -132,6 +131,7 @@ func runLayoutMove(ctx context.Context, c *command, args []string) error {
 		"Who interrupts it leaves files behind that are being moved: with these it goes on. It takes the file's owner, or root, who must be who mounted the\n" +
 		"file system. Exit code 2 says that not everything could be moved.\n")
 	to := fl.String("to", "", "DEVICE, or local")
+	form := progress.Flag(fl)
 	if err := c.parse(fl, args, 1, 1); err != nil {
 		return err
 	}
@@ -150,7 +150,12 @@ func runLayoutMove(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	mv := &mover{mount: m, to: *to, since: time.Now(), moving: map[layout.FileID]moveState{}, sizes: map[layout.FileID]int64{}}
+	mv := &mover{mount: m, to: *to, moving: map[layout.FileID]moveState{}, sizes: map[layout.FileID]int64{}}
+	began := time.Now()
+	mv.shown = progress.Show(*form, func() progress.State {
+		p := mv.now()
+		return p.state(time.Since(began))
+	})
 	return mv.all(ctx, path, st.Dev)
 }
 
@@ -219,11 +224,6 @@ func (mv *mover) all(ctx context.Context, path string, dev uint64) error {
 			}
 		})
 	}
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() { // shows how far it is until stop is closed
-		defer close(stopped)
-		mv.show(stop)
-	}()
 	walk(ctx, path, dev, func(f fileToMove) {
 		select {
 		case files <- f:
@@ -232,10 +232,9 @@ func (mv *mover) all(ctx context.Context, path string, dev uint64) error {
 	}, func(err error) { mv.fail(err) })
 	close(files)
 	work.Wait()
-	close(stop)
-	<-stopped
+	mv.shown.Stop()
 	p := mv.now()
-	fmt.Println(p.summary(time.Since(mv.since)))
+	fmt.Println(p.summary(mv.shown.Took()))
 	switch {
 	case ctx.Err() != nil:
 		return errors.New("interrupted; the files that were being moved are moved all the same")
@@ -287,18 +286,12 @@ func (mv *mover) one(ctx context.Context, f fileToMove) {
 	}
 }
 
-// clearLine makes room in a terminal's line.
-const clearLine = "\r\x1b[K"
-
 // fail says what could not be moved.
 func (mv *mover) fail(err error) {
 	mv.mu.Lock()
-	defer mv.mu.Unlock()
 	mv.progress.failed++
-	if _, ok := terminalWidth(); ok {
-		fmt.Fprint(os.Stderr, clearLine)
-	}
-	fmt.Fprintf(os.Stderr, "weft: %s\n", oneLine(err))
+	mv.mu.Unlock()
+	mv.shown.Print("weft: " + oneLine(err))
 }
 
 // now is how far it is.
@@ -317,85 +310,17 @@ func (mv *mover) now() moveProgress {
 	return p
 }
 
-// show shows how far it is: on a terminal in a line that changes, elsewhere in one from time to time.
-func (mv *mover) show(stop chan struct{}) {
-	every := moveReport
-	_, terminal := terminalWidth()
-	if terminal {
-		every = movePoll
-	}
-	ticker := time.NewTicker(every)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-stop:
-			if terminal {
-				fmt.Fprint(os.Stderr, clearLine)
-			}
-			return
-		case <-ticker.C:
-		}
-		width, ok := terminalWidth()
-		p := mv.now()
-		line := p.line(time.Since(mv.since), width, ok)
-		mv.mu.Lock() // not in the middle of a complaint
-		if ok {
-			fmt.Fprint(os.Stderr, clearLine, line)
-		} else {
-			fmt.Fprintln(os.Stderr, line)
-		}
-		mv.mu.Unlock()
-	}
-}
-
-// terminalWidth is how wide the terminal is that standard error goes to, if it does to one.
-func terminalWidth() (int, bool) {
-	ws, err := unix.IoctlGetWinsize(int(os.Stderr.Fd()), unix.TIOCGWINSZ)
-	if err != nil {
-		return 0, false
-	}
-	if ws.Col == 0 {
-		return 80, true
-	}
-	return int(ws.Col), true
-}
-
 // rate is bytes per second.
 func (p *moveProgress) rate(took time.Duration) float64 {
 	return float64(p.copied) / max(took.Seconds(), 1e-3)
 }
 
-// line says how far it is, on a terminal with a bar and in width columns.
-func (p *moveProgress) line(took time.Duration, width int, terminal bool) string {
-	const barWidth = 20
-	var b strings.Builder
-	share := 0.0
-	if p.counted && p.bytes > 0 {
-		share = min(1, float64(p.done)/float64(p.bytes))
-	}
-	if terminal {
-		full := int(share * barWidth)
-		fmt.Fprintf(&b, "[%s%s] ", strings.Repeat("#", full), strings.Repeat("-", barWidth-full))
-	}
-	if p.counted {
-		fmt.Fprintf(&b, "%3.0f%%  %s of %s", 100*share, humanize.IBytes(uint64(p.done)), humanize.IBytes(uint64(p.bytes)))
-	} else {
-		fmt.Fprint(&b, humanize.IBytes(uint64(p.done)))
-	}
-	rate := p.rate(took)
-	fmt.Fprintf(&b, "  %s/s", humanize.IBytes(uint64(rate)))
-	if left := p.bytes - p.done; p.counted && left > 0 && rate >= 1 {
-		fmt.Fprintf(&b, "  %v left", max(time.Second, time.Duration(float64(left)/rate*float64(time.Second)).Round(time.Second)))
-	}
-	fmt.Fprintf(&b, "  %d of %d files", p.moved+p.empty+p.there+p.failed, p.files)
-	if p.waits != "" {
-		fmt.Fprintf(&b, "  waits for %s", p.waits)
-	}
-	line := b.String()
-	if r := []rune(line); terminal && len(r) >= width {
-		line = string(r[:max(0, width-1)])
-	}
-	return line
+// state is how far it is, for people and programs.
+func (p *moveProgress) state(took time.Duration) progress.State {
+	return progress.State{Counts: []progress.Count{
+		{Unit: progress.Bytes, Done: p.done, Total: p.bytes, More: !p.counted},
+		{Unit: "files", Done: int64(p.moved + p.empty + p.there + p.failed), Total: int64(p.files), More: !p.counted},
+	}, Rate: p.rate(took), Waits: p.waits}
 }
 
 // summary says what has become of it.

@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	weftfs "github.com/weftfs/weft/fs"
+	"github.com/weftfs/weft/internal/progress"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -149,41 +149,21 @@ func (t *cacheTally) leave(path string, err error) {
 	t.left = append(t.left, fmt.Sprintf("%s: %s", path, oneLine(err)))
 }
 
-// String tells how far it is.
-func (t *cacheTally) String() string {
+// state is how far it is.
+func (t *cacheTally) state() progress.State {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var b strings.Builder
-	part := 0.0
-	if t.total > 0 {
-		part = float64(t.passed) / float64(t.total)
-	}
-	fmt.Fprintf(&b, "%s  %s of %s", bar(part), humanize.IBytes(uint64(t.passed)), humanize.IBytes(uint64(t.total)))
-	if !t.all {
-		b.WriteString("+")
-	}
-	fmt.Fprintf(&b, ", %d of %d files", t.done, t.found)
-	if rate := t.rate(); rate > 0 {
-		fmt.Fprintf(&b, ", %s/s", humanize.IBytes(uint64(rate)))
-		if t.all {
-			fmt.Fprintf(&b, ", %v left", (time.Duration(float64(t.total-t.passed) / rate * float64(time.Second))).Round(time.Second))
-		}
-	}
-	return b.String()
-}
-
-// rate is bytes per second; mu is held.
-func (t *cacheTally) rate() float64 {
-	if took := time.Since(t.began).Seconds(); took > 0 {
-		return float64(t.passed) / took
-	}
-	return 0
+	return progress.State{Counts: []progress.Count{
+		{Unit: progress.Bytes, Done: t.passed, Total: t.total, More: !t.all},
+		{Unit: "files", Done: int64(t.done), Total: int64(t.found), More: !t.all},
+	}}
 }
 
 func runPrefetch(ctx context.Context, c *command, args []string) error {
 	fl := c.flags("\nEach file gets a copy on a data server of this host, which is read there from then on, until somebody writes the file anywhere: that\n" +
 		"drops the copy. A file that is being written meanwhile is left out. What is cached stays cached when the command is interrupted.\n")
 	to := fl.String("mirror-to", localDevices, "the data server that gets the copies: local (one on this host), or the beginning of its id, or its address")
+	form := progress.Flag(fl)
 	size := fl.String("cache-size", "", "bytes that all caches there may have, such as 500GiB; those used longest ago go for new ones (default: what room there is)")
 	if err := c.parse(fl, args, 1, maxPaths); err != nil {
 		return err
@@ -200,7 +180,7 @@ func runPrefetch(ctx context.Context, c *command, args []string) error {
 	run := rand.Uint64() | 1
 	begin, stop := context.WithCancel(ctx) // what has begun when it ends goes on
 	defer stop()
-	shown := showUntil(t.String)
+	shown := progress.Show(*form, t.state)
 	err := j.each(begin, fl.Args(), func(size int64) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
@@ -247,7 +227,7 @@ func runPrefetch(ctx context.Context, c *command, args []string) error {
 			}
 		}
 	})
-	shown()
+	shown.Stop()
 	return t.summary(ctx, err)
 }
 

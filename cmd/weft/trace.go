@@ -45,7 +45,7 @@ const (
 )
 
 // trace has far tell of requests until ctx ends.
-func (d *daemon) trace(ctx context.Context, req *controlRequest, far *progress) (any, error) {
+func (d *daemon) trace(ctx context.Context, req *controlRequest, far *news) (any, error) {
 	t, err := d.fsys.Trace(req.Ops, req.Least)
 	if err != nil {
 		return nil, err

@@ -44,7 +44,7 @@ func TestTraceLine(t *testing.T) {
 
 // TestProgressTrace has more lines come than anybody takes.
 func TestProgressTrace(t *testing.T) {
-	var p progress
+	var p news
 	if more := p.trace(make([]traceLine, traceRoom-1), 3); more != 0 {
 		t.Errorf("%d lines are lost at once", more)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/progress"
 	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/catalog/dump"
 	"github.com/weftfs/weft/server/meta/catalog/etcd"
@@ -173,10 +174,12 @@ func (s *copySnapshot) Close() error {
 }
 
 // catalogFlags parses what the commands have in common.
-func catalogFlags(c *command, fl *pflag.FlagSet, args []string) error {
+func catalogFlags(c *command, fl *pflag.FlagSet, args []string) (progress.Form, error) {
 	fl.String("from", "", "where it comes from")
 	fl.String("to", "", "where it goes to")
-	return c.parse(fl, args, "from", "to")
+	form := progress.Flag(fl)
+	err := c.parse(fl, args, "from", "to")
+	return *form, err
 }
 
 // quiet is a log of what goes wrong.
@@ -189,7 +192,8 @@ func quiet() *slog.Logger {
 func runExport(ctx context.Context, c *command, args []string) error {
 	fl := c.flags("\n" + catalogHelp + ", which no service may use meanwhile; FILE may be - for standard output. Import it with\n" +
 		"weftd catalog import, and start no service on CATALOG any more then: the volume is where it was imported. Clients that wait go on there.\n")
-	if err := catalogFlags(c, fl, args); err != nil {
+	form, err := catalogFlags(c, fl, args)
+	if err != nil {
 		return err
 	}
 	name, err := parseCatalog(fl.Lookup("from").Value.String())
@@ -203,7 +207,7 @@ func runExport(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return err
 	}
-	err = writeDump(ctx, fl.Lookup("to").Value.String(), dump.ExportConfig{Kind: dump.KindExport, Snapshot: engine.Snapshot})
+	err = writeDump(ctx, form, fl.Lookup("to").Value.String(), dump.ExportConfig{Kind: dump.KindExport, Snapshot: engine.Snapshot})
 	return errors.Join(err, engine.Close())
 }
 
@@ -211,7 +215,8 @@ func runBackup(ctx context.Context, c *command, args []string) error {
 	fl := c.flags("\n" + catalogHelp + "; its service may be running, which must be on this host then; FILE may\n" +
 		"be - for standard output. The file is the catalog of one moment. Whoever imports it goes back to that: what was made since is lost, and the bytes\n" +
 		"of files that were removed since are. Clients mount anew then, and weftd fsck --repair should be run first.\n")
-	if err := catalogFlags(c, fl, args); err != nil {
+	form, err := catalogFlags(c, fl, args)
+	if err != nil {
 		return err
 	}
 	name, err := parseCatalog(fl.Lookup("from").Value.String())
@@ -224,12 +229,12 @@ func runBackup(ctx context.Context, c *command, args []string) error {
 		return err
 	}
 	to := fl.Lookup("to").Value.String()
-	err = writeDump(ctx, to, dump.ExportConfig{Kind: dump.KindBackup, Snapshot: l.snapshot})
+	err = writeDump(ctx, form, to, dump.ExportConfig{Kind: dump.KindBackup, Snapshot: l.snapshot})
 	switch {
 	case errors.Is(err, errNoService):
 		var engine catalog.Engine
 		if engine, err = alone(ctx, name, true, log); err == nil {
-			err = writeDump(ctx, to, dump.ExportConfig{Kind: dump.KindBackup, Snapshot: engine.Snapshot})
+			err = writeDump(ctx, form, to, dump.ExportConfig{Kind: dump.KindBackup, Snapshot: engine.Snapshot})
 			err = errors.Join(err, engine.Close())
 		}
 	case errors.Is(err, catalog.ErrSnapshotExpired):
@@ -240,7 +245,7 @@ func runBackup(ctx context.Context, c *command, args []string) error {
 }
 
 // writeDump writes a file, which gets its name when it is complete.
-func writeDump(ctx context.Context, to string, cfg dump.ExportConfig) error {
+func writeDump(ctx context.Context, form progress.Form, to string, cfg dump.ExportConfig) error {
 	out, done := os.Stdout, func() error { return nil }
 	if to != "-" {
 		if _, err := os.Lstat(to); !errors.Is(err, os.ErrNotExist) {
@@ -257,10 +262,13 @@ func writeDump(ctx context.Context, to string, cfg dump.ExportConfig) error {
 		defer out.Close()
 		done = func() error { return publish(out, to) }
 	}
-	bar := newProgress()
+	bar := showDump(form)
 	cfg.Progress = func(p dump.Progress) { bar.tell(p, p.Share()) }
 	p, err := dump.Export(ctx, out, cfg)
-	bar.end()
+	if err == nil {
+		bar.tell(p, 1)
+	}
+	bar.shown.Stop()
 	if err == nil {
 		err = done()
 	}
@@ -297,7 +305,8 @@ func runImport(ctx context.Context, c *command, args []string) error {
 	fl := c.flags("\n" + catalogHelp + ", which must be empty, or not be there. What was imported is read again and compared.\n" +
 		"FILE may be - for standard input. An import that was interrupted leaves a catalog that no service uses; run it again.\n")
 	shards := fl.Int("shards", 0, "among how many shards metadata services divide the volume; more than one only if they share the catalog. Clients mount\nanew if that is another number than before (default: as many as it has; in a directory one)")
-	if err := catalogFlags(c, fl, args); err != nil {
+	form, err := catalogFlags(c, fl, args)
+	if err != nil {
 		return err
 	}
 	if fl.Changed("shards") && *shards < 1 {
@@ -331,11 +340,14 @@ func runImport(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return err
 	}
-	bar := newProgress()
+	bar := showDump(form)
 	got, err := dump.Import(ctx, buffered, dump.ImportConfig{Engine: engine, Shards: *shards, Progress: func(p dump.Progress) {
 		bar.tell(p, float64(p.Bytes)/float64(max(size, 1)))
 	}})
-	bar.end()
+	if err == nil {
+		bar.tell(got.Progress, 1)
+	}
+	bar.shown.Stop()
 	if err = errors.Join(err, engine.Close()); err != nil {
 		if ctx.Err() != nil {
 			err = fmt.Errorf("interrupted: %w", err)

@@ -212,21 +212,3 @@ func TestCheckpoints(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-func TestProgressLine(t *testing.T) {
-	p := dump.Progress{Rows: 1000, Bytes: 1 << 20}
-	for _, c := range []struct {
-		share    float64
-		terminal bool
-		want     string
-	}{
-		{0, false, "1000 rows, 1.0 MiB, 100 rows/s, 102 KiB/s"},
-		{0.25, false, " 25%  1000 rows, 1.0 MiB, 100 rows/s, 102 KiB/s, about 30s left"},
-		{0.25, true, "[#####---------------]  25%  1000 rows, 1.0 MiB, 100 rows/s, 102 KiB/s, about 30s left"},
-		{1.5, true, "[####################] 100%  1000 rows, 1.0 MiB, 100 rows/s, 102 KiB/s"},
-	} {
-		if got := progressLine(p, c.share, 10*time.Second, c.terminal); got != c.want {
-			t.Errorf("%q, want %q", got, c.want)
-		}
-	}
-}

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync/atomic"
 
+	"github.com/weftfs/weft/internal/progress"
 	"github.com/weftfs/weft/server/data"
 	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/cluster"
@@ -44,6 +46,7 @@ func runFsck(ctx context.Context, c *command, args []string) error {
 	secret := newTLSFlags(fl).dialing("data servers")
 	secretFile := secretFlag(fl)
 	asJSON := fl.Bool("json", false, "print one JSON object")
+	form := progress.Flag(fl)
 	verbose := fl.BoolP("verbose", "v", false, "log more")
 	if err := c.parse(fl, args); err != nil {
 		return err
@@ -79,12 +82,20 @@ func runFsck(ctx context.Context, c *command, args []string) error {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	slog.SetDefault(log)
 	cfg := fsck.Config{Dial: dial, Secrets: secrets, Repair: *repair, Rate: *rate, Log: log}
+	var far atomic.Pointer[fsck.Progress]
+	far.Store(&fsck.Progress{Phase: "begins"})
+	cfg.Progress = func(p fsck.Progress) { far.Store(&p) }
+	shown := progress.Show(*form, func() progress.State {
+		p := far.Load()
+		return progress.State{Doing: p.Phase, Counts: []progress.Count{{Unit: "rows", Done: p.Rows}}, Share: p.Share()}
+	})
 	var report *fsck.Report
 	if *online {
 		report, err = checkLive(ctx, where, cfg)
 	} else {
 		report, err = check(ctx, where, cfg)
 	}
+	shown.Stop()
 	if err != nil {
 		return couldNotRun(err)
 	}

@@ -47,6 +47,7 @@ var outside = map[string][]string{
 	"internal/ca":           {"golang.org/x/sys/unix"},
 	"internal/fileio":       {"golang.org/x/sys/unix"},
 	"internal/manual":       {"github.com/spf13/pflag"},
+	"internal/progress":     {"github.com/spf13/pflag", "github.com/dustin/go-humanize", "golang.org/x/sys/unix"},
 	"internal/metrics": {"github.com/prometheus/client_golang/prometheus", "github.com/prometheus/client_golang/prometheus/collectors",
 		"github.com/prometheus/client_golang/prometheus/promhttp"},
 }

@@ -69,7 +69,7 @@ ip addr add `+there+`/24 dev weft1 && ip link set weft1 up && exec "$@"`, "sh",
 	harness.Weft(t, "admin", "device", "add", "nfs://"+local+"/", "--server", there+":"+port)
 
 	out := harness.Run(t, base, "script", "-qec", harness.Bin(t, "weft")+" prefetch "+m.Dir, "/dev/null")
-	if !regexp.MustCompile(`\r\[=+\] 100%  .* of .*, \d+ of \d+ files, .*/s, 0s left`).MatchString(out) ||
+	if !regexp.MustCompile(`\r\x1b\[K\[[#-]{20}\] .*\r\x1b\[Kcached `).MatchString(out) ||
 		!regexp.MustCompile(fmt.Sprintf(`cached %d files with .* in .* \(.*/s\)`, count)).MatchString(out) {
 		t.Errorf("on a terminal: %q", out)
 	}

@@ -157,3 +157,81 @@ func TestDoctor(t *testing.T) {
 		t.Errorf("without a mount: exit code %d: %s", code, said)
 	}
 }
+
+// TestProgress runs what may take long and reads how far it is, as programs do.
+func TestProgress(t *testing.T) {
+	v := harness.NewVolume(t, harness.Options{DataServers: 2})
+	m := v.Mount()
+	var devices []struct {
+		ID    string
+		Files int64 `json:"data_files"`
+	}
+	list := func() {
+		t.Helper()
+		if err := json.Unmarshal([]byte(harness.Weft(t, "admin", "device", "ls", "--json", "--server", v.Addr)), &devices); err != nil || len(devices) != 2 {
+			t.Fatalf("%v, %v", devices, err)
+		}
+	}
+	list()
+	const size = 10_000_000
+	for _, name := range []string{"a", "b"} {
+		if err := os.WriteFile(filepath.Join(m.Dir, name), make([]byte, size), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	harness.Weft(t, "sync", m.Dir)
+	type state struct {
+		Seconds   float64
+		Share     float64
+		PerSecond float64 `json:"per_second"`
+		Counts    []struct {
+			Unit        string
+			Done, Total int64
+		}
+		Doing string
+	}
+	// last runs a command and returns the last object that it wrote to standard error, and what it wrote to standard output.
+	last := func(program string, args ...string) (st state, out string) {
+		t.Helper()
+		cmd := exec.Command(harness.Bin(t, program), append(args, "--progress", "json")...)
+		var stdout, stderr strings.Builder
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		if err := cmd.Run(); err != nil {
+			t.Fatalf("%v: %v: %s", cmd.Args, err, &stderr)
+		}
+		for line := range strings.Lines(stderr.String()) {
+			if !strings.HasPrefix(line, "{") {
+				continue
+			}
+			st = state{}
+			if err := json.Unmarshal([]byte(line), &st); err != nil {
+				t.Fatalf("%v: %v: %s", cmd.Args, err, line)
+			}
+		}
+		return st, stdout.String()
+	}
+	st, out := last("weft", "layout", "move", m.Dir, "--to", devices[0].ID)
+	if st.Share != 1 || len(st.Counts) != 2 || st.Counts[0].Unit != "bytes" || st.Counts[0].Done != 2*size || st.Counts[0].Total != 2*size ||
+		st.Counts[1].Unit != "files" || st.Counts[1].Done != 2 || !strings.HasPrefix(out, "2 files moved") {
+		t.Errorf("layout move: %+v, %s", st, out)
+	}
+	st, out = last("weft", "admin", "device", "drain", devices[0].ID, "--wait", "--server", v.Addr)
+	if list(); devices[0].Files != 0 || devices[1].Files == 0 || !strings.Contains(out, "is drained") {
+		t.Errorf("drained: %+v, %s", devices, out)
+	}
+	if st.Seconds > 0 && (st.Share != 1 || len(st.Counts) != 1 || st.Counts[0].Unit != "data files" || st.Counts[0].Done != st.Counts[0].Total) {
+		t.Errorf("drain: %+v", st)
+	}
+	if st, _ := last("weft", "admin", "resilver", "--server", v.Addr); st.Seconds != 0 {
+		t.Errorf("there is nothing to be made anew: %+v", st)
+	}
+	m.Unmount()
+	v.Stop()
+	dump := filepath.Join(t.TempDir(), "dump")
+	if st, _ := last("weftd", "catalog", "export", "--from", v.Dir, "--to", dump); st.Share == 0 || len(st.Counts) != 2 || st.Counts[0].Unit != "rows" || st.Counts[0].Done == 0 {
+		t.Errorf("catalog export: %+v", st)
+	}
+	if st, out := last("weftd", "fsck", "--dir", v.Dir); st.Share == 0 || len(st.Counts) != 1 || st.Counts[0].Done == 0 || st.Doing != "paths" || !strings.Contains(out, "clean") {
+		t.Errorf("fsck: %+v, %s", st, out)
+	}
+}

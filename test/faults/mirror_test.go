@@ -216,13 +216,9 @@ func TestDrain(t *testing.T) {
 		}
 		return byAddress
 	}
-	harness.Weft(t, "admin", "device", "drain", d.URL(), "--server", v.Addr)
-	deadline := time.Now().Add(5 * time.Minute)
-	for list()[d.URL()].DataFiles > 0 {
-		if time.Now().After(deadline) {
-			t.Fatalf("it still has data files: %+v", list())
-		}
-		time.Sleep(200 * time.Millisecond)
+	harness.Weft(t, "admin", "device", "drain", d.URL(), "--wait", "--server", v.Addr)
+	if left := list()[d.URL()].DataFiles; left > 0 {
+		t.Errorf("it still has %d data files", left)
 	}
 	harness.Weft(t, "admin", "device", "remove", d.URL(), "--server", v.Addr)
 	if devices := list(); len(devices) != 2 || devices[d.URL()].Address != "" {
@@ -240,7 +236,7 @@ func TestDrain(t *testing.T) {
 	d.Start()
 	harness.Weft(t, "admin", "device", "add", d.URL(), "--server", v.Addr)
 	endLoad = begin(t, "close", "b", m.Dir)
-	deadline = time.Now().Add(5 * time.Minute)
+	deadline := time.Now().Add(5 * time.Minute)
 	for list()[d.URL()].DataFiles == 0 {
 		if time.Now().After(deadline) {
 			t.Fatalf("added again it gets no data files: %+v", list())

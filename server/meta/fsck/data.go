@@ -594,6 +594,7 @@ func (c *checker) checkDataFiles(ctx context.Context) error {
 					c.mu.Lock()
 					defer c.mu.Unlock()
 					files++
+					c.passed(1, "")
 					return c.checkDataFile(ctx, d, f)
 				})
 			})

@@ -183,8 +183,25 @@ type Config struct {
 	DialNamespace func(ctx context.Context, volume [16]byte, row *schema.Device) (Namespace, error)
 	Secrets       *nvmeauth.Secrets // those of the volume's service; nil = none
 	Repair        bool
-	Log           *slog.Logger  // nil = slog.Default
-	Timeout       time.Duration // a device that does not answer for so long cannot be reached; 0 = DefaultTimeout
+	Log           *slog.Logger   // nil = slog.Default
+	Timeout       time.Duration  // a device that does not answer for so long cannot be reached; 0 = DefaultTimeout
+	Progress      func(Progress) // is told how far it is, often and one after the other; nil = nobody wants to know
+}
+
+// Progress is how far a run is.
+type Progress struct {
+	Phase string // what is being looked at
+	Rows  int64  // of the catalog, and data files, that were looked at
+	Files int64  // inodes that there are, once it is known
+}
+
+// Share is about how much is done, 0 to 1; 0 if that is not known yet.
+func (p Progress) Share() float64 {
+	const each = 4 // an inode has an entry, a layout and a data file
+	if p.Files == 0 {
+		return 0
+	}
+	return min(0.99, float64(p.Rows)/float64(p.Files*each))
 }
 
 // Validate checks the configuration.
@@ -254,6 +271,7 @@ func Check(ctx context.Context, cfg Config) (*Report, error) {
 	}
 	for _, phase := range phases {
 		cfg.Log.Debug("fsck", "phase", phase.name)
+		c.passed(0, phase.name)
 		if err := phase.run(ctx); err != nil {
 			return nil, fmt.Errorf("fsck: %s: %w: %w", phase.name, ErrCouldNotRun, err)
 		}
@@ -302,6 +320,11 @@ type checker struct {
 	frozen   *frozen
 	looking  bool      // what is found is only suspected
 	suspects []Problem // what was
+
+	far struct { // mu is taken under checker.mu, and nothing under it
+		mu sync.Mutex
+		Progress
+	}
 }
 
 // inode is what is remembered of an inode.
@@ -390,6 +413,26 @@ func (c *checker) record(p Problem) {
 	}
 }
 
+// progressRows is after how many rows progress is told.
+const progressRows = 1 << 10
+
+// passed counts what was looked at; phase is not empty if another one begins.
+func (c *checker) passed(rows int64, phase string) {
+	if c.cfg.Progress == nil {
+		return
+	}
+	c.far.mu.Lock()
+	defer c.far.mu.Unlock()
+	p := &c.far.Progress
+	before := p.Rows / progressRows
+	if p.Rows += rows; phase != "" {
+		p.Phase, p.Files = phase, int64(len(c.inodes))
+	}
+	if phase != "" || p.Rows/progressRows > before {
+		c.cfg.Progress(*p)
+	}
+}
+
 // scan calls f with each row of a prefix. f may change rows.
 func (c *checker) scan(ctx context.Context, prefix byte, f func(key, value []byte) error) error {
 	from, to := schema.Of(prefix)
@@ -397,6 +440,7 @@ func (c *checker) scan(ctx context.Context, prefix byte, f func(key, value []byt
 		if err != nil {
 			return err
 		}
+		c.passed(1, "")
 		if err := f(slices.Clone(row.Key), slices.Clone(row.Value)); err != nil {
 			return err
 		}

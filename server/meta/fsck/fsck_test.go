@@ -45,6 +45,33 @@ func TestClean(t *testing.T) {
 	})
 }
 
+// TestProgress is told of all phases in their order, and of more and more rows.
+func TestProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTree(t)
+		var phases []string
+		var last Progress
+		_, err := Check(t.Context(), Config{Engine: w.engine, Dial: w.net.Dial, Log: silent, Progress: func(p Progress) {
+			if len(phases) == 0 || p.Phase != phases[len(phases)-1] {
+				phases = append(phases, p.Phase)
+			}
+			if p.Rows < last.Rows || p.Share() < 0 || p.Share() >= 1 {
+				t.Errorf("%+v after %+v", p, last)
+			}
+			last = p
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(phases) < 15 || phases[0] != "data servers" || phases[len(phases)-1] != "paths" {
+			t.Errorf("phases %q", phases)
+		}
+		if last.Files != 13 || last.Rows < 13+12+13 || last.Share() < 0.5 {
+			t.Errorf("at the end: %+v", last)
+		}
+	})
+}
+
 func (w *tree) dump() map[string]string {
 	w.t.Helper()
 	rows := map[string]string{}
