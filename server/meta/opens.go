@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/schema"
@@ -83,14 +85,23 @@ func (s *Service) openFile(ctx context.Context, c *call, a *metarpc.OpenArgs) (m
 }
 
 func (s *Service) close(ctx context.Context, c *call, a *metarpc.CloseArgs) (*metarpc.Empty, error) {
+	// Side by side, as each file that is removed with it takes a commit, and those that are made at the same time are one.
+	var files errgroup.Group
+	files.SetLimit(closeWidth)
 	for _, id := range a.IDs {
-		if err := s.closeFile(ctx, c.sess, id); err != nil {
-			return nil, err
-		}
-		s.dropLocks(c.sess, id)
+		files.Go(func() error {
+			err := s.closeFile(ctx, c.sess, id)
+			if err == nil {
+				s.dropLocks(c.sess, id)
+			}
+			return err
+		})
 	}
-	return &metarpc.Empty{}, nil
+	return &metarpc.Empty{}, files.Wait()
 }
+
+// closeWidth is how many files of a call are closed at a time.
+const closeWidth = 32
 
 // closeFile makes a file no longer open for a session, and removes it if that was what kept it. If that fails the file
 // stays open for the session.
