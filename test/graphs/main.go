@@ -1,4 +1,4 @@
-// Graphs draws docs/monitoring.png: the main panels of the dashboard, as Prometheus has seen a run of some minutes.
+// Command graphs draws docs/monitoring.png: the main panels of the dashboard, as Prometheus has seen a run of some minutes.
 //
 //	scripts/build && go run -C test/graphs . ../../docs/monitoring.png
 //
