@@ -89,8 +89,8 @@ func TestSoft(t *testing.T) {
 		}
 	}
 
-	syscall.Kill(v.Pid(), syscall.SIGSTOP)
-	goOn := sync.OnceFunc(func() { syscall.Kill(v.Pid(), syscall.SIGCONT) })
+	v.Pause()
+	goOn := sync.OnceFunc(v.Continue)
 	t.Cleanup(goOn)
 	waiting := make(chan error, 1)
 	go func() { // ends when the service goes on

@@ -183,7 +183,7 @@ func (m *Member) end(sig syscall.Signal) {
 func (m *Member) Running() bool { return m.run != nil && !m.run.gone() }
 
 // Freeze stops it where it is, until Thaw.
-func (m *Member) Freeze() { m.run.cmd.Process.Signal(syscall.SIGSTOP) }
+func (m *Member) Freeze() { freezeProcess(m.c.v.t, m.run.cmd.Process.Pid) }
 func (m *Member) Thaw()   { m.run.cmd.Process.Signal(syscall.SIGCONT) }
 
 // Cut takes it off the network, until Heal. Connections stay as they are.

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/server/meta/catalog/catalogtest/freeze"
 )
 
 // Root is the top of the source tree.
@@ -231,6 +233,17 @@ func (v *Volume) end(sig syscall.Signal) {
 func (v *Volume) Log() string {
 	b, _ := os.ReadFile(v.log.Name())
 	return string(b)
+}
+
+// Pause makes the metadata service, and what data servers are one process with it, stand still, Continue go on.
+func (v *Volume) Pause()    { freezeProcess(v.t, v.Pid()) }
+func (v *Volume) Continue() { syscall.Kill(v.Pid(), syscall.SIGCONT) }
+
+func freezeProcess(t testing.TB, pid int) {
+	t.Helper()
+	if err := freeze.Process(pid); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Pid is weftd's process number.

@@ -126,7 +126,7 @@ func (d *DataServer) Fill() (undo func()) {
 }
 
 // Pause makes it stand still, Continue go on.
-func (d *DataServer) Pause()    { d.run.cmd.Process.Signal(syscall.SIGSTOP) }
+func (d *DataServer) Pause()    { freezeProcess(d.v.t, d.run.cmd.Process.Pid) }
 func (d *DataServer) Continue() { d.run.cmd.Process.Signal(syscall.SIGCONT) }
 
 // ServerAt finds the data server by its address in a layout, HOST:PORT:/EXPORT.

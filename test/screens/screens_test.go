@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -243,8 +242,8 @@ func TestTrace(t *testing.T) {
 	// Until all three see what is done.
 	made := 0
 	harness.Await(t, "the traces", func() bool {
-		syscall.Kill(v.Pid(), syscall.SIGSTOP)
-		time.AfterFunc(pause, func() { syscall.Kill(v.Pid(), syscall.SIGCONT) })
+		v.Pause()
+		time.AfterFunc(pause, v.Continue)
 		made++
 		if err := os.Mkdir(filepath.Join(dir, fmt.Sprint("new", made)), 0o755); err != nil {
 			t.Fatal(err)

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/weftfs/weft/server/meta/catalog/catalogtest/freeze"
 )
 
 // startTime is how long a member may take until it can be used. A machine with many tests on it is slow.
@@ -196,7 +198,12 @@ func (c *Cluster) Kill(i int) {
 }
 
 // Stop halts member i: its connections stay, and nothing is answered.
-func (c *Cluster) Stop(i int) { c.signal(i, syscall.SIGSTOP) }
+func (c *Cluster) Stop(i int) {
+	c.t.Helper()
+	if err := freeze.Process(c.members[i].cmd.Process.Pid); err != nil {
+		c.t.Fatalf("member %d: %v", i, err)
+	}
+}
 
 // Cont lets member i go on after Stop.
 func (c *Cluster) Cont(i int) { c.signal(i, syscall.SIGCONT) }
