@@ -34,7 +34,7 @@ type Meta interface {
 	RemoveXattr(ctx context.Context, cred metarpc.Cred, id layout.FileID, name string) error
 	ReadLink(ctx context.Context, cred metarpc.Cred, id layout.FileID) (string, error)
 
-	// KnownNames calls f, which must be short and ask for nothing, with the names of which it is known what they lead to. It does not block.
+	// KnownNames calls f, which must ask for nothing here, with the names of which it is known what they lead to. It does not block.
 	KnownNames(f func(dir layout.FileID, name string, child layout.FileID))
 	// Lookup's Answer tells with ENOENT, too, how long that may be kept.
 	Lookup(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string) (metaclient.Answer, error)

@@ -120,12 +120,20 @@ func (l *leaseTable) len() (inodes, names int) {
 
 // each calls f with the names that lead somewhere.
 func (l *leaseTable) each(f func(dir layout.FileID, name string, child layout.FileID)) {
+	type known struct {
+		dir, child layout.FileID
+		name       string
+	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	list := make([]known, 0, l.names.Len())
 	for e := l.names.Front(); e != nil; e = e.Next() {
 		if n := e.Value.(*leasedName); n.child != 0 {
-			f(n.dir.id, n.name, n.child)
+			list = append(list, known{n.dir.id, n.child, n.name})
 		}
+	}
+	l.mu.Unlock() // others ask for names meanwhile
+	for _, n := range list {
+		f(n.dir, n.name, n.child)
 	}
 }
 

@@ -218,7 +218,7 @@ func (v *Volume) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport,
 	return attrs, nil
 }
 
-// KnownNames calls f with the names of which this client knows what they lead to; f must be short and ask for nothing here.
+// KnownNames calls f with the names of which this client knows what they lead to.
 func (v *Volume) KnownNames(f func(dir layout.FileID, name string, child layout.FileID)) {
 	for i := range v.clients {
 		if c := v.clients[i].Load(); c != nil {

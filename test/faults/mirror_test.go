@@ -147,7 +147,7 @@ func TestMirrors(t *testing.T) {
 	}
 	t.Logf("%d files written", len(l.Files))
 	l.check(t)
-	m.AwaitCopies()
+	harness.Weft(t, "admin", "resilver", "--server", v.Addr)
 	harness.Weft(t, "sync", m.Dir)
 	allEqual(t, v, m)
 	m.Unmount()
