@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/dataplane/nfs3"
+	"github.com/weftfs/weft/internal/freeport"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/data"
 
@@ -58,7 +59,11 @@ func newEnv(t testing.TB, parent string, change func(*data.Config)) *env {
 	if change != nil {
 		change(&e.config)
 	}
-	e.start("127.0.0.1:0")
+	addr, err := freeport.Addr("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.start(addr)
 	t.Cleanup(e.stop)
 	e.admin = e.nfs("admin")
 	root, err := nfs3.Mount(context.Background(), e.addr, "/", nil)

@@ -28,7 +28,7 @@ type relay struct {
 }
 
 func newRelay(t *testing.T, to netip.AddrPort) *relay {
-	r := &relay{to: to, pairs: map[net.Conn]net.Conn{}, stalled: map[net.Conn]bool{}, addr: netip.MustParseAddrPort("127.0.0.1:0")}
+	r := &relay{to: to, pairs: map[net.Conn]net.Conn{}, stalled: map[net.Conn]bool{}, addr: netip.MustParseAddrPort(freeAddr(t))}
 	r.open(t)
 	t.Cleanup(func() { r.close(); r.wg.Wait() })
 	return r

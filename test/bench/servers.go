@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/dataplane/nfs3"
+	"github.com/weftfs/weft/internal/freeport"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -54,12 +55,11 @@ func startAddrs(args ...string) (*process, []netip.AddrPort, error) {
 }
 
 func freePort() (netip.AddrPort, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := freeport.Addr("127.0.0.1")
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).AddrPort(), nil
+	return netip.ParseAddrPort(addr)
 }
 
 func listening(addr netip.AddrPort) bool {

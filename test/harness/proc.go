@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/weftfs/weft/internal/freeport"
 )
 
 // child is weft or weftd, started by the test.
@@ -123,15 +125,14 @@ func (p *Proc) End(sig syscall.Signal) {
 	}
 }
 
-// FreeAddr is a loopback address HOST:PORT that nobody listened on a moment ago.
+// FreeAddr is a loopback address HOST:PORT for a server of the test, also when that is started again.
 func FreeAddr(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := freeport.Addr("127.0.0.1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return addr
 }
 
 // Dir makes a directory on the disk. Every user may enter it: data servers act as other users.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane/nfs3"
+	"github.com/weftfs/weft/internal/freeport"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/data"
 	"github.com/weftfs/weft/server/meta/catalog"
@@ -36,10 +37,19 @@ type dataServer struct {
 }
 
 func startDataServer(t *testing.T) *dataServer {
-	d := &dataServer{t: t, dir: t.TempDir(), addr: "127.0.0.1:0"}
+	d := &dataServer{t: t, dir: t.TempDir(), addr: freeAddr(t)}
 	d.start()
 	t.Cleanup(d.stop)
 	return d
+}
+
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	addr, err := freeport.Addr("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return addr
 }
 
 func (d *dataServer) start() {
@@ -52,7 +62,6 @@ func (d *dataServer) start() {
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	d.addr = l.Addr().String()
 	served := make(chan error, 1)
 	d.served = served
 	server := d.server
@@ -259,7 +268,7 @@ func TestReal(t *testing.T) {
 
 	// It comes back at another address.
 	moving.stop()
-	moving.addr = "127.0.0.1:0"
+	moving.addr = freeAddr(t)
 	moving.start()
 	info, err := m.AddDevice(ctx, moving.url(), false)
 	if err != nil || info.Device.ID != file.Device || !info.Reachable || info.Device.Addrs[0] != moving.addr {
