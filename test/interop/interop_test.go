@@ -1,31 +1,21 @@
 package interop
 
 import (
-	"flag"
 	"net"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/weftfs/weft/test/harness"
 )
 
-var lab = flag.Bool("lab", false, "use the virtual machine of test/lab, which fetches its parts from the system's package source")
-
-// guest runs a script in the virtual machine.
-func guest(t *testing.T, script string) string {
-	t.Helper()
-	return harness.Run(t, "", filepath.Join(harness.Root, "test/lab/vm"), "sh", "set -e\n"+script)
-}
-
 // TestKernelClient has the kernel's NFSv3 client use our data server like any file system of regular files.
 func TestKernelClient(t *testing.T) {
-	startVM(t)
+	harness.StartVM(t)
 	addr := harness.FreeAddr(t)
 	harness.Spawn(t, "weftd", "data", "--dir", harness.Dir(t), "--listen", addr)
 	harness.AwaitListen(t, addr)
 	_, port, _ := net.SplitHostPort(addr)
-	out := guest(t, strings.ReplaceAll(`
+	out := harness.Guest(t, strings.ReplaceAll(`
 		mkdir -p /mnt/w
 		mount -t nfs -o vers=3,proto=tcp,mountproto=tcp,port=PORT,mountport=PORT,nolock,hard 10.0.2.2:/ /mnt/w
 		cd /mnt/w

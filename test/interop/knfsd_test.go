@@ -9,28 +9,10 @@ import (
 	"github.com/weftfs/weft/test/harness"
 )
 
-// startVM starts the virtual machine with these options, which ends with the test, and returns what `vm ports` says.
-func startVM(t *testing.T, options ...string) map[string]string {
-	t.Helper()
-	if !*lab {
-		t.Skip("missing: the virtual machine (scripts/test --lab starts it)")
-	}
-	vm := filepath.Join(harness.Root, "test/lab/vm")
-	harness.Run(t, "", vm, append([]string{"up"}, options...)...)
-	t.Cleanup(func() { harness.Run(t, "", vm, "down") })
-	ports := map[string]string{}
-	for line := range strings.Lines(harness.Run(t, "", vm, "ports")) {
-		if name, value, ok := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "export "), "="); ok {
-			ports[name] = strings.Trim(value, `'"`)
-		}
-	}
-	return ports
-}
-
 // TestKernelServer has the kernel's NFSv3 server as a data server: exports that are good, and what is said of others.
 func TestKernelServer(t *testing.T) {
-	ports := startVM(t)
-	guest(t, `
+	ports := harness.StartVM(t)
+	harness.Guest(t, `
 		mkdir -p /export/ds1/squashed /export/ds1/readonly /export/ds1/secure
 		cat >>/etc/exports <<-END
 			/export/ds1/squashed *(rw,insecure,root_squash,no_subtree_check,fsid=101)

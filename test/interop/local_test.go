@@ -288,8 +288,8 @@ func TestKernelLocal(t *testing.T) {
 		t.Run(fs, func(t *testing.T) {
 			share := harness.Dir(t)
 			harness.Run(t, "", "cp", harness.Bin(t, "weft"), harness.Bin(t, "weftd"), share)
-			startVM(t, "--fs", fs, "--share", share)
-			guest(t, `
+			harness.StartVM(t, "--fs", fs, "--share", share)
+			harness.Guest(t, `
 				mkdir -p /tmp/meta /mnt/near /mnt/far /mnt/wrong
 				/share/weftd meta --dir /tmp/meta --listen 127.0.0.1:7049 >/tmp/meta.log 2>&1 </dev/null &
 				for i in $(seq 100); do
@@ -304,7 +304,7 @@ func TestKernelLocal(t *testing.T) {
 				t.Helper()
 				var out string
 				harness.Await(t, want, func() bool {
-					out = guest(t, "/share/weft status "+dir)
+					out = harness.Guest(t, "/share/weft status "+dir)
 					return strings.Contains(out, "local: ") && !strings.Contains(out, "not been asked yet")
 				})
 				if !regexp.MustCompile(want).MatchString(out) {
@@ -314,7 +314,7 @@ func TestKernelLocal(t *testing.T) {
 			status("/mnt/near", "local: yes, for reading only, because ")
 			status("/mnt/wrong", "local: no, because local-export=127.0.0.1:/export/ds0=/export/ds1: .* is not in the export")
 			// Each reader sees what was written before, though the server has not made it stable.
-			guest(t, `
+			harness.Guest(t, `
 				for i in 1 2 3 4 5; do
 					for d in far near; do
 						head -c 3000000 /dev/urandom >/tmp/want
@@ -327,7 +327,7 @@ func TestKernelLocal(t *testing.T) {
 				done`)
 			status("/mnt/near", "; [1-9][0-9]* requests without RPC, [1-9]")
 			// A fence, as the service makes it.
-			out := guest(t, `
+			out := harness.Guest(t, `
 				echo contents >/mnt/near/fenced
 				/share/weft sync /mnt/near
 				exec 3</mnt/near/fenced
@@ -340,7 +340,7 @@ func TestKernelLocal(t *testing.T) {
 			if out != "con 0\n" {
 				t.Errorf("a fenced reader: %q", out)
 			}
-			if left := guest(t, "find /export -name '.weft-local-*'"); left != "" {
+			if left := harness.Guest(t, "find /export -name '.weft-local-*'"); left != "" {
 				t.Errorf("left behind: %s", left)
 			}
 		})

@@ -42,13 +42,13 @@ func members(t *testing.T) []member {
 		g := newGanesha(t, export{dir, open})
 		all = append(all, member{"NFS-Ganesha at port " + g.nfs, "nfs://127.0.0.1:" + g.nfs + dir + "?mountport=" + g.mount, g.kill, g.start})
 	}
-	if !*lab {
+	if !*harness.Lab {
 		return append(all, ourServer(t))
 	}
-	ports := startVM(t)
+	ports := harness.StartVM(t)
 	return append(all, member{
 		"the kernel's server", "nfs://" + ports["LAB_HOST"] + ":" + ports["LAB_NFS_PORT"] + "/export/ds0?mountport=" + ports["LAB_MOUNTD_PORT"],
-		func() { guest(t, "lab nfsd stop") }, func() { guest(t, "lab nfsd start") },
+		func() { harness.Guest(t, "lab nfsd stop") }, func() { harness.Guest(t, "lab nfsd start") },
 	})
 }
 
@@ -65,7 +65,7 @@ func TestMixedServers(t *testing.T) {
 
 	t.Run("model", func(t *testing.T) {
 		ops := "240"
-		if *lab {
+		if *harness.Lab {
 			ops = "2400"
 		}
 		cmd := exec.Command("go", "test", "-count", "1", "-timeout", "50m", "./test/model", "-args", "-mirrors", "2", "-ops", ops)

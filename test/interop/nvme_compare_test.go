@@ -23,9 +23,9 @@ func TestNVMeCompare(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	ports := startVM(t, "--share", share)
+	ports := harness.StartVM(t, "--share", share)
 	serve := func(name string) string {
-		return strings.TrimSpace(guest(t, nvmeShell+fmt.Sprintf(`
+		return strings.TrimSpace(harness.Guest(t, nvmeShell+fmt.Sprintf(`
 			truncate -s 512m /tmp/%s
 			/share/bench serve-nvme 1 /tmp/%[1]s >/tmp/%[1]s.address 2>&1 </dev/null &
 			await test -s /tmp/%[1]s.address
@@ -43,12 +43,12 @@ func TestNVMeCompare(t *testing.T) {
 		{"the kernel's target", "127.0.0.1:" + tcp[1], kernels, 2, "nvme://127.0.0.1:" + tcp[0] + "/" + kernels + "#1"},
 	} {
 		addr, port, _ := strings.Cut(target.addr, ":")
-		device := strings.TrimSpace(guest(t, nvmeShell+fmt.Sprintf(`
+		device := strings.TrimSpace(harness.Guest(t, nvmeShell+fmt.Sprintf(`
 			nvme connect -t tcp -a %s -s %s -n %s --nr-io-queues=2 >&2
 			await dev %d >/dev/null
 			echo /dev/$(dev %[4]d)`, addr, port, target.nqn, target.nsid)))
 		file := fmt.Sprintf("/mnt/weft%d/file", i)
-		guest(t, nvmeShell+fmt.Sprintf(`
+		harness.Guest(t, nvmeShell+fmt.Sprintf(`
 			mkdir -p /tmp/meta%d /mnt/weft%[1]d
 			SERVER=127.0.0.1:700%[1]d
 			setsid /share/weftd meta --dir /tmp/meta%[1]d --listen $SERVER >/tmp/weftd.log 2>&1 </dev/null &
@@ -56,7 +56,7 @@ func TestNVMeCompare(t *testing.T) {
 			/share/weft admin device add --server $SERVER '%s'
 			/share/weft mount $SERVER:/ /mnt/weft%[1]d`, i, target.volume))
 		for _, name := range []string{device, file} {
-			guest(t, "dd if=/dev/zero of="+name+" bs=1M count=256 oflag=direct status=none")
+			harness.Guest(t, "dd if=/dev/zero of="+name+" bs=1M count=256 oflag=direct status=none")
 		}
 		for _, job := range []struct {
 			rw, unit    string
@@ -67,7 +67,7 @@ func TestNVMeCompare(t *testing.T) {
 				args := []string{"--rw=" + job.rw, fmt.Sprint("--bs=", job.size), fmt.Sprint("--iodepth=", job.depth), "--size=256m"}
 				kernel = append(kernel, guestFio(t, append(args, "--filename="+device)...))
 				weft = append(weft, guestFio(t, append(args, "--filename="+file)...))
-				out := guest(t, fmt.Sprintf("/share/bench load-nvme %s %s %d %s %d", target.addr, target.nqn, target.nsid, job.rw, job.depth))
+				out := harness.Guest(t, fmt.Sprintf("/share/bench load-nvme %s %s %d %s %d", target.addr, target.nqn, target.nsid, job.rw, job.depth))
 				v, err := strconv.ParseFloat(strings.TrimSpace(out), 64)
 				if err != nil {
 					t.Fatalf("load-nvme says %q", out)
@@ -80,14 +80,14 @@ func TestNVMeCompare(t *testing.T) {
 			t.Logf("%s, %s of %d KiB, depth %d: kernel %.0f %s, weft without FUSE %.0f (%.2f), weft %.0f (%.2f)", target.name, job.rw, job.size>>10, job.depth,
 				kernel[1], job.unit, bare[1], bare[1]/kernel[1], weft[1], weft[1]/kernel[1])
 		}
-		guest(t, fmt.Sprintf("/share/weft umount /mnt/weft%d; nvme disconnect-all", i))
+		harness.Guest(t, fmt.Sprintf("/share/weft umount /mnt/weft%d; nvme disconnect-all", i))
 	}
 }
 
 // guestFio runs a job for two seconds and returns MB/s, or IOPS if it is of small requests.
 func guestFio(t *testing.T, args ...string) float64 {
 	t.Helper()
-	out := guest(t, "fio --name=compare --direct=1 --ioengine=io_uring --runtime=2 --time_based --output-format=json "+strings.Join(args, " "))
+	out := harness.Guest(t, "fio --name=compare --direct=1 --ioengine=io_uring --runtime=2 --time_based --output-format=json "+strings.Join(args, " "))
 	type side struct {
 		BW   float64 `json:"bw_bytes"`
 		IOPS float64

@@ -17,6 +17,7 @@ import (
 
 	"github.com/weftfs/weft/dataplane/nvmetcp"
 	"github.com/weftfs/weft/internal/nvmeauth"
+	"github.com/weftfs/weft/test/harness"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
@@ -45,7 +46,7 @@ func nvmeConnect(t *testing.T, cfg nvmetcp.Config) *nvmetcp.Controller {
 // TestNVMeTarget has the kernel's NVMe/TCP target: both ports, both namespaces (of 512 and 4096 bytes a block), with and without
 // digests, by every way that data can go.
 func TestNVMeTarget(t *testing.T) {
-	ports := startVM(t)
+	ports := harness.StartVM(t)
 	for port := range 2 {
 		for _, digests := range []bool{false, true} {
 			t.Run(fmt.Sprintf("port %d digests %v", port, digests), func(t *testing.T) {
@@ -191,7 +192,7 @@ func nvmeReadBack(t *testing.T, ports map[string]string) {
 				t.Fatal(err)
 			}
 		}
-		out := guest(t, nvmeShell+fmt.Sprintf(`
+		out := harness.Guest(t, nvmeShell+fmt.Sprintf(`
 			lab connect s0 >&2
 			await dev %d >/dev/null
 			head -c 16M /dev/$(dev %[1]d) | sha256sum
@@ -248,7 +249,7 @@ func nvmeEvents(t *testing.T, ports map[string]string) {
 	cfg.OnEvent = func(e wire.AsyncEvent) { events <- e }
 	c := nvmeConnect(t, cfg)
 	for _, state := range []wire.ANAState{wire.ANAInaccessible, wire.ANANonOptimized, wire.ANAOptimized} {
-		guest(t, fmt.Sprintf("lab ana 1 1 %v", state))
+		harness.Guest(t, fmt.Sprintf("lab ana 1 1 %v", state))
 		deadline := time.After(time.Minute)
 		for anaStates(t, c)[1] != state {
 			select {
@@ -300,13 +301,13 @@ func nvmeAuthentication(t *testing.T, ports map[string]string) {
 		cfg.HostNQN += "." + group
 		if group == "null" {
 			// A host that is not allowed at all.
-			guest(t, "echo 0 >/sys/kernel/config/nvmet/subsystems/"+cfg.SubsysNQN+"/attr_allow_any_host")
+			harness.Guest(t, "echo 0 >/sys/kernel/config/nvmet/subsystems/"+cfg.SubsysNQN+"/attr_allow_any_host")
 			if c, err := nvmetcp.Connect(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "allow host "+cfg.HostNQN) {
 				t.Errorf("%v, %v", c, err)
 			}
 		}
 		mine, theirs := nvmeauth.NewSecret(nvmeauth.SHA256), nvmeauth.NewSecret(nvmeauth.SHA512)
-		guest(t, strings.NewReplacer("HOST", cfg.HostNQN, "SUBSYS", cfg.SubsysNQN, "KEY", mine.Text(), "CTRL", theirs.Text(), "GROUP", group).Replace(`
+		harness.Guest(t, strings.NewReplacer("HOST", cfg.HostNQN, "SUBSYS", cfg.SubsysNQN, "KEY", mine.Text(), "CTRL", theirs.Text(), "GROUP", group).Replace(`
 			cd /sys/kernel/config/nvmet
 			mkdir hosts/HOST
 			echo -n 'KEY' >hosts/HOST/dhchap_key
@@ -369,7 +370,7 @@ func nvmeLost(t *testing.T, ports map[string]string) {
 			})
 		}
 		time.Sleep(time.Second)
-		guest(t, how)
+		harness.Guest(t, how)
 		await(t, states, nvmetcp.StateResetting)
 		wg.Wait()
 		cancel()
@@ -380,7 +381,7 @@ func nvmeLost(t *testing.T, ports map[string]string) {
 			}
 		}
 		t.Log(errs[0])
-		guest(t, undo)
+		harness.Guest(t, undo)
 		await(t, states, nvmetcp.StateLive)
 		if err := c.Do(t.Context(), &nvmetcp.Command{Op: wire.OpFlush, NSID: 1}); err != nil {
 			t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/test/harness"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
@@ -21,7 +22,7 @@ import (
 // TestNVMePaths has a subsystem of the kernel's NVMe/TCP target over both of its ports, found by discovery: ANA states that change,
 // ports that are refused, go silent or are removed, and a namespace that is taken away, under a load that checks what it reads.
 func TestNVMePaths(t *testing.T) {
-	ports := startVM(t)
+	ports := harness.StartVM(t)
 	cfg := nvmeConfig(ports, 0)
 	cfg.KATO, cfg.ReconnectDelay, cfg.IOTimeout = 2*time.Second, time.Second, 8*time.Second
 	cfg.Addr = ""
@@ -87,7 +88,7 @@ func TestNVMePaths(t *testing.T) {
 	step := func(what, use string) {
 		t.Helper()
 		before := done.Load()
-		guest(t, what)
+		harness.Guest(t, what)
 		began := time.Now()
 		within(what+": "+use, func() bool { return uses(1) == use })
 		at := time.Since(began)
@@ -131,9 +132,9 @@ func TestNVMePaths(t *testing.T) {
 	read := func() error {
 		return n.Do(t.Context(), &nvmetcp.Request{Command: nvmetcp.Command{Op: wire.OpRead, Blocks: 1, Data: make([]byte, 512)}})
 	}
-	guest(t, "lab ns s0 1 off")
+	harness.Guest(t, "lab ns s0 1 off")
 	within("namespace 1 is gone", func() bool { _, gone := errors.AsType[*nvmetcp.GoneError](read()); return gone })
-	guest(t, "lab ns s0 1 on")
+	harness.Guest(t, "lab ns s0 1 on")
 	within("namespace 1 is back", func() bool { return read() == nil })
 }
 

@@ -88,9 +88,9 @@ func nvmeFile(t *testing.T, path string, size int64) *nvme.File {
 // TestKernelInitiator has the kernel's NVMe/TCP initiator use our target: discovery, data with digests on and off, events, and
 // ANA.
 func TestKernelInitiator(t *testing.T) {
-	startVM(t)
+	harness.StartVM(t)
 	tgt, vars := nvmeTarget(t)
-	run := func(script string) string { t.Helper(); return guest(t, vars+script) }
+	run := func(script string) string { t.Helper(); return harness.Guest(t, vars+script) }
 
 	out := run(`nvme discover -t tcp -a 10.0.2.2 -s $P1`)
 	if n := strings.Count(out, nvmeNQN); n != 2 {
@@ -165,15 +165,15 @@ func TestKernelInitiator(t *testing.T) {
 
 // TestKernelInitiatorSecrets has the kernel's initiator authenticate itself, and use reservations.
 func TestKernelInitiatorSecrets(t *testing.T) {
-	startVM(t)
+	harness.StartVM(t)
 	tgt, vars := nvmeTarget(t)
-	name := strings.TrimSpace(guest(t, "cat /etc/nvme/hostnqn"))
+	name := strings.TrimSpace(harness.Guest(t, "cat /etc/nvme/hostnqn"))
 	h := nvme.Host{NQN: name, Secret: nvmeauth.NewSecret(nvmeauth.SHA256), ControllerSecret: nvmeauth.NewSecret(nvmeauth.SHA512)}
 	if err := tgt.AllowHost(nvmeNQN, h); err != nil {
 		t.Fatal(err)
 	}
 	wrong := nvmeauth.NewSecret(nvmeauth.SHA256)
-	guest(t, vars+fmt.Sprintf(`
+	harness.Guest(t, vars+fmt.Sprintf(`
 		S=%s C=%s W=%s
 		connect() { nvme connect -t tcp -a 10.0.2.2 -s $P1 -n $NQN --nr-io-queues=2 "$@"; }
 		check() { await dev 1 >/dev/null; dd if=/dev/$(dev 1) of=/dev/null bs=64k count=16 iflag=direct 2>/dev/null; nvme disconnect-all; }
@@ -186,7 +186,7 @@ func TestKernelInitiatorSecrets(t *testing.T) {
 	if err := tgt.AllowHost(nvmeNQN, nvme.Host{NQN: name}); err != nil {
 		t.Fatal(err)
 	}
-	out := guest(t, vars+`
+	out := harness.Guest(t, vars+`
 		nvme connect -t tcp -a 10.0.2.2 -s $P1 -n $NQN --nr-io-queues=2
 		await dev 1 >/dev/null
 		D=/dev/$(dev 1)

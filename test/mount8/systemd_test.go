@@ -19,9 +19,9 @@ set -u
 failed=0
 fail() { echo "FAIL: $*"; failed=1; }
 die() { fail "$@"; cat "$BASE/ns/console"; exit 1; }
-# within waits for a command to succeed, up to so many seconds.
+# within waits for a command to succeed, up to so many seconds, and on slow machines as many times as long.
 within() {
-	local until=$((SECONDS + $1)) what=$*
+	local until=$((SECONDS + $1 * ${SLOW:-1})) what=$*
 	shift
 	until "$@" >/dev/null 2>&1; do
 		((SECONDS <= until)) || { fail "not within time: $what"; return 1; }
@@ -75,7 +75,7 @@ poweroff() {
 	local began=$SECONDS
 	on systemctl --no-block poweroff 2>/dev/null
 	while [[ -e /proc/$init ]]; do
-		((SECONDS - began < 60)) || { on systemctl list-jobs; die "it does not go off"; }
+		((SECONDS - began < 60 * ${SLOW:-1})) || { on systemctl list-jobs; die "it does not go off"; }
 		sleep 0.1
 	done
 	wait $outer
@@ -89,30 +89,9 @@ trap finish EXIT
 "$WEFT" install --prefix /usr --root "$host" >/dev/null || die "weft install"
 `
 
-// onHost runs a script of bash after that prelude; in it the host is $host while it is off, and on COMMAND runs something there.
-func onHost(t *testing.T, script string) {
-	t.Helper()
-	harness.NeedMount(t)
-	harness.Need(t, "systemctl", "unshare", "nsenter", "pgrep", "ip", "nft")
-	base := harness.Dir(t)
-	if err := os.Mkdir(filepath.Join(base, "ns"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--propagation", "private", "bash", "-c", hostPrelude+script+"\nexit $failed\n")
-	cmd.Env = append(os.Environ(), "BASE="+base, "WEFT="+harness.Bin(t, "weft"), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it ends its host
-	cmd.WaitDelay = 20 * time.Second
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%v:\n%s", err, out)
-	}
-}
-
-// TestSystemd boots a host whose fstab has weft mounts: while no service runs, then beside services, which are units themselves, and with a
-// data server that is gone when it goes off.
-func TestSystemd(t *testing.T) {
-	onHost(t, `
+// bootScript comes after that prelude. In it the host is $host while it is off, and on COMMAND runs something there. The host's fstab has weft
+// mounts: it boots while no service runs, then beside services, which are units themselves, and goes off with a data server that is gone.
+const bootScript = `
 echo 'OPTIONS=--dir /srv/weft --listen 127.0.0.1:2049' >"$host/etc/weft/data.conf"
 echo 'OPTIONS=--dir /var/lib/weft --listen 127.0.0.1:7049 --data-server 127.0.0.1:2049:/' >"$host/etc/weft/meta.conf"
 local=x-systemd.after=weftd-meta.service,x-systemd.after=weftd-data.service
@@ -183,5 +162,47 @@ writer=$!
 within 10 on test -e /mnt/plain/lost
 poweroff
 wait $writer
-`)
+exit $failed
+`
+
+func TestSystemd(t *testing.T) {
+	harness.NeedMount(t)
+	harness.Need(t, "systemctl", "unshare", "nsenter", "pgrep", "ip", "nft")
+	base := harness.Dir(t)
+	if err := os.Mkdir(filepath.Join(base, "ns"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--propagation", "private", "bash", "-c", hostPrelude+bootScript)
+	cmd.Env = append(os.Environ(), "BASE="+base, "WEFT="+harness.Bin(t, "weft"), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it ends its host
+	cmd.WaitDelay = 20 * time.Second
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v:\n%s", err, out)
+	}
+}
+
+// TestSystemdGuest is TestSystemd in the virtual machine, with its kernel and this machine's systemd.
+func TestSystemdGuest(t *testing.T) {
+	share := harness.Dir(t)
+	harness.StartVM(t, "--share", share)
+	harness.Need(t, "systemctl", "dpkg", "ldd")
+	if err := os.WriteFile(filepath.Join(share, "script"), []byte(hostPrelude+bootScript), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	harness.Run(t, "", "cp", harness.Bin(t, "weft"), harness.Bin(t, "weftd"), share)
+	harness.Run(t, "", "bash", "-c", `
+set -eu -o pipefail
+mapfile -t files < <(dpkg -L systemd | while read -r f; do [[ -d $f ]] || echo "$f"; done)
+mapfile -t libs < <(ldd /lib/systemd/systemd /bin/systemctl /lib/systemd/systemd-* 2>/dev/null | sed -n 's/.* => \(\/.*\) (.*/\1/p' | sort -u)
+tar -C / -cf "$0" "${files[@]#/}"
+tar -C / -rhf "$0" "${libs[@]#/}"`, filepath.Join(share, "systemd.tar"))
+	t.Log(harness.Guest(t, `
+modprobe overlay
+tar -C / --skip-old-files -xf /share/systemd.tar
+ldconfig
+mkdir -p /tmp/base/ns
+BASE=/tmp/base WEFT=/share/weft SLOW=5 timeout 900 unshare --mount --propagation private bash /share/script 2>&1
+echo "Linux $(uname -r), $(systemctl --version | head -n 1)"`))
 }
