@@ -59,11 +59,7 @@ func newEnv(t testing.TB, parent string, change func(*data.Config)) *env {
 	if change != nil {
 		change(&e.config)
 	}
-	addr, err := freeport.Addr("127.0.0.1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.start(addr)
+	e.start(freeport.For(t))
 	t.Cleanup(e.stop)
 	e.admin = e.nfs("admin")
 	root, err := nfs3.Mount(context.Background(), e.addr, "/", nil)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/freeport"
 	"github.com/weftfs/weft/layout"
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
@@ -28,7 +29,7 @@ type relay struct {
 }
 
 func newRelay(t *testing.T, to netip.AddrPort) *relay {
-	r := &relay{to: to, pairs: map[net.Conn]net.Conn{}, stalled: map[net.Conn]bool{}, addr: netip.MustParseAddrPort(freeAddr(t))}
+	r := &relay{to: to, pairs: map[net.Conn]net.Conn{}, stalled: map[net.Conn]bool{}, addr: netip.MustParseAddrPort(freeport.For(t))}
 	r.open(t)
 	t.Cleanup(func() { r.close(); r.wg.Wait() })
 	return r

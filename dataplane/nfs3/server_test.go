@@ -83,18 +83,9 @@ type action struct {
 func newServer(t testing.TB) *server {
 	s := &server{attrs: true, fsize: 1 << 20, files: map[string][]byte{}, conns: map[net.Conn]bool{}, ncalls: map[wire.Proc]int{}}
 	s.verf = wire.WriteVerf{1}
-	s.listen(t, freeAddr(t))
+	s.listen(t, freeport.For(t))
 	t.Cleanup(s.close)
 	return s
-}
-
-func freeAddr(t testing.TB) string {
-	t.Helper()
-	addr, err := freeport.Addr("127.0.0.1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return addr
 }
 
 func (s *server) listen(t testing.TB, addr string) {

@@ -9,12 +9,14 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
+	"testing"
 )
 
 // Ports are from below the range from which the kernel takes those of outgoing connections (32768 to 60999 unless ip_local_port_range says
 // otherwise): while its server is down, a port of that range, such as port 0 stands for, may become a connection's. Processes take them in
 // blocks: the one that listens at the first port of a block has the others.
 const (
+	host      = "127.0.0.1"
 	first     = 10_000
 	blocks    = 350
 	blockSize = 64
@@ -26,8 +28,8 @@ var (
 	unused []int          // ports of the last of these
 )
 
-// Addr returns HOST:PORT where nobody listens, and that no other call here or in another process returns, for a host of this machine.
-func Addr(host string) (string, error) {
+// Addr returns a loopback address HOST:PORT where nobody listens, and that no other call here or in another running process returns.
+func Addr() (string, error) {
 	mu.Lock()
 	defer mu.Unlock()
 	for {
@@ -48,10 +50,20 @@ func Addr(host string) (string, error) {
 	}
 }
 
+// For is Addr for a test, which it ends if there is none.
+func For(t testing.TB) string {
+	t.Helper()
+	addr, err := Addr()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return addr
+}
+
 func takeBlock() error {
 	for _, i := range rand.Perm(blocks) {
 		port := first + i*blockSize
-		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
 		if err != nil {
 			continue
 		}

@@ -15,11 +15,7 @@ func TestAddr(t *testing.T) {
 	const each = 2 * blockSize
 	if os.Getenv("FREEPORT_TEST_CHILD") != "" {
 		for range each {
-			addr, err := Addr("127.0.0.1")
-			if err != nil {
-				t.Fatal(err)
-			}
-			os.Stdout.WriteString("addr " + addr + "\n")
+			os.Stdout.WriteString("addr " + For(t) + "\n")
 		}
 		var wait [1]byte
 		os.Stdin.Read(wait[:]) // it keeps its blocks until the others have theirs
@@ -70,8 +66,5 @@ func TestAddr(t *testing.T) {
 		if err := end(); err != nil {
 			t.Error(err)
 		}
-	}
-	if _, err := Addr("192.0.2.1"); err == nil {
-		t.Error("an address of another host")
 	}
 }

@@ -55,7 +55,7 @@ func startAddrs(args ...string) (*process, []netip.AddrPort, error) {
 }
 
 func freePort() (netip.AddrPort, error) {
-	addr, err := freeport.Addr("127.0.0.1")
+	addr, err := freeport.Addr()
 	if err != nil {
 		return netip.AddrPort{}, err
 	}

@@ -128,11 +128,7 @@ func (p *Proc) End(sig syscall.Signal) {
 // FreeAddr is a loopback address HOST:PORT for a server of the test, also when that is started again.
 func FreeAddr(t testing.TB) string {
 	t.Helper()
-	addr, err := freeport.Addr("127.0.0.1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return addr
+	return freeport.For(t)
 }
 
 // Dir makes a directory on the disk. Every user may enter it: data servers act as other users.

@@ -37,19 +37,10 @@ type dataServer struct {
 }
 
 func startDataServer(t *testing.T) *dataServer {
-	d := &dataServer{t: t, dir: t.TempDir(), addr: freeAddr(t)}
+	d := &dataServer{t: t, dir: t.TempDir(), addr: freeport.For(t)}
 	d.start()
 	t.Cleanup(d.stop)
 	return d
-}
-
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	addr, err := freeport.Addr("127.0.0.1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return addr
 }
 
 func (d *dataServer) start() {
@@ -268,7 +259,7 @@ func TestReal(t *testing.T) {
 
 	// It comes back at another address.
 	moving.stop()
-	moving.addr = freeAddr(t)
+	moving.addr = freeport.For(t)
 	moving.start()
 	info, err := m.AddDevice(ctx, moving.url(), false)
 	if err != nil || info.Device.ID != file.Device || !info.Reachable || info.Device.Addrs[0] != moving.addr {
