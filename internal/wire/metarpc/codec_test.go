@@ -1007,8 +1007,8 @@ func TestHellos(t *testing.T) {
 		}
 	}
 	// A later version may go on in any way.
-	h, err := ParseHello(unhex(t, "9a 00 a477656674 06 07 c0 c0 c0 c0 c0 c0"), Spoken)
-	if err != nil || h.Lowest != 6 || h.Highest != 7 {
+	h, err := ParseHello(unhex(t, "9a 00 a477656674 07 08 c0 c0 c0 c0 c0 c0"), Spoken)
+	if err != nil || h.Lowest != 7 || h.Highest != 8 {
 		t.Errorf("later hello: %+v, %v", h, err)
 	}
 	if h, err := ParseHello(unhex(t, "97 00 a477656674 02 01 c0 c0"), Spoken); err == nil || errors.Is(err, ErrMagic) || h != nil {

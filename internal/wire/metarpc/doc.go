@@ -47,7 +47,8 @@
 // A call that is sent again on a connection of an older version is without what that one lacks. If that is the call itself, it fails with EOPNOTSUPP, unless it may have
 // been executed. A service may find in the catalog answers that a newer one has stored. It repeats them, and looks at nothing but how they begin (CreatedID).
 //
-// Version 3 is the first. In version 4 MetaService says which versions a service speaks. Version 5 has CLIENTSET and CLIENTLIST, and SessionInfo counts calls.
+// Version 3 is the first. In version 4 MetaService says which versions a service speaks. Version 5 has CLIENTSET and
+// CLIENTLIST, and SessionInfo counts calls. Version 6 has what keeps a file's bytes in order when several sessions write it.
 //
 // # Shards
 //
