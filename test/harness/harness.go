@@ -73,6 +73,7 @@ type Options struct {
 	Lease       time.Duration // default that of weftd
 	Apart       bool          // the data servers are processes of their own, which Kill and Stop leave alone
 	Room        int64         // bytes of a file system for each data server that is apart, in memory; 0: they share the disk
+	Disks       []*Disk       // where the data servers that are apart keep their directories, in turn
 	Devices     []string      // URLs as for weft admin device add, in place of data servers of its own; they are not stopped with the volume
 	Remote      bool          // data servers lend no descriptors, so that all goes by RPC
 	Cluster     bool          // three metadata services on a catalog in three etcd members; the data servers are apart
@@ -129,7 +130,12 @@ func NewVolume(t testing.TB, opts Options) *Volume {
 	}
 	if opts.Apart {
 		for i := range opts.DataServers {
-			v.Servers = append(v.Servers, newDataServer(v, fmt.Sprintf("server%d", i), opts.Room, opts.Remote))
+			name := fmt.Sprintf("server%d", i)
+			dir := filepath.Join(v.base, name)
+			if n := len(opts.Disks); n > 0 {
+				dir = filepath.Join(opts.Disks[i%n].Dir, name)
+			}
+			v.Servers = append(v.Servers, newDataServer(v, dir, opts.Room, opts.Remote))
 		}
 	} else {
 		v.foreign = strings.Fields(os.Getenv(ServersEnv))

@@ -31,7 +31,7 @@ func (d *DataServer) Path(dataFile string) string { return filepath.Join(d.Dir, 
 // 0 on the disk.
 func (v *Volume) AddLocal(room int64) *DataServer {
 	v.t.Helper()
-	d := newDataServer(v, "local", room, false)
+	d := newDataServer(v, filepath.Join(v.base, "local"), room, false)
 	Weft(v.t, "admin", "device", "add", d.URL(), "--server", v.Addr)
 	return d
 }
@@ -45,9 +45,9 @@ func (v *Volume) freeAddr() string {
 }
 
 // newDataServer starts one, which ends with the test.
-func newDataServer(v *Volume, name string, room int64, remote bool) *DataServer {
+func newDataServer(v *Volume, dir string, room int64, remote bool) *DataServer {
 	v.t.Helper()
-	d := &DataServer{v: v, Dir: filepath.Join(v.base, name), addr: v.freeAddr(), Remote: remote}
+	d := &DataServer{v: v, Dir: dir, addr: v.freeAddr(), Remote: remote}
 	if room > 0 {
 		if err := os.Mkdir(d.Dir, 0o755); err != nil {
 			v.t.Fatal(err)
