@@ -141,6 +141,19 @@ func (c *cache) remove(f *file) {
 	f.doomed = true
 }
 
+// written returns the files that no sync has covered, each with a reference.
+func (c *cache) written() (files []*file) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, f := range c.files {
+		if f.sync.dirty.Load() {
+			f.refs++
+			files = append(files, f)
+		}
+	}
+	return files
+}
+
 // close closes everything; no request runs any more.
 func (c *cache) close() {
 	c.mu.Lock()

@@ -6,12 +6,13 @@
 //
 // # On disk
 //
-// A server's directory holds "export", which is what clients see, "key", and "lock". The lock is held while a server
-// runs. The key authenticates file handles, and the server's identity is made from it: a handle is the kernel's own (name_to_handle_at(2)), which survives renames
-// and restarts, with a MAC, so that nobody can make up one for a file outside the export. For the same reason ".." has
-// no handle. A key that is damaged, or missing though there are files, is an error at the start: with another key no
-// handle that was given out would be valid. A server needs the capabilities CAP_CHOWN, CAP_DAC_OVERRIDE,
-// CAP_DAC_READ_SEARCH and CAP_FOWNER, and says so when it lacks one.
+// A server's directory holds "export", which is what clients see, "key", "verifier" (see The write verifier), and
+// "lock". The lock is held while a server runs. The key authenticates file handles, and the server's identity is made
+// from it: a handle is the kernel's own (name_to_handle_at(2)), which survives renames and restarts, with a MAC, so
+// that nobody can make up one for a file outside the export. For the same reason ".." has no handle. A key that is
+// damaged, or missing though there are files, is an error at the start: with another key no handle that was given out
+// would be valid. A server needs the capabilities CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER, and
+// says so when it lacks one.
 //
 // # Who may do what
 //
@@ -39,11 +40,47 @@
 //
 // # Stability
 //
-// UNSTABLE writes are in the page cache until a COMMIT has synced the file. The write verifier is drawn at the start and
-// again after every failed sync, since the kernel may have dropped what it could not write: a verifier that stays the
-// same vouches for all of it. To learn of every failure the server keeps a file open until its data was synced, and
-// runs one sync of a file at a time, for all who wait. Operations that change names or attributes are on the disk before
-// they are answered: what was made, and the directory that names it. So are ALLOCATE and DEALLOCATE.
+// UNSTABLE writes are in the page cache until a COMMIT has synced the file. To learn of every failure the server keeps
+// a file open until its data was synced, and runs one sync of a file at a time, for all who wait. Operations that
+// change names or attributes are on the disk before they are answered: what was made, and the directory that names it.
+// So are ALLOCATE and DEALLOCATE.
+//
+// # The write verifier
+//
+// A verifier that stays the same says that all writes answered with it are on the disk, or in the page cache and will
+// be. The page cache outlives the process. So the verifier does, too, and after kill -9 or an upgrade clients send
+// nothing again. DIR/verifier is a note with the verifier and what it depends on. A server that is started takes the
+// verifier from there if all of this is the same:
+//
+//   - The boot id of the kernel (/proc/sys/kernel/random/boot_id).
+//   - The mount of the export's file system (findMount), which is another one after the file system was unmounted.
+//   - The inode of the note, as a copy of a directory has not got what was written after it was made.
+//   - The word in the note of failures, and syncfs(2), which tells of a write-back that failed while no server ran.
+//
+// Else it draws a verifier. It also does after every failed sync, since the kernel may have dropped what it could not
+// write. The note is on the disk before the failure is answered. It is overwritten in place, which needs no space. If
+// even that fails, WRITE and COMMIT get NFS3ERR_IO from then on, and descriptors for writing are revoked and not lent,
+// until the file system is unmounted and mounted again: ext4 and XFS, for instance, turn off a file system that has
+// lost its journal.
+//
+// The servers of a file system share a second note, LocalDir/failures-MAJ:MIN, which is locked (flock(2)) while it is
+// used and not on that file system. It says that nothing is written any more, and it has the word: the kernel tells
+// only one caller of syncfs that something could not be written, and whoever is told changes the word, so that all
+// servers draw a verifier when they are started next. A server that asks changes it before, and back if all is well: if
+// it is killed in between, the answer counts as bad. Without such notes (LocalDir cannot be used, or the kernel does
+// not tell mounts apart) each start draws a verifier, and DIR/verifier is emptied.
+//
+// What a verifier cannot see:
+//
+//   - A program that is not a data server may call syncfs and be told of a failure while no server runs. While one runs
+//     the files tell.
+//   - A disk that loses what it said it had written, such as one that ignores flushes and loses power apart from its
+//     host.
+//   - Contents of the disk that are put back below a mounted file system.
+//   - Other writers of data files, and clients' descriptors: these hear of failures themselves (package localio).
+//
+// Shutdown first syncs what was written, for 5 seconds at most, so that the next server's syncfs has little to wait
+// for. What it does not get to is in the page cache.
 //
 // # The page cache
 //
@@ -102,6 +139,6 @@
 // There is no duplicate request cache. A repeated CREATE, in the modes UNCHECKED and EXCLUSIVE, finds what the first one
 // made; after a lost connection a client takes NOENT to a repeated REMOVE for success.
 //
-// Lock order: file.mu before syncState.mu and session.out; broker.mu, cache.mu and conn.mu are leaves. Memory for payloads is never waited for with
-// a lock held.
+// Lock order: file.mu before syncState.mu and session.out; syncState.mu before verifier.mu, and that before the lock of
+// the failures; broker.mu, cache.mu and conn.mu are leaves. Memory for payloads is never waited for with a lock held.
 package data

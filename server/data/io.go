@@ -162,7 +162,7 @@ func (c *conn) write(r *request, reply *oncrpc.Reply) {
 	}
 	var res wire.WriteRes
 	// The verifier of before: if a sync fails meanwhile, this write may be among what is lost.
-	res.Verf = *c.s.verf.Load()
+	res.Verf = *c.s.verifier.now.Load()
 	res.Status = c.s.writeData(r, &res)
 	c.free(r)
 	r.begin(reply)
@@ -172,6 +172,9 @@ func (c *conn) write(r *request, reply *oncrpc.Reply) {
 
 func (s *Server) writeData(r *request, res *wire.WriteRes) wire.Status {
 	args := &r.write
+	if s.verifier.refused.Load() {
+		return wire.ErrIO
+	}
 	var st unix.Stat_t
 	f, status := s.openData(r, args.FH, mayWrite, &st)
 	if status != wire.OK {
@@ -197,6 +200,10 @@ func (s *Server) writeData(r *request, res *wire.WriteRes) wire.Status {
 // needed to find the data.
 func (s *Server) commit(r *request, a *wire.CommitArgs) results {
 	res := &wire.CommitRes{}
+	if s.verifier.refused.Load() {
+		res.Status = wire.ErrIO
+		return res
+	}
 	var st unix.Stat_t
 	f, status := s.openData(r, a.FH, mayWrite, &st)
 	if status != wire.OK {

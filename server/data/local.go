@@ -135,15 +135,8 @@ func (s *Server) startBroker(cfg Config) {
 
 // listenLocal makes the socket. One that a server which was killed has left is removed.
 func listenLocal(dir string, id localio.ID) (*net.UnixListener, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := privateDir(dir); err != nil {
 		return nil, err
-	}
-	var st unix.Stat_t
-	if err := unix.Lstat(dir, &st); err != nil {
-		return nil, fmt.Errorf("%s: %w", dir, err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFDIR || st.Uid != uint32(os.Geteuid()) || st.Mode&0o022 != 0 {
-		return nil, fmt.Errorf("%s is no directory that root alone may write to", dir)
 	}
 	addr := &net.UnixAddr{Name: localio.Socket(dir, id), Net: "unixpacket"}
 	nc, err := net.DialUnix(addr.Net, nil, addr)
@@ -157,6 +150,21 @@ func listenLocal(dir string, id localio.ID) (*net.UnixListener, error) {
 		}
 	}
 	return net.ListenUnix(addr.Net, addr)
+}
+
+// privateDir makes a directory, if it is missing, that root alone may write to.
+func privateDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR || st.Uid != uint32(os.Geteuid()) || st.Mode&0o022 != 0 {
+		return fmt.Errorf("%s is no directory that root alone may write to", dir)
+	}
+	return nil
 }
 
 // probeLeases finds out whether the kernel tells who writes files, see nobodyWrites. The file belongs to somebody else, as data
@@ -532,6 +540,8 @@ func (ses *session) lend(o *localio.Open) (fds []int, verf wire.WriteVerf, statu
 		return nil, verf, wire.ErrNotSupp
 	case o.UID == 0:
 		return nil, verf, wire.ErrAcces
+	case o.Write && s.verifier.refused.Load():
+		return nil, verf, wire.ErrIO
 	}
 	cred := &oncrpc.AuthSys{UID: o.UID, GID: o.GID}
 	var st unix.Stat_t
@@ -548,7 +558,7 @@ func (ses *session) lend(o *localio.Open) (fds []int, verf wire.WriteVerf, statu
 	}
 	f.sync.mu.Lock()
 	fd, err := s.handles.openAgain(f, flags)
-	verf = *s.verf.Load()
+	verf = *s.verifier.now.Load()
 	f.sync.mu.Unlock()
 	if err != nil {
 		b.giveBack(ses, o.ID, false)
@@ -592,6 +602,24 @@ func (b *broker) revoke(fh wire.FileHandle) {
 	b.mu.Unlock()
 	for _, l := range asked {
 		l.session.send(&localio.Revoke{ID: l.id})
+	}
+}
+
+// revokeWriters asks clients to close all descriptors for writing.
+func (b *broker) revokeWriters() {
+	b.mu.Lock()
+	var files []wire.FileHandle
+	for fh, loans := range b.lent {
+		for l := range loans {
+			if l.write {
+				files = append(files, fh)
+				break
+			}
+		}
+	}
+	b.mu.Unlock()
+	for _, fh := range files {
+		b.revoke(fh)
 	}
 }
 

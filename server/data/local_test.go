@@ -1441,8 +1441,8 @@ func TestLocalVerifier(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := *ts.verf.Load() // what an UNSTABLE write by RPC has now
-	f.mu.Lock()          // a SETATTR, say
+	v := *ts.verifier.now.Load() // what an UNSTABLE write by RPC has now
+	f.mu.Lock()                  // a SETATTR, say
 	p.say(&localio.Open{ID: 1, File: fh, UID: 1000, GID: 1000, Write: true})
 	time.Sleep(100 * time.Millisecond)
 	old := fdatasync
@@ -1452,7 +1452,7 @@ func TestLocalVerifier(t *testing.T) {
 	f.mu.Unlock()
 	o := hear[*localio.Opened](p)
 	ts.cache.put(f)
-	if o.Status != wire.OK || o.Verifier == v || o.Verifier != *ts.verf.Load() {
-		t.Errorf("%v, verifier %x, was %x, is %x", o.Status, o.Verifier, v, *ts.verf.Load())
+	if o.Status != wire.OK || o.Verifier == v || o.Verifier != *ts.verifier.now.Load() {
+		t.Errorf("%v, verifier %x, was %x, is %x", o.Status, o.Verifier, v, *ts.verifier.now.Load())
 	}
 }

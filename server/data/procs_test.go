@@ -121,11 +121,11 @@ func TestReadWrite(t *testing.T) {
 		equal(t, "WRITE", res.Status, wire.OK)
 		equal(t, "count", res.Count, uint32(len(data)))
 		equal(t, "committed", res.Committed, stable)
-		equal(t, "verifier", res.Verf, *ts.verf.Load())
+		equal(t, "verifier", res.Verf, *ts.verifier.now.Load())
 	}
 	commit := c.commit(super, fh)
 	equal(t, "COMMIT", commit.Status, wire.OK)
-	equal(t, "verifier", commit.Verf, *ts.verf.Load())
+	equal(t, "verifier", commit.Verf, *ts.verifier.now.Load())
 	size := uint64(len(data)) + 5
 	c.check(fh, 0, append(make([]byte, 5), data...))
 	got, err := os.ReadFile(ts.export("f"))

@@ -2,7 +2,6 @@ package data
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -72,13 +70,13 @@ type Server struct {
 	counts   counts
 	remote   string // why
 
-	// verf is the write verifier; replaced by newVerifier.
-	verf atomic.Pointer[wire.WriteVerf]
+	verifier verifier
 
 	mu        sync.Mutex
 	listeners map[net.Listener]bool
 	conns     map[*conn]bool
 	full      bool // the last connection was refused for there being too many
+	ending    bool // Shutdown was called
 	closing   bool
 	closed    chan struct{}  // closed at the end of Shutdown
 	wg        sync.WaitGroup // of connections
@@ -142,7 +140,11 @@ func open(cfg Config) (*Server, error) {
 		lock.Close()
 		return nil, err
 	}
-	s.newVerifier()
+	if err := s.openVerifier(cfg); err != nil {
+		unix.Close(s.root)
+		lock.Close()
+		return nil, err
+	}
 	s.startBroker(cfg)
 	if s.tls != nil && s.tls.Mutual() {
 		go s.recheck() // ends with Shutdown
@@ -246,13 +248,6 @@ func checkCapabilities() error {
 	return nil
 }
 
-// newVerifier makes clients send again whatever they have not seen committed.
-func (s *Server) newVerifier() {
-	var v wire.WriteVerf
-	rand.Read(v[:])
-	s.verf.Store(&v)
-}
-
 // Serve accepts connections until Shutdown, when it returns nil. It closes l.
 func (s *Server) Serve(l net.Listener) error {
 	defer l.Close()
@@ -328,11 +323,18 @@ func (s *Server) start(nc net.Conn) {
 	}()
 }
 
-// Shutdown stops accepting, lets requests that have been read end and be answered, and closes everything. When ctx ends
-// first the connections are cut, and only the requests that run are waited for: they use descriptors.
+// Shutdown syncs what was written, for a while, so that the next server has less to wait for. Then it stops accepting,
+// lets requests that have been read end and be answered, and closes everything. When ctx ends first the connections are
+// cut, and only the requests, and syncs, that run are waited for: they use descriptors.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
-	first := !s.closing
+	first := !s.ending
+	s.ending = true
+	s.mu.Unlock()
+	if first {
+		s.lastSync(ctx)
+	}
+	s.mu.Lock()
 	s.closing = true
 	for l := range s.listeners {
 		l.Close()
@@ -348,6 +350,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		go func() { // ends with the last connection
 			s.wg.Wait()
 			s.cache.close()
+			s.verifier.close()
 			unix.Close(s.root)
 			s.lock.Close()
 			close(s.closed)

@@ -212,7 +212,7 @@ func TestSparseStable(t *testing.T) {
 		func() sparse.RangeRes { return c.allocate(super, fh, 0, 1<<20, sparse.Column{}, false) },
 		func() sparse.RangeRes { return c.deallocate(super, fh, 0, 1<<20, sparse.Column{}) },
 	} {
-		before, verf := syncs.Load(), *ts.verf.Load()
+		before, verf := syncs.Load(), *ts.verifier.now.Load()
 		if res := do(); res.Status != wire.OK || syncs.Load() == before {
 			t.Errorf("%+v after %d syncs", res, syncs.Load()-before)
 		}
@@ -220,7 +220,7 @@ func TestSparseStable(t *testing.T) {
 		if res := do(); res.Status != wire.ErrIO {
 			t.Errorf("with a failing sync: %+v", res)
 		}
-		if *ts.verf.Load() == verf {
+		if *ts.verifier.now.Load() == verf {
 			t.Error("a failed sync left the verifier as it was")
 		}
 		fail.Store(false)

@@ -43,7 +43,7 @@ func (s *Server) sync(f *file, full bool) (verf wire.WriteVerf, err error) {
 	}
 	y.begun.Add(1)
 	y.dirty.Store(false)
-	y.verf = *s.verf.Load()
+	y.verf = *s.verifier.now.Load()
 	do := fdatasync
 	if y.full.Swap(false) {
 		do = fsync

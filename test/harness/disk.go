@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Disk is an ext4 file system of a test on a loop device, whose power can be cut and whose writes can be made to fail. Its image is in
-// memory, sparse, and takes only what is written.
+// Disk is an ext4 file system of a test on a loop device, whose power can be cut and whose writes can be made to fail.
+// Its image is in memory, sparse, and takes only what is written.
 type Disk struct {
 	Dir    string // where it is mounted; every user may enter it
 	t      testing.TB
@@ -24,8 +24,8 @@ type Disk struct {
 	frozen bool
 }
 
-// NewDisk makes one of so many bytes, 16 MiB at least. It skips the test where that cannot be done. The disk goes with the test, but
-// what runs on it has to end first: a server that is started after NewDisk does.
+// NewDisk makes one of so many bytes, 16 MiB at least. It skips the test where that cannot be done. The disk goes with
+// the test, but what runs on it has to end first: a server that is started after NewDisk does.
 func NewDisk(t testing.TB, size int64) *Disk {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -60,7 +60,8 @@ func NewDisk(t testing.TB, size int64) *Disk {
 	return d
 }
 
-// allocateMetadata allocates in the image what a new file system uses, which lies at its beginning, so that FailWrites does not hit it.
+// allocateMetadata allocates in the image what a new file system uses, which lies at its beginning, so that FailWrites
+// does not hit it.
 func (d *Disk) allocateMetadata(image string) {
 	d.t.Helper()
 	var st unix.Statfs_t
@@ -83,16 +84,16 @@ func (d *Disk) mount() {
 	}
 }
 
-// Cut is a power cut: from now on all requests of the file system fail, and what is not on the disk, nor in its journal, is lost.
-// Programs that have it in use have to end before Remount.
+// Cut is a power cut: from now on all requests of the file system fail, and what is not on the disk, nor in its
+// journal, is lost. Programs that have it in use have to end before Remount.
 func (d *Disk) Cut() {
 	d.t.Helper()
 	noLogFlush := uint32(2) // FSOP_GOING_FLAGS_NOLOGFLUSH
 	d.ioctl("shutdown", 0x8004587d, uintptr(unsafe.Pointer(&noLogFlush)))
 }
 
-// Remount unmounts the file system and mounts it again. It waits until no process has it in use any more, which includes mounts that have
-// descriptors of its files (LOCALIO).
+// Remount unmounts the file system and mounts it again. It waits until no process has it in use any more, which
+// includes mounts that have descriptors of its files (LOCALIO).
 func (d *Disk) Remount() {
 	d.t.Helper()
 	Await(d.t, "unmounting "+d.Dir, func() bool {
@@ -105,8 +106,8 @@ func (d *Disk) Remount() {
 	d.mount()
 }
 
-// ReadOnly makes it read-only, as ext4 does by itself after an error: all writes fail, and so do syncs where something is not written. It is
-// writable again after Remount.
+// ReadOnly makes it read-only, as ext4 does by itself after an error: all writes fail, and so do syncs where something
+// is not written. It is writable again after Remount.
 func (d *Disk) ReadOnly() {
 	d.t.Helper()
 	trigger := filepath.Join("/sys/fs/ext4", filepath.Base(d.device), "trigger_fs_error")
@@ -115,8 +116,9 @@ func (d *Disk) ReadOnly() {
 	}
 }
 
-// FailWrites makes the disk fail: no block can be written that was not written before, so that bytes that are new get into the page cache but
-// not onto the disk, and a sync fails. Reads and what overwrites succeed, and so does the journal. The function that it returns ends it.
+// FailWrites makes the disk fail: no block can be written that was not written before, so that bytes that are new get
+// into the page cache but not onto the disk, and a sync fails. Reads and what overwrites succeed, and so does the
+// journal. The function that it returns ends it.
 func (d *Disk) FailWrites() (undo func()) {
 	d.t.Helper()
 	var st unix.Statfs_t
@@ -133,8 +135,8 @@ func (d *Disk) FailWrites() (undo func()) {
 	return func() { resize(2 * d.size) }
 }
 
-// Freeze makes what writes to the file system wait, Thaw go on. Cleanup functions that the test has registered before may rely on a disk that
-// is not frozen.
+// Freeze makes what writes to the file system wait, Thaw go on. Cleanup functions that the test has registered before
+// may rely on a disk that is not frozen.
 func (d *Disk) Freeze() {
 	d.t.Helper()
 	d.ioctl("freeze", 0xc0045877, 0)
