@@ -40,6 +40,8 @@ type file struct {
 type cache struct {
 	handles *handles
 	max     int // files, beyond those that requests use
+	// suspect says that files may have pages of before, which were not written, see file.dropPages.
+	suspect bool
 
 	mu     sync.Mutex
 	files  map[wire.FileHandle]*file
@@ -60,6 +62,9 @@ func (c *cache) get(fh wire.FileHandle) (f, spare *file, err error) {
 	}
 	if f, err = c.handles.open(fh); err != nil {
 		return nil, nil, err
+	}
+	if c.suspect && !f.dir {
+		f.dropPages()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -165,14 +170,20 @@ func (c *cache) close() {
 	c.recent.Init()
 }
 
-// get returns the file of a handle; the caller puts it back into the cache.
+// get returns the file of a handle; the caller puts it back into the cache, and has no file's lock.
 func (s *Server) get(fh wire.FileHandle) (*file, error) {
 	f, spare, err := s.cache.get(fh)
 	if spare != nil {
 		if spare.sync.dirty.Load() {
 			s.sync(spare, false) // once it is closed the kernel may forget that it could not write it
 		}
+		if spare.sync.failed.Load() {
+			spare.recover()
+		}
 		s.cache.retire(spare)
+	}
+	if err == nil && f.sync.failed.Load() {
+		f.recover()
 	}
 	return f, err
 }

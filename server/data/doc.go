@@ -63,6 +63,11 @@
 // until the file system is unmounted and mounted again: ext4 and XFS, for instance, turn off a file system that has
 // lost its journal.
 //
+// After a failed sync, or where the kernel may have failed to write a page while no server ran, a file's pages are
+// dropped from the page cache before it is written again, see file.dropPages: on ext4 what is written to such a page
+// may never get to the disk, though fsync succeeds. From a failure on until the file system is mounted anew, servers
+// drop the pages of all files that they open.
+//
 // The servers of a file system share a second note, LocalDir/failures-MAJ:MIN, which is locked (flock(2)) while it is
 // used and not on that file system. It says that nothing is written any more, and it has the word: the kernel tells
 // only one caller of syncfs that something could not be written, and whoever is told changes the word, so that all

@@ -190,7 +190,9 @@ func (s *Server) writeData(r *request, res *wire.WriteRes) wire.Status {
 		err = nil // what is left the client sends again, and gets the error then
 	}
 	if err == nil && args.Stable != wire.Unstable {
-		_, err = s.sync(f, args.Stable == wire.FileSync)
+		if _, err = s.sync(f, args.Stable == wire.FileSync); err == nil && f.sync.failed.Load() {
+			err = unix.EIO // another sync has failed after this request began: the client sends it again
+		}
 	}
 	res.Count, res.Committed = uint32(n), args.Stable
 	return statusOf(err)

@@ -15,6 +15,10 @@ type syncState struct {
 	dirty atomic.Bool   // there may be data that no sync has covered; set behind a write, cleared before a sync
 	full  atomic.Bool   // somebody who waits wants all attributes, too
 	begun atomic.Uint64 // syncs, counted before the system call
+	// failed says that a sync has failed, and that pages may be in the page cache which a later one does not make
+	// stable, see dropPages. It is set before there is another verifier. Server.get clears it, so no write has that
+	// verifier and such a page.
+	failed atomic.Bool
 
 	mu   sync.Mutex // held during a sync
 	verf wire.WriteVerf
@@ -51,6 +55,7 @@ func (s *Server) sync(f *file, full bool) (verf wire.WriteVerf, err error) {
 	before := y.err
 	y.err = fileio.Retry(do, f.fd)
 	if y.err != nil {
+		y.failed.Store(true)
 		s.newVerifier()
 	}
 	if y.err != nil && before == nil {
@@ -63,4 +68,25 @@ func (s *Server) sync(f *file, full bool) (verf wire.WriteVerf, err error) {
 func (s *Server) stabilize(f *file) error {
 	_, err := s.sync(f, true)
 	return err
+}
+
+// dropPages makes the page cache forget a file, as far as nobody writes it meanwhile.
+//
+// When ext4 has failed to write a page, that stays in the cache as if it had been written. If it was the first one of
+// its block, the block still counts as not written on the disk, while the page counts as having a block. So what is
+// written to such a page later goes to the disk, and the next fsync succeeds, but the block reads as zeros when the
+// page is gone.
+func (f *file) dropPages() {
+	fileio.Retry(unix.Fdatasync, f.fd) // only clean pages are dropped; whether there was an error makes no difference
+	unix.Fadvise(f.fd, 0, 0, unix.FADV_DONTNEED)
+}
+
+// recover makes a file of which a sync has failed fit for being written again.
+func (f *file) recover() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.sync.failed.Load() {
+		f.dropPages()
+		f.sync.failed.Store(false)
+	}
 }

@@ -58,6 +58,7 @@ type vouched struct {
 type failures struct {
 	pageCache
 	Failures string `json:"failures"` // another one when the kernel has said, to one of them, that something could not be written
+	Failed   bool   `json:"failed"`   // some page may not have been written, whether or not that was told to a server
 	Refused  bool   `json:"refused"`  // one of them could not record it: nothing is written until the file system is mounted anew
 }
 
@@ -72,8 +73,9 @@ type verifier struct {
 	shared string   // path of the failures
 	cache  pageCache
 
-	mu   sync.Mutex // held while the verifier changes
-	last vouched
+	mu     sync.Mutex // held while the verifier changes
+	last   vouched
+	failed bool // the others know that a page may not have been written
 }
 
 // openVerifier finds out whether what was written before this server was started, and is not stable, is still in the
@@ -103,14 +105,18 @@ func (s *Server) openVerifier(cfg Config) (err error) {
 	defer shared.Close()
 	var known failures
 	readNote(shared, &known) // one that cannot be read is none
+	var was vouched
+	readNote(f, &was)
 	if known.pageCache != v.cache || known.Failures == "" {
-		known = failures{pageCache: v.cache, Failures: rand.Text()}
+		// If it was there already, nobody knows what it said.
+		known = failures{pageCache: v.cache, Failures: rand.Text(), Failed: was.pageCache == v.cache}
 		if err := writeNote(shared, &known); err != nil {
 			return err
 		}
 	}
 	v.file = f
-	why := v.resume(s.root, shared, &known)
+	why := v.resume(&was, s.root, shared, &known)
+	v.failed, s.cache.suspect = known.Failed, known.Failed
 	if why == "" {
 		return nil
 	}
@@ -128,14 +134,12 @@ func (s *Server) openVerifier(cfg Config) (err error) {
 	return nil
 }
 
-// resume takes the recorded verifier if it vouches for all that was written with it, and tells why not otherwise.
-// shared is locked.
-func (v *verifier) resume(export int, shared *os.File, known *failures) (why string) {
-	var was vouched
-	err := readNote(v.file, &was)
-	verf, hexErr := hex.DecodeString(was.Verifier)
+// resume takes the verifier that was recorded if it vouches for all that was written with it, and tells why not
+// otherwise. shared is locked.
+func (v *verifier) resume(was *vouched, export int, shared *os.File, known *failures) (why string) {
+	verf, err := hex.DecodeString(was.Verifier)
 	switch {
-	case err != nil || hexErr != nil || len(verf) != len(wire.WriteVerf{}):
+	case err != nil || len(verf) != len(wire.WriteVerf{}):
 		return "there is none from before"
 	case was.File != v.last.File:
 		return "the directory is a copy"
@@ -148,7 +152,7 @@ func (v *verifier) resume(export int, shared *os.File, known *failures) (why str
 	}
 	// The kernel says once that something could not be written. So it counts as said as long as nothing else is known.
 	asked := *known
-	asked.Failures = rand.Text()
+	asked.Failures, asked.Failed = rand.Text(), true
 	if err := writeNote(shared, &asked); err != nil {
 		return fmt.Sprintf("%s cannot be written: %v", shared.Name(), err)
 	}
@@ -160,7 +164,7 @@ func (v *verifier) resume(export int, shared *os.File, known *failures) (why str
 		*known = asked
 		return fmt.Sprintf("%s cannot be written: %v", shared.Name(), err)
 	}
-	v.last = was
+	v.last = *was
 	v.now.Store((*wire.WriteVerf)(verf))
 	return ""
 }
@@ -192,12 +196,16 @@ func (s *Server) newVerifier() {
 		return
 	}
 	err := v.record()
+	if err == nil && !v.failed {
+		err = v.tell(func(known *failures) { known.Failed = true })
+		v.failed = err == nil
+	}
 	if err == nil {
 		return
 	}
 	v.refused.Store(true)
 	s.log.Error(nothingWritten, "file", v.file.Name(), "because", fmt.Errorf("a sync has failed, which cannot be recorded: %w", err))
-	if err := v.refuse(); err != nil {
+	if err := v.tell(func(known *failures) { known.Failed, known.Refused = true, true }); err != nil {
 		s.log.Error("the other data servers of the file system are not told", "err", err)
 	}
 	if s.broker != nil {
@@ -205,14 +213,19 @@ func (s *Server) newVerifier() {
 	}
 }
 
-// refuse tells those that will be started on the file system.
-func (v *verifier) refuse() error {
+// tell changes what the servers that will be started on the file system are told.
+func (v *verifier) tell(change func(known *failures)) error {
 	f, err := lockNote(v.shared)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return writeNote(f, &failures{v.cache, rand.Text(), true})
+	var known failures
+	if readNote(f, &known) != nil || known.pageCache != v.cache {
+		known = failures{pageCache: v.cache, Failures: rand.Text()}
+	}
+	change(&known)
+	return writeNote(f, &known)
 }
 
 // openFailures finds out what the page cache of the export is, and opens and locks what its servers tell one another.

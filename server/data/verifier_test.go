@@ -1,6 +1,7 @@
 package data
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -194,14 +195,15 @@ func TestFailedSyncIsRecorded(t *testing.T) {
 	}
 }
 
-// A true disk that does not take what is in the page cache.
+// A true disk that does not take what is in the page cache. What is written again when it does is on the disk.
 func TestFailedDisk(t *testing.T) {
 	needRoot(t)
 	disk := harness.NewDisk(t, 32<<20)
-	ts := startLocal(t, filepath.Join(disk.Dir, "dir"), "", func(c *Config) { c.IO = IOBuffered })
+	buffered := func(c *Config) { c.IO = IOBuffered }
+	ts := startLocal(t, filepath.Join(disk.Dir, "dir"), "", buffered)
 	c := ts.dial()
 	fh := c.create(ts.root, "f", 1, 1)
-	data := make([]byte, 1<<20)
+	data := bytes.Repeat([]byte("weft"), 1<<18)
 	undo := disk.FailWrites()
 	verf := c.write(super, fh, 0, data, wire.Unstable).Verf
 	if st := c.commit(super, fh).Status; st == wire.OK {
@@ -219,6 +221,46 @@ func TestFailedDisk(t *testing.T) {
 	if verfOf(t, ts.dir, ts.sockets) == verf {
 		t.Error("the verifier of before is back")
 	}
+	disk.Remount()
+	ts = startLocal(t, ts.dir, ts.sockets, buffered)
+	defer ts.stop()
+	ts.dial().check(fh, 0, data)
+}
+
+// While one sync of a file fails another write is stable in vain: it is not answered as if it were.
+func TestFailedSyncBesideWrite(t *testing.T) {
+	ts := start(t, "")
+	c := ts.dial()
+	fh := c.create(ts.root, "f", 1, 1)
+	begun, goOn := make(chan bool), make(chan bool)
+	var calls atomic.Int32
+	onSync(t, func(fd int, call func(int) error) error {
+		switch calls.Add(1) {
+		case 1: // that of a WRITE, which has written before the other sync fails and is synced after that
+			begun <- true
+			<-goOn
+			return unix.EIO
+		}
+		return call(fd)
+	})
+	f, err := ts.get(fh)
+	if err != nil {
+		t.Fatal(err)
+	}
+	failing := c.send(nfsCall(wire.ProcCommit, super), (&wire.CommitArgs{FH: fh}).Append(nil))
+	<-begun
+	written := make(chan wire.Status)
+	other := ts.dial()
+	go func() { written <- other.write(super, fh, 0, []byte("x"), wire.FileSync).Status }() // ends with the answer
+	eventually(t, "the page cache has it", f.sync.dirty.Load)
+	ts.cache.put(f)
+	goOn <- true
+	var res wire.CommitRes
+	if _, err := finish(failing, &res); err != nil || res.Status != wire.ErrIO {
+		t.Errorf("COMMIT: %v, %v", res.Status, err)
+	}
+	equal(t, "WRITE FILE_SYNC", <-written, wire.ErrIO)
+	equal(t, "and again", c.write(super, fh, 0, []byte("x"), wire.FileSync).Status, wire.OK)
 }
 
 // The kernel tells a server that is started that something could not be written while there was none.

@@ -61,6 +61,7 @@ type event func(t *testing.T, d *harness.DataServer, away time.Duration)
 func kill(_ *testing.T, d *harness.DataServer, away time.Duration) {
 	d.Kill()
 	time.Sleep(away)
+	d.Forget()
 	d.Start()
 }
 

@@ -249,6 +249,9 @@ func TestSharedMirrors(t *testing.T) {
 		d := v.Servers[rng.IntN(len(v.Servers))]
 		d.Kill()
 		time.Sleep(time.Duration(rng.IntN(1500)) * time.Millisecond)
+		if rng.IntN(2) == 0 {
+			d.Forget()
+		}
 		d.Start()
 	}
 	service := func(t *testing.T, v *harness.Volume, rng *rand.Rand) {

@@ -3,6 +3,7 @@ package harness
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -116,11 +117,15 @@ func (d *Disk) ReadOnly() {
 	}
 }
 
-// FailWrites makes the disk fail: no block can be written that was not written before, so that bytes that are new get
+// FailWrites makes the disk fail: no block can be written but those that files have now, so that bytes that are new get
 // into the page cache but not onto the disk, and a sync fails. Reads and what overwrites succeed, and so does the
 // journal. The function that it returns ends it.
 func (d *Disk) FailWrites() (undo func()) {
 	d.t.Helper()
+	d.Freeze() // which writes everything, and leaves it to others to be told of what could not be written
+	d.Thaw()
+	trim := struct{ start, length, min uint64 }{length: math.MaxUint64}
+	d.ioctl("trimming", 0xc0185879, uintptr(unsafe.Pointer(&trim))) // FITRIM: what no file has is no longer in the image
 	var st unix.Statfs_t
 	if err := unix.Statfs(d.host, &st); err != nil {
 		d.t.Fatal(err)

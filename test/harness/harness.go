@@ -135,7 +135,11 @@ func NewVolume(t testing.TB, opts Options) *Volume {
 			if n := len(opts.Disks); n > 0 {
 				dir = filepath.Join(opts.Disks[i%n].Dir, name)
 			}
-			v.Servers = append(v.Servers, newDataServer(v, dir, opts.Room, opts.Remote))
+			d := newDataServer(v, dir, opts.Room, opts.Remote)
+			if n := len(opts.Disks); n > 0 {
+				d.disk = opts.Disks[i%n]
+			}
+			v.Servers = append(v.Servers, d)
 		}
 	} else {
 		v.foreign = strings.Fields(os.Getenv(ServersEnv))

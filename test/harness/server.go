@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"testing"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,7 +18,8 @@ type DataServer struct {
 	v      *Volume
 	Dir    string // of weftd
 	addr   string
-	Remote bool // lends no descriptors, when it is started next
+	Remote bool  // lends no descriptors, when it is started next
+	disk   *Disk // of Options.Disks; nil: none
 	run    *child
 }
 
@@ -89,6 +91,35 @@ func (d *DataServer) Kill() { d.run.end(d.v.t, syscall.SIGKILL) }
 func (d *DataServer) Stop() {
 	if err := d.run.end(d.v.t, syscall.SIGTERM); err != nil {
 		d.v.t.Errorf("weftd data: %v", err)
+	}
+}
+
+// PowerCut ends it as a power cut does that comes in the midst of what it does, and mounts its disk anew, which no
+// other server may use.
+func (d *DataServer) PowerCut() {
+	d.v.t.Helper()
+	d.Pause() // nothing is answered with an error of a disk that is off
+	d.disk.Cut()
+	d.Kill()
+	d.disk.Remount()
+}
+
+// Forget makes it, when it is started next, have another write verifier, as a foreign server has after each restart:
+// clients send again what is not stable. It has ended.
+func (d *DataServer) Forget() { forget(d.v.t, d.Dir) }
+
+// Forget makes the data servers of a weftd single, which has ended, have other write verifiers.
+func (v *Volume) Forget() {
+	v.t.Helper()
+	for i := range v.opts.DataServers {
+		forget(v.t, filepath.Join(v.Dir, "data", fmt.Sprint(i)))
+	}
+}
+
+func forget(t testing.TB, dir string) {
+	t.Helper()
+	if err := os.Remove(filepath.Join(dir, "verifier")); err != nil {
+		t.Fatal(err)
 	}
 }
 

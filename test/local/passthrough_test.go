@@ -856,6 +856,7 @@ func TestPassthroughSentAgain(t *testing.T) {
 	data = append(append(data, bytes.Repeat([]byte("new!"), 512)...), bytes.Repeat([]byte("RPC!"), 512)...)
 	want(t, "written over it", f, data)
 	server.Kill()
+	server.Forget()
 	server.Start()
 	for _, file := range []*os.File{w, f} {
 		if err := file.Sync(); err != nil {
