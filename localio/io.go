@@ -164,7 +164,9 @@ func (f *file) sync(full bool) error {
 	f.syncing.Lock()
 	defer f.syncing.Unlock()
 	if f.broken == nil {
-		f.broken = fileio.Retry(do, f.fd)
+		if f.broken = fileio.Retry(do, f.fd); f.broken != nil {
+			fileio.DropPages(f.fd) // it is written anew by another descriptor, or by RPC
+		}
 	}
 	if f.broken != nil {
 		return &syncError{f.broken}

@@ -180,3 +180,14 @@ func Retry(do func(fd int) error, fd int) error {
 		}
 	}
 }
+
+// DropPages makes the page cache forget a file of which a sync has failed, as far as nobody writes it meanwhile.
+//
+// When ext4 has failed to write a page, that stays in the cache as if it had been written. If it was the first one of
+// its block, the block still counts as not written on the disk, while the page counts as having a block. So what is
+// written to such a page later goes to the disk, and the next fsync succeeds, but the block reads as zeros when the
+// page is gone.
+func DropPages(fd int) {
+	Retry(unix.Fdatasync, fd) // only clean pages are dropped; whether there was an error makes no difference
+	unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED)
+}

@@ -40,7 +40,7 @@ type file struct {
 type cache struct {
 	handles *handles
 	max     int // files, beyond those that requests use
-	// suspect says that files may have pages of before, which were not written, see file.dropPages.
+	// suspect says that files may have pages of before, which were not written, see fileio.DropPages.
 	suspect bool
 
 	mu     sync.Mutex
@@ -64,7 +64,7 @@ func (c *cache) get(fh wire.FileHandle) (f, spare *file, err error) {
 		return nil, nil, err
 	}
 	if c.suspect && !f.dir {
-		f.dropPages()
+		fileio.DropPages(f.fd)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

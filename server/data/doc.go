@@ -64,7 +64,7 @@
 // lost its journal.
 //
 // After a failed sync, or where the kernel may have failed to write a page while no server ran, a file's pages are
-// dropped from the page cache before it is written again, see file.dropPages: on ext4 what is written to such a page
+// dropped from the page cache before it is written again, see fileio.DropPages: on ext4 what is written to such a page
 // may never get to the disk, though fsync succeeds. From a failure on until the file system is mounted anew, servers
 // drop the pages of all files that they open.
 //

@@ -16,8 +16,8 @@ type syncState struct {
 	full  atomic.Bool   // somebody who waits wants all attributes, too
 	begun atomic.Uint64 // syncs, counted before the system call
 	// failed says that a sync has failed, and that pages may be in the page cache which a later one does not make
-	// stable, see dropPages. It is set before there is another verifier. Server.get clears it, so no write has that
-	// verifier and such a page.
+	// stable, see fileio.DropPages. It is set before there is another verifier. Server.get clears it, so no write has
+	// that verifier and such a page.
 	failed atomic.Bool
 
 	mu   sync.Mutex // held during a sync
@@ -70,23 +70,12 @@ func (s *Server) stabilize(f *file) error {
 	return err
 }
 
-// dropPages makes the page cache forget a file, as far as nobody writes it meanwhile.
-//
-// When ext4 has failed to write a page, that stays in the cache as if it had been written. If it was the first one of
-// its block, the block still counts as not written on the disk, while the page counts as having a block. So what is
-// written to such a page later goes to the disk, and the next fsync succeeds, but the block reads as zeros when the
-// page is gone.
-func (f *file) dropPages() {
-	fileio.Retry(unix.Fdatasync, f.fd) // only clean pages are dropped; whether there was an error makes no difference
-	unix.Fadvise(f.fd, 0, 0, unix.FADV_DONTNEED)
-}
-
 // recover makes a file of which a sync has failed fit for being written again.
 func (f *file) recover() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.sync.failed.Load() {
-		f.dropPages()
+		fileio.DropPages(f.fd)
 		f.sync.failed.Store(false)
 	}
 }

@@ -74,6 +74,9 @@ func (f *File) prepare(lock int) error {
 		return err
 	}
 	f.kind.Memory = fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.RAMFS_MAGIC
+	if lock == unix.LOCK_EX {
+		fileio.DropPages(f.fd) // the process before may have been told that a sync failed
+	}
 	return nil
 }
 

@@ -29,6 +29,9 @@
 // write or the read, are fdatasync(2); those that come together share one. Once it has failed it fails for ever, as nobody can know what the kernel
 // has dropped. Reservations are kept in memory.
 //
+// What is in the page cache outlives the process, but NVMe has no write verifier to say so: weft's host (package
+// nvmetcp) takes each lost association for a loss of what was not flushed, and writes it again.
+//
 // # Requests
 //
 // A connection is a queue. One goroutine reads its PDUs and does what does not wait: admin commands, small Reads of what is in
