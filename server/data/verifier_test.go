@@ -229,20 +229,20 @@ func TestFailedDisk(t *testing.T) {
 
 // While one sync of a file fails another write is stable in vain: it is not answered as if it were.
 func TestFailedSyncBesideWrite(t *testing.T) {
-	ts := start(t, "")
-	c := ts.dial()
-	fh := c.create(ts.root, "f", 1, 1)
 	begun, goOn := make(chan bool), make(chan bool)
-	var calls atomic.Int32
+	var fail atomic.Bool
 	onSync(t, func(fd int, call func(int) error) error {
-		switch calls.Add(1) {
-		case 1: // that of a WRITE, which has written before the other sync fails and is synced after that
+		if fail.CompareAndSwap(true, false) { // a WRITE has written before this fails, and is synced after it
 			begun <- true
 			<-goOn
 			return unix.EIO
 		}
 		return call(fd)
 	})
+	ts := start(t, "")
+	c := ts.dial()
+	fh := c.create(ts.root, "f", 1, 1)
+	fail.Store(true)
 	f, err := ts.get(fh)
 	if err != nil {
 		t.Fatal(err)
@@ -369,18 +369,22 @@ func TestLastSyncIsBounded(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for lastSyncTime")
 	}
+	var last atomic.Bool
+	var begun atomic.Int32
+	goOn := make(chan bool)
+	onSync(t, func(fd int, call func(int) error) error {
+		if last.Load() {
+			begun.Add(1)
+			<-goOn
+		}
+		return call(fd)
+	})
 	ts := start(t, "")
 	c := ts.dial()
 	for i := range lastSyncs + 8 {
 		c.put(c.create(ts.root, string(rune('a'+i)), 1, 1), 0, []byte("x"))
 	}
-	var begun atomic.Int32
-	goOn := make(chan bool)
-	onSync(t, func(fd int, call func(int) error) error {
-		begun.Add(1)
-		<-goOn
-		return call(fd)
-	})
+	last.Store(true)
 	ended := make(chan bool)
 	go func() {
 		ts.stop()
@@ -389,5 +393,7 @@ func TestLastSyncIsBounded(t *testing.T) {
 	eventually(t, "it shuts down", ts.isClosing)
 	close(goOn)
 	<-ended
-	equal(t, "syncs", begun.Load(), lastSyncs)
+	if n := begun.Load(); n > lastSyncs {
+		t.Errorf("%d syncs have begun, of which %d wait", n, lastSyncs)
+	}
 }
