@@ -126,7 +126,7 @@ func (i *inode) oneSegment(ctx context.Context, off, end int64, punch bool, do f
 		if err == nil && !punch {
 			err = errNoChange
 		}
-		i.finish(admitted, 0, 0, err)
+		i.finish(admitted, 0, err)
 	})
 	arrived()
 	if i.data.Dirty() { // zeros that were written

@@ -157,11 +157,12 @@ type report struct {
 	end, mtime   int64
 	written      []dataplane.Written // what is to become valid, unless the report is provisional
 	set          metarpc.Times       // what was put off, unless the report is provisional; as of when it is sent
+	places       metarpc.SizeReport  // what it tells of places of appends; as of when it is sent
 }
 
 // report says how things stand. mu is held.
 func (i *inode) report() report {
-	return report{i: i, session: i.session(), count: i.written, epoch: i.epoch, end: i.end, mtime: i.mtime}
+	return report{i: i, session: i.session(), count: i.written, epoch: i.epoch, end: max(i.end, i.reserved.end), mtime: i.mtime}
 }
 
 // handOver is makeDurable for those who are about to take the layout away: what is lost already keeps nobody waiting.
@@ -388,14 +389,19 @@ func (fs *FS) tell(ctx context.Context, reports []report, provisional bool) (out
 		if !provisional {
 			r.set = i.putOff // which does not change while it is on its way
 		}
+		news := !(i.durable >= r.count && len(r.written) == 0 && r.set.Ctime == 0 || provisional && i.provisional >= r.count)
 		switch {
-		case i.losing, i.durable >= r.count && len(r.written) == 0 && r.set.Ctime == 0 || provisional && i.provisional >= r.count:
+		case i.losing, !news && !i.reserved.toTell():
 		case i.epoch != r.epoch || r.session != session:
 			outdated = append(outdated, i)
 		default:
 			i.reporting++
+			i.reserved.tell(&r.places)
 			live = append(live, r)
-			args = append(args, metarpc.SizeReport{ID: i.id, End: r.end, Mtime: r.mtime, Written: wireWritten(r.written), Set: r.set})
+			args = append(args, metarpc.SizeReport{
+				ID: i.id, End: r.end, Mtime: r.mtime, Written: wireWritten(r.written), Set: r.set,
+				Ended: r.places.Ended, GivenUp: r.places.GivenUp, Reserved: r.places.Reserved,
+			})
 			if r.set.Ctime != 0 {
 				i.setting++
 			}
@@ -496,6 +502,7 @@ func (r *report) told(a *metarpc.Attr, asked uint64, provisional bool) {
 	if a == nil {
 		return
 	}
+	i.reserved.told(r.places.Ended, r.places.GivenUp, len(r.places.Reserved) > 0)
 	if a.ID == 0 {
 		i.setGone(errGone)
 		return
@@ -508,7 +515,7 @@ func (r *report) told(a *metarpc.Attr, asked uint64, provisional bool) {
 			i.putOff = metarpc.Times{}
 		}
 		if i.durable == i.written {
-			i.end, i.mtime = 0, 0
+			i.end, i.reserved.end, i.mtime = 0, 0, 0
 		}
 	}
 	if i.changed <= asked {

@@ -60,8 +60,8 @@ type Meta interface {
 	CacheDone(ctx context.Context, id layout.FileID, cache metarpc.CopyRef) error
 	CacheDrop(ctx context.Context, cred metarpc.Cred, id layout.FileID, dev layout.DeviceID) (metarpc.CacheDropResult, error)
 	DescribeLayout(ctx context.Context, id layout.FileID) (*metarpc.Described, error)
-	// Reserve makes the file n bytes longer and returns where they are, and when that was: the time of the append.
-	Reserve(ctx context.Context, id layout.FileID, n int64) (off, mtime int64, err error)
+	// Reserve finds the place of an append at the end of the file, and when that is: the time of the append.
+	Reserve(ctx context.Context, args *metarpc.ReserveArgs) (metarpc.ReserveResult, error)
 
 	// Layout returns a segment that holds the byte at off and may be used for mode, asking the service if none is
 	// cached; nil is a hole. With appendOnly it is used only where Reserve has said, so that nobody has to ask us for the

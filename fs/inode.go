@@ -70,9 +70,7 @@ type inode struct {
 	writes    [2]int // at the data plane, by phase
 	phase     int
 	reporting int // LayoutCommits under way
-	reserved  int // appends whose place is reserved or about to be
-	// reservedEnd is the end of the last place that was reserved; the service knows that the file has so many bytes.
-	reservedEnd int64
+	reserved  reservations
 	// plain says that we write elsewhere than at reserved places, so the service asks us for the size.
 	plain      bool
 	leaseAsked int64 // when an append last asked for a lease (now)
@@ -160,14 +158,16 @@ func (i *inode) notify() {
 	}
 }
 
-// admits reports whether a write may begin. mine says that the caller has set sizing or counts in reserved. mu is held.
+// admits reports whether a write may begin. mine says that the caller has set sizing or counts in reserved.count. mu is held.
 func (i *inode) admits(mine bool) bool { return i.gone == nil && i.recalls == 0 && (!i.sizing || mine) }
 
 // admission is what has to be known of a write when it is counted out.
 type admission struct {
 	phase   int
 	session *sessionLife
-	shared  bool // the kernel may write the same data file by itself
+	shared  bool         // the kernel may write the same data file by itself
+	place   *reservation // of an append, or nil
+	n       int64        // with place: bytes
 }
 
 // admit counts a write in that goes by seg. mu is held.
@@ -177,13 +177,13 @@ func (i *inode) admit(seg *layout.Segment) admission {
 	}
 	i.quiet = false
 	i.writes[i.phase]++
-	return admission{i.phase, i.session(), i.passed != nil}
+	return admission{phase: i.phase, session: i.session(), shared: i.passed != nil}
 }
 
 // finish counts a write out that ended with err and, if it was acknowledged, records what it changed: the data now ends at
-// to or later. at is when it was made if the service has said that, else 0. An acknowledgement that comes after the end of
+// to or later, unless it was an append to a place that the service keeps. An acknowledgement that comes after the end of
 // the session is not one: others may have cut the file since.
-func (i *inode) finish(a admission, to, at int64, err error) error {
+func (i *inode) finish(a admission, to int64, err error) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if failed := dataplane.FailedCopies(err); len(failed) > 0 {
@@ -192,8 +192,11 @@ func (i *inode) finish(a admission, to, at int64, err error) error {
 	if err == nil && a.session != i.session() {
 		err = errOtherSession
 	}
-	if err == nil {
-		i.wrote(to, at)
+	switch {
+	case a.place != nil:
+		i.wroteAt(a.place, a.n, err == nil)
+	case err == nil:
+		i.wrote(to, 0)
 	}
 	if i.writes[a.phase]--; i.writes[a.phase] == 0 {
 		i.notify()
@@ -207,28 +210,31 @@ func (i *inode) wrote(to, at int64) {
 	if at == 0 {
 		at = time.Now().UnixNano()
 	}
+	i.end = max(i.end, to)
+	if to > i.size.Load() {
+		i.size.Store(to)
+	}
+	i.wroteSome(at)
+}
+
+// wroteSome is what of wrote does not concern the size. mu is held.
+func (i *inode) wroteSome(at int64) {
 	if i.blank {
 		i.blank = false
 		i.fs.filling.Store(true)
 	}
 	i.written++
-	i.end = max(i.end, to)
 	i.mtime = max(i.mtime, at)
 	i.putOff.Mask &^= metarpc.SetMtime
 	i.times.changed.Store(i.mtime)
-	if to > i.size.Load() {
-		i.size.Store(to)
-	}
 	i.enqueue()
 }
 
 // terms are those on which a write is made; the zero value is for one that goes where it is told.
 type terms struct {
-	mine bool // the caller has set sizing, or counts in reserved
-	// reserved is the session in which the place was reserved, or nil; at is when, by the clock of the service, which shows
-	// others that time already.
-	reserved *sessionLife
-	at       int64
+	mine bool // the caller has set sizing, or counts in reserved.count
+	// place is the one of an append that the service has reserved, or nil.
+	place *reservation
 	// through is the open file, if it is known: a lock that has been lost makes the write fail.
 	through *handle
 	// leased says that the place is the end of the file by what was known when recalledLeases was lease.
@@ -239,18 +245,27 @@ type terms struct {
 // errUnleased says that the place of an append may not be the end of the file any more.
 var errUnleased = errors.New("somebody else may have written to the end of the file")
 
+// lost reports whether nothing may be written any more where the place was reserved. inode.mu is held.
+func (t *terms) lost(i *inode) bool {
+	return t.place != nil && (t.place.recalled || t.place.session != i.session())
+}
+
 // acquire admits a write of n bytes at off, once that is possible, and returns a segment that holds the first of them.
 func (i *inode) acquire(ctx context.Context, off, n int64, t *terms) (*layout.Segment, admission, error) {
 	var none admission
 	for {
-		if err := i.await(ctx, func() bool { return i.gone != nil || i.admits(t.mine) }); err != nil {
+		if err := i.await(ctx, func() bool { return i.gone != nil || i.admits(t.mine) || t.lost(i) }); err != nil {
 			return nil, none, err
 		}
 		if err := i.gone; err != nil {
 			i.mu.Unlock()
 			return nil, none, err
 		}
-		appendOnly := t.reserved != nil && !i.plain
+		if t.lost(i) {
+			i.mu.Unlock()
+			return nil, none, errUnleased
+		}
+		appendOnly := t.place != nil && !i.plain
 		seg := i.fs.meta.CachedLayout(i.id, layout.IOModeRW, off, n)
 		recalled := i.recalled
 		if seg == nil || !seg.Contains(off, 1) || !appendOnly && !i.plain {
@@ -275,22 +290,16 @@ func (i *inode) acquire(ctx context.Context, off, n int64, t *terms) (*layout.Se
 			i.mu.Unlock()
 			return nil, none, errLockLost
 		}
-		if t.reserved != nil && t.reserved != i.session() {
+		// Of an append in several parts others could see the end before the middle is written, unless the service keeps the place.
+		if t.lost(i) || t.leased && (i.recalledLeases != t.lease || n > seg.End()-off) {
 			i.mu.Unlock()
 			return nil, none, errUnleased
 		}
-		if t.leased {
-			if i.recalledLeases != t.lease {
-				i.mu.Unlock()
-				return nil, none, errUnleased
-			}
-			if n > seg.End()-off {
-				// The rest follows in another request, and its place must be ours until then.
-				i.wrote(off+n, 0)
-				t.leased = false
-			}
-		}
 		admitted := i.admit(seg)
+		if t.place != nil {
+			t.place.writing++
+			admitted.place, admitted.n = t.place, min(n, seg.End()-off)
+		}
 		i.mu.Unlock()
 		return seg, admitted, nil
 	}
@@ -304,7 +313,7 @@ func (i *inode) lockSize(ctx context.Context) error {
 	}
 	i.sizing = true
 	i.mu.Unlock()
-	err := i.await(ctx, func() bool { return i.writes[0]+i.writes[1]+i.reporting+i.reserved == 0 })
+	err := i.await(ctx, func() bool { return i.writes[0]+i.writes[1]+i.reporting+i.reserved.count == 0 })
 	if err != nil {
 		i.unlockSize()
 		return err
@@ -427,6 +436,7 @@ func (i *inode) exact() bool {
 func (i *inode) refresh(ctx context.Context) error {
 	for {
 		i.lookAt()
+		i.tellPlaces(ctx)
 		asked := i.fs.clock.Load()
 		answer, err := i.fs.meta.GetAttr(ctx, i.id)
 		if err != nil {
@@ -495,6 +505,7 @@ func (i *inode) setGone(err error) {
 // forget leaves nothing to tell the service. mu is held.
 func (i *inode) forget() {
 	i.durable, i.provisional, i.end, i.mtime, i.putOff = i.written, i.written, 0, 0, metarpc.Times{}
+	i.reserved.end = 0
 }
 
 // letGo is called when the file may not be in use any more: the service hears that, and the inode goes. Its holder

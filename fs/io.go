@@ -366,7 +366,7 @@ func (fs *FS) StartWrite(w *Write) {
 // ended is the data plane's Done.
 func (w *Write) ended(err error) {
 	w.arrived()
-	if err = w.i.finish(w.admitted, w.Off+int64(len(w.Data)), 0, err); err != nil {
+	if err = w.i.finish(w.admitted, w.Off+int64(len(w.Data)), err); err != nil {
 		w.block(err)
 		return
 	}
@@ -476,13 +476,14 @@ func (i *inode) leaseDue() bool {
 	return true
 }
 
-// appendReserved lets the service find the place: others append, too, or write. Several of one mount go on at once.
+// appendReserved lets the service find the place: others append, too, or write. Several of one mount go on at once. A place that is
+// lost, as the file was cut or others have waited for it too long, is no failure: what was written there does not count.
 func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.Stability, t terms) (int, error) {
 	t.mine = true
 	resume := i.wait()
 	err := i.await(ctx, func() bool { return !i.sizing })
 	if err == nil {
-		i.reserved++
+		i.reserved.count++
 		i.mu.Unlock()
 	}
 	resume()
@@ -491,21 +492,20 @@ func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.S
 	}
 	defer func() {
 		i.mu.Lock()
-		i.reserved--
+		i.reserved.count--
 		i.notify()
 		i.mu.Unlock()
 	}()
 	var again retries
 	for {
 		resume := i.wait()
-		t.reserved = i.session()
-		off, at, err := i.reserve(ctx, int64(len(data)), t.reserved)
+		t.place, err = i.reserve(ctx, int64(len(data)), i.session())
 		resume()
 		if err == nil {
-			t.at = at
-			n, err := i.write(ctx, data, off, stable, &t, nil)
-			if n == 0 && errors.Is(err, errUnleased) {
-				continue // with the session the place was lost
+			n, err := i.write(ctx, data, t.place.off, stable, &t, nil)
+			i.leavePlace(t.place)
+			if errors.Is(err, errUnleased) {
+				continue
 			}
 			return n, err
 		}
@@ -513,32 +513,6 @@ func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.S
 			return 0, err
 		}
 	}
-}
-
-// reserve asks for a place of n bytes at the end of the file, which the service must know before. at is the time of the
-// append.
-func (i *inode) reserve(ctx context.Context, n int64, s *sessionLife) (off, at int64, err error) {
-	i.mu.Lock()
-	known := i.end <= i.reservedEnd
-	i.mu.Unlock()
-	if !known {
-		if err := i.fs.publish(ctx, []*inode{i}); err != nil {
-			return 0, 0, err
-		}
-	}
-	off, at, err = i.fs.meta.Reserve(ctx, i.id, n)
-	if err != nil {
-		i.fs.unsure(err, i.id)
-		return 0, 0, err
-	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if s != i.session() {
-		return 0, 0, errOtherSession
-	}
-	i.reservedEnd = max(i.reservedEnd, off+n)
-	i.wrote(off+n, at) // a service that is restarted has to be told of the place, or would give it away again
-	return off, at, nil
 }
 
 // write writes data at off and returns how much of it was acknowledged. err is what it led to if it has been tried.
@@ -573,7 +547,7 @@ func (i *inode) writeOnce(ctx context.Context, data []byte, off int64, stable la
 	ended := make(chan error, 1)
 	io := &dataplane.Write{Segment: seg, Data: data[:n], Off: off, Stable: stable, Shared: admitted.shared, Slowest: slowest}
 	io.Done = func(err error) {
-		ended <- i.finish(admitted, off+n, t.at, err)
+		ended <- i.finish(admitted, off+n, err)
 	}
 	i.data.StartWrite(io)
 	i.fs.data.Flush()

@@ -35,7 +35,7 @@ func (fs *FS) OnLeaseRecall(ctx context.Context, items []metarpc.LeaseItem) {
 			held = append(held, i)
 			i.mu.Lock()
 			i.known.Store(false)
-			i.reservedEnd = 0
+			i.reserved.reservedEnd = 0
 			i.recalledLeases++
 			i.outdate()
 			i.mu.Unlock()
@@ -144,6 +144,9 @@ func (fs *FS) OnSizeQuery(ctx context.Context, ids []layout.FileID) {
 		if i := fs.holdKnown(id); i != nil {
 			defer i.drop()
 			list = append(list, i)
+			i.mu.Lock()
+			i.reserved.asked = len(i.reserved.list) > 0
+			i.mu.Unlock()
 		}
 	}
 	if err := fs.publish(ctx, list); err != nil && ctx.Err() == nil {
@@ -166,13 +169,15 @@ func (fs *FS) OnLost(shard int) {
 // OnReset tells a shard's service that was restarted how long its files are that were written here. What is open has been opened
 // again before. After a lost session there is nothing to tell but what has been written in the new one. It is for
 // metaclient.Config.
-func (fs *FS) OnReset(ctx context.Context, shard int, _ bool) {
+func (fs *FS) OnReset(ctx context.Context, shard int, lost bool) {
 	list := fs.such(fs.inShard(shard))
 	fs.pages.forgetSuch(fs.inShard(shard))
 	for _, i := range list {
 		defer i.drop()
 		i.mu.Lock()
-		i.provisional, i.reservedEnd = i.durable, 0
+		i.provisional, i.reserved.reservedEnd = i.durable, 0
+		i.reserved.reclaim = !lost
+		i.reserved.upto = 0 // of the earlier instance
 		i.known.Store(false)
 		i.mu.Unlock()
 	}
@@ -196,6 +201,7 @@ func (fs *FS) lose(shard int, list []*inode) {
 		i.mu.Lock()
 		i.known.Store(false)
 		i.recalledLeases++
+		i.reserved.lose()
 		i.outdate()
 		if i.passed != nil {
 			i.passed.lost = true
@@ -248,7 +254,7 @@ func (i *inode) lose(ctx context.Context) (int64, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.forget()
-	i.reservedEnd = 0
+	i.reserved.reservedEnd = 0
 	i.epoch++
 	i.outdate()
 	i.known.Store(false)

@@ -38,12 +38,14 @@ type service struct {
 	space    *space        // files lie on it, if there is one
 	shards   int           // 0: one
 
-	mu       sync.Mutex
-	nodes    map[layout.FileID]*node
-	last     layout.FileID
-	sessions []*session
-	cutting  *sync.Cond // truncating has changed
-	locks    fakeLocks
+	mu        sync.Mutex
+	lastPlace uint64
+	places    map[uint64]int64 // of appends, with their lengths, that nobody has said to be written or given up
+	nodes     map[layout.FileID]*node
+	last      layout.FileID
+	sessions  []*session
+	cutting   *sync.Cond // truncating has changed
+	locks     fakeLocks
 }
 
 type node struct {
@@ -99,7 +101,7 @@ type cached struct {
 }
 
 func newService(servers int, unit int64) *service {
-	s := &service{unit: unit, cookies: math.MaxUint32, lease: time.Minute, nodes: map[layout.FileID]*node{}, last: layout.RootID}
+	s := &service{unit: unit, cookies: math.MaxUint32, lease: time.Minute, nodes: map[layout.FileID]*node{}, last: layout.RootID, places: map[uint64]int64{}}
 	s.cutting = sync.NewCond(&s.mu)
 	for n := range servers {
 		s.servers = append(s.servers, targettest.NewServer(uint64(n+1)))
@@ -952,21 +954,30 @@ func (m *session) claim(id layout.FileID, how writing) {
 	})
 }
 
-func (m *session) Reserve(ctx context.Context, id layout.FileID, n int64) (off, mtime int64, err error) {
+func (m *session) Reserve(ctx context.Context, args *metarpc.ReserveArgs) (r metarpc.ReserveResult, err error) {
 	if err := m.enter(ctx, "Reserve"); err != nil {
-		return 0, 0, err
+		return r, err
 	}
 	defer m.s.mu.Unlock()
-	m.claim(id, appends)
-	m.query(ctx, id)
-	f, err := m.node(metarpc.OpReserve, id)
+	m.s.settle(args.Ended, args.GivenUp)
+	m.claim(args.ID, appends)
+	m.query(ctx, args.ID)
+	f, err := m.node(metarpc.OpReserve, args.ID)
 	if err != nil {
-		return 0, 0, err
+		return r, err
 	}
-	off = m.s.attr(f).Size
-	f.attr.Size = off + n
-	f.attr.Mtime = max(f.attr.Mtime, time.Now().UnixNano())
-	return off, f.attr.Mtime, nil
+	m.s.lastPlace++
+	m.s.places[m.s.lastPlace] = args.Len
+	r = metarpc.ReserveResult{Off: m.s.attr(f).Size, Mtime: max(f.attr.Mtime, time.Now().UnixNano()), Number: m.s.lastPlace}
+	f.attr.Size, f.attr.Mtime = r.Off+args.Len, r.Mtime // others see it before it is written
+	return r, nil
+}
+
+// settle takes note of what becomes of places. mu is held.
+func (s *service) settle(ended, givenUp []uint64) {
+	for _, n := range slices.Concat(ended, givenUp) {
+		delete(s.places, n)
+	}
 }
 
 func (m *session) TmpFile(ctx context.Context, cred metarpc.Cred, args *metarpc.TmpFileArgs) (metaclient.Answer, error) {
@@ -1023,6 +1034,7 @@ func (m *session) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport
 	var attrs []metarpc.Attr
 	for _, r := range reports {
 		n := m.s.nodes[r.ID]
+		m.s.settle(r.Ended, r.GivenUp)
 		switch {
 		case n == nil:
 			attrs = append(attrs, metarpc.Attr{})

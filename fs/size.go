@@ -15,6 +15,7 @@ func (fs *FS) getAttr(ctx context.Context, id layout.FileID) (a attrs, err error
 	for {
 		if i := fs.peek(id); i != nil {
 			i.lookAt()
+			i.tellPlaces(ctx)
 		}
 		asked := fs.clock.Load()
 		answer, err := fs.meta.GetAttr(ctx, id)
@@ -111,15 +112,15 @@ func (i *inode) change(ctx context.Context, args *metarpc.SetAttrArgs, set func(
 	}
 	i.look() // what the kernel has written is older than what is set now
 	i.retime()
-	end, mtime, putOff := i.end, i.mtime, i.putOff
+	end, placed, mtime, putOff := i.end, i.reserved.end, i.mtime, i.putOff
 	addTimes(args, putOff)
 	if size >= 0 {
-		i.end = min(i.end, size)
+		i.end, i.reserved.end = min(i.end, size), min(i.reserved.end, size)
 	}
 	if args.Mask&timeMask != 0 {
 		i.mtime = 0
 	}
-	i.reservedEnd = 0
+	i.reserved.reservedEnd = 0
 	i.epoch++
 	epoch := i.epoch
 	i.mu.Unlock()
@@ -137,7 +138,7 @@ func (i *inode) change(ctx context.Context, args *metarpc.SetAttrArgs, set func(
 		i.outdate()
 		if err != nil {
 			if i.epoch == epoch { // or there is nothing left to report: it was lost with the session
-				i.end, i.mtime = max(i.end, end), max(i.mtime, mtime)
+				i.end, i.reserved.end, i.mtime = max(i.end, end), max(i.reserved.end, placed), max(i.mtime, mtime)
 			}
 			i.epoch++
 			i.known.Store(false)

@@ -388,9 +388,13 @@ func (c *Client) LayoutCommit(ctx context.Context, reports []metarpc.SizeReport,
 
 // nextReports is what one call can tell of reports, and the rest; what is told of the first of the rest is not in it any more.
 func nextReports(reports []metarpc.SizeReport) (call, rest []metarpc.SizeReport) {
-	room := metarpc.MaxRanges
+	room, places := metarpc.MaxRanges, metarpc.MaxPlaces
 	for n := range min(len(reports), metarpc.MaxBatch) {
-		now, later := splitReport(reports[n], room)
+		r := &reports[n]
+		if places -= len(r.Ended) + len(r.GivenUp) + len(r.Reserved); places < 0 && n > 0 {
+			return reports[:n], reports[n:]
+		}
+		now, later := splitReport(*r, room)
 		if len(later.Written) == 0 {
 			for _, w := range now.Written {
 				room -= len(w.Ranges)
@@ -426,15 +430,11 @@ func splitReport(r metarpc.SizeReport, room int) (now, later metarpc.SizeReport)
 	return r, later
 }
 
-// Reserve makes a file n bytes longer, for an append, and returns where they are, and the time of the append.
-func (c *Client) Reserve(ctx context.Context, id layout.FileID, n int64) (off, mtime int64, err error) {
-	r := new(metarpc.ReserveResult)
-	ch := c.leases.begin([]layout.FileID{id}, false)
-	err = c.change(ctx, metarpc.OpReserve, metarpc.Cred{}, &metarpc.ReserveArgs{ID: id, Len: n}, r, ch, nil, nil)
-	if err != nil {
-		return 0, 0, err
-	}
-	return r.Off, r.Mtime, nil
+// Reserve finds a place for an append at the end of a file, and the time of the append.
+func (c *Client) Reserve(ctx context.Context, args *metarpc.ReserveArgs) (r metarpc.ReserveResult, err error) {
+	ch := c.leases.begin([]layout.FileID{args.ID}, false)
+	err = c.change(ctx, metarpc.OpReserve, metarpc.Cred{}, args, &r, ch, nil, nil)
+	return r, err
 }
 
 func (c *Client) DescribeLayout(ctx context.Context, id layout.FileID) (*metarpc.Described, error) {

@@ -389,6 +389,7 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 		return fmt.Errorf("the service sent more than %d callbacks without waiting for answers", maxRecalls)
 	}
 	var answer func() metarpc.Status
+	every := time.Duration(cn.welcome.Lease) / 4 // to tell that it is being worked on
 	switch a := args.(type) {
 	case *metarpc.LayoutRecallArgs:
 		c.cache.calledBack(a.ID, layout.Range{Off: a.Off, Len: a.Len})
@@ -408,6 +409,14 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 			}
 			return metarpc.StatusOK
 		}
+	case *metarpc.ReserveRecallArgs:
+		answer = func() metarpc.Status {
+			if c.cfg.OnReserveRecall != nil {
+				c.cfg.OnReserveRecall(prior(c.ctx), a.ID, a.Upto)
+			}
+			return metarpc.StatusOK
+		}
+		every = min(every, reserveWorking)
 	case *metarpc.CopiesStaleArgs:
 		c.cache.calledBack(a.ID, layout.Range{Len: layout.ToEOF})
 		answer = func() metarpc.Status {
@@ -427,7 +436,7 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 	}
 	// Owns the answer to one callback; ends when what the callback asks for is done, whose context ends with c.ctx.
 	c.tasks.Go(func() {
-		stop := c.keepWorking(cn, h.Number)
+		stop := c.keepWorking(cn, h.Number, every)
 		status := answer()
 		stop()
 		b, err := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: h.Number, Status: status})
@@ -441,13 +450,15 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 	return nil
 }
 
-// keepWorking tells the service that data servers keep the answer to a callback waiting, whenever that is so, until stop is
+// reserveWorking is how often a service hears that ReserveRecall is being worked on, which it does not wait for as long as for others.
+const reserveWorking = 500 * time.Millisecond
+
+// keepWorking tells the service that data servers keep the answer to a callback waiting, every so often when that is so, until stop is
 // called. One that comes after the answer does no harm.
-func (c *Client) keepWorking(cn *conn, number uint64) (stop func()) {
+func (c *Client) keepWorking(cn *conn, number uint64, every time.Duration) (stop func()) {
 	if c.cfg.Waiting == nil {
 		return func() {}
 	}
-	every := time.Duration(cn.welcome.Lease) / 4
 	var timer *time.Timer
 	stopped := false
 	say := func() {

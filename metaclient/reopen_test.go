@@ -86,7 +86,7 @@ func TestReopenFirst(t *testing.T) {
 				return err
 			},
 			"reserve": func() error {
-				_, _, err := c.Reserve(ctx, 5, 9)
+				_, err := c.Reserve(ctx, &metarpc.ReserveArgs{ID: 5, Len: 9})
 				return err
 			},
 			"setattr": func() error { return set(ctx, 5, true) },
@@ -180,7 +180,7 @@ func TestReopenFails(t *testing.T) {
 		s.hangUp()
 		time.Sleep(3 * turnMost) // until somebody reads
 		synctest.Wait()
-		if _, _, err := c.Reserve(t.Context(), 5, 1); lockStatus(err) != metarpc.Status(syscall.ESTALE) {
+		if _, err := c.Reserve(t.Context(), &metarpc.ReserveArgs{ID: 5, Len: 1}); lockStatus(err) != metarpc.Status(syscall.ESTALE) {
 			t.Error(err)
 		}
 	})

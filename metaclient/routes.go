@@ -114,8 +114,8 @@ func (v *Volume) DescribeLayout(ctx context.Context, id layout.FileID) (*metarpc
 	return v.of(id).DescribeLayout(ctx, id)
 }
 
-func (v *Volume) Reserve(ctx context.Context, id layout.FileID, n int64) (off, mtime int64, err error) {
-	return v.of(id).Reserve(ctx, id, n)
+func (v *Volume) Reserve(ctx context.Context, args *metarpc.ReserveArgs) (metarpc.ReserveResult, error) {
+	return v.of(args.ID).Reserve(ctx, args)
 }
 
 func (v *Volume) Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, appendOnly bool) (*layout.Segment, error) {

@@ -177,6 +177,11 @@ func (d *daemon) start(ctx context.Context, ready func(error)) error {
 				f.OnSizeQuery(ctx, ids)
 			}
 		},
+		OnReserveRecall: func(ctx context.Context, id layout.FileID, upto uint64) {
+			if f := front.Load(); f != nil {
+				f.OnReserveRecall(ctx, id, upto)
+			}
+		},
 		OnLost: func(shard int) {
 			if f := front.Load(); f != nil {
 				f.OnLost(shard)

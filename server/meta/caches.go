@@ -377,7 +377,7 @@ func (s *Service) settled(ctx context.Context, id layout.FileID, size int64) err
 	defer s.mu.Unlock()
 	f := s.file(id)
 	switch {
-	case f.unsure() || max(ino.Size, said.end) != size:
+	case f.unsure() || f.hasPlaces() || max(ino.Size, said.end) != size:
 		return refusef(metarpc.Status(syscall.EBUSY), "the file is being written")
 	case slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.open && cl.write && len(cl.pin.Handle) > 0 }):
 		return refusef(metarpc.Status(syscall.EBUSY), "the file is open for writing, in passthrough")

@@ -26,6 +26,7 @@ type file struct {
 	heldUp   *heldUp       // what cannot be done because of what is pinned; nil: nothing
 	granting int           // layouts that can be taken back whose answer is not yet in its connection's queue
 	reach    int64         // its writers, while there are any, have asked to write up to here; where there are quotas of bytes
+	shown    int64         // with places that are not written: how long the file is without those in front of that
 	moves    uint64        // how often what is reported went into the inode row, or was cut off
 	waiters  int           // who needs the record to stay
 	changed  chan struct{} // closed at the next change of anything above; nil when nobody waits
@@ -51,6 +52,9 @@ type claim struct {
 	returning bool            // it is being deleted
 	unsure    bool            // the row is of an earlier instance, and what it was told of sizes is not known again yet
 	report                    // what the session says of the file and is not yet in its inode row
+
+	places         []reservation // of its appends, which it has not said to be written
+	placesRecalled uint64        // up to this number they have been recalled
 }
 
 // report is the end and time of a session's writes; zero says nothing.
@@ -93,8 +97,11 @@ func (s *Service) changedFile(f *file) {
 	if f.reach > 0 && !f.writtenByOthers(nil) {
 		f.reach = 0
 	}
+	if f.shown > 0 && !f.hasPlaces() {
+		f.shown = 0
+	}
 	f.claims = slices.DeleteFunc(f.claims, func(cl *claim) bool {
-		idle := !cl.open && !cl.writer && !cl.unbarred && cl.assigning == 0 && !cl.returning && cl.report == report{}
+		idle := !cl.open && !cl.writer && !cl.unbarred && cl.assigning == 0 && !cl.returning && cl.report == report{} && len(cl.places) == 0
 		if idle {
 			delete(cl.sess.claims, f.id)
 		}
@@ -207,6 +214,7 @@ func (s *Service) gone(f *file) {
 	s.forgetLocks(f.id)
 	for _, cl := range f.claims {
 		cl.open, cl.writer, cl.unsure, cl.unfenced, cl.unbarred, cl.report, cl.reads = false, false, false, false, false, report{}, nil
+		cl.places = nil
 		if cl.unfence != nil {
 			cl.unfence()
 		}

@@ -97,7 +97,7 @@ func (s *Service) attributes(ctx context.Context, id layout.FileID) (metarpc.Att
 	if err != nil {
 		return metarpc.Attr{}, err
 	}
-	return attrOf(id, &row, counters, reported[0]), nil
+	return s.shownWith(id, attrOf(id, &row, counters, reported[0])), nil
 }
 
 func decodeCounters(key, raw []byte) (catalog.Counters, error) {

@@ -428,7 +428,7 @@ func (s *Service) layoutReturn(ctx context.Context, c *call, a *metarpc.LayoutRe
 			cl.reads = nil
 			s.changedFile(cl.file)
 		}
-		if !cl.writer || cl.report != (report{}) {
+		if !cl.writer || cl.report != (report{}) || len(cl.places) > 0 {
 			continue
 		}
 		cl.writer, cl.appends, cl.unsure, cl.returning, cl.ranges = false, false, false, true, nil
@@ -472,7 +472,13 @@ func (s *Service) layoutCommit(ctx context.Context, c *call, a *metarpc.LayoutCo
 		if r.Set != (metarpc.Times{}) {
 			reports[i].set = r.Set
 		}
+		reports[i].reserved = append(reports[i].reserved, r.Reserved...)
 	}
+	s.mu.Lock()
+	for _, r := range a.Reports {
+		s.settlePlaces(c.sess.claims[r.ID], r.Ended, r.GivenUp)
+	}
+	s.mu.Unlock()
 	if err := s.validate(ctx, c.sess, reports); err != nil {
 		return nil, err
 	}
@@ -544,10 +550,11 @@ func (s *Service) news(sess *session, reports []fileReport) (items []metarpc.Lea
 type fileReport struct {
 	id layout.FileID
 	report
-	atime   int64             // of an inode of any type; kept if the report is durable
-	written []metarpc.Written // made valid before the report is taken
-	set     metarpc.Times     // before what is reported
-	attr    metarpc.Attr      // zero if there is no such inode, or not one that can have such a report
+	atime    int64             // of an inode of any type; kept if the report is durable
+	written  []metarpc.Written // made valid before the report is taken
+	set      metarpc.Times     // before what is reported
+	reserved []metarpc.Place   // not written yet
+	attr     metarpc.Attr      // zero if there is no such inode, or not one that can have such a report
 }
 
 // of reports whether an inode of this mode can have the report.
@@ -588,9 +595,12 @@ func (s *Service) note(ctx context.Context, sess *session, reports []fileReport)
 		}
 		cl := f.claim(sess)
 		cl.report = cl.report.and(now)
+		f.raise(now.end)
+		s.reclaimPlaces(cl, r.reserved, rows[i].Size)
 		cl.unsure = false
 		r.attr = attrOf(r.id, rows[i], counters[i], f.reported().and(before[i]))
 		f.hideCut(&r.attr)
+		f.hidePlaces(&r.attr)
 		s.changedFile(f)
 	}
 	return nil
@@ -699,6 +709,7 @@ func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileRe
 				s.mu.Unlock()
 				return err
 			}
+			f.raise(clips[i].end)
 			s.changedFile(f)
 		}
 	}
@@ -760,6 +771,7 @@ func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileRe
 		reports[i].attr = attrOf(reports[i].id, row, counters[i], reported)
 		if f != nil {
 			f.hideCut(&reports[i].attr)
+			f.hidePlaces(&reports[i].attr)
 			s.changedFile(f)
 		}
 	}

@@ -66,7 +66,11 @@ func (s *Service) lease(sess *session, id layout.FileID, want metarpc.Lease) met
 // leaseUpTo is lease if the session has leases on fewer than limit inodes; s.mu is held.
 func (s *Service) leaseUpTo(limit int, sess *session, id layout.FileID, want metarpc.Lease) metarpc.Lease {
 	l := s.leases[id]
-	if !s.mine(id) || l != nil && l.changing > 0 || sess.leases == nil || want&metarpc.LeaseAttrs != 0 && s.files[id].writtenByOthers(sess) {
+	if !s.mine(id) || l != nil && l.changing > 0 || sess.leases == nil {
+		return 0
+	}
+	// What is shown of a file changes by itself when a place is written, also one of the session's own.
+	if f := s.files[id]; want&metarpc.LeaseAttrs != 0 && (f.writtenByOthers(sess) || f.hasPlaces()) {
 		return 0
 	}
 	have := sess.leases[id]
@@ -306,8 +310,9 @@ type sizeQuery struct {
 }
 
 // askWriters has the sessions that may be writing files report how far they have got, except sess, which asks, and those
-// that write only where they were told to. What a session has to say that is not in touch is found out by makeSure.
-func (s *Service) askWriters(ctx context.Context, sess *session, ids ...layout.FileID) error {
+// that write only where they were told to. With places it also asks who has some, be it sess, which of them are written. What a
+// session has to say that is not in touch is found out by makeSure.
+func (s *Service) askWriters(ctx context.Context, sess *session, places bool, ids ...layout.FileID) error {
 	var queries []*sizeQuery
 	s.mu.Lock()
 	for _, id := range ids {
@@ -316,7 +321,8 @@ func (s *Service) askWriters(ctx context.Context, sess *session, ids ...layout.F
 			continue
 		}
 		for _, cl := range f.claims {
-			if !cl.writer || cl.appends || cl.unsure || cl.sess == sess || !cl.sess.inTouch() {
+			writes := cl.writer && !cl.appends && !cl.unsure && cl.sess != sess
+			if !writes && !(places && len(cl.places) > 0) || !cl.sess.inTouch() {
 				continue
 			}
 			q := s.query(cl.sess)
@@ -389,10 +395,11 @@ func (s *Service) show(ctx context.Context, sess *session, id layout.FileID) (me
 	return attr, lease, err
 }
 
-// settleSize waits until it can be told how long files are: writers have said it, and a size that others have been told
-// to expect is set.
+// settleSize waits until it can be told how long files are: writers have said it, appends that others follow on are written, and a size
+// that others have been told to expect is set.
 func (s *Service) settleSize(ctx context.Context, sess *session, ids ...layout.FileID) error {
-	if err := s.askWriters(ctx, sess, ids...); err != nil {
+	err := s.settlePlacesOf(ctx, ids, func(ctx context.Context) error { return s.askWriters(ctx, sess, true, ids...) })
+	if err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -519,9 +519,8 @@ func TestReserve(t *testing.T) {
 						mu.Lock()
 						places = append(places, place{off, n})
 						mu.Unlock()
-						if k%3 == 0 { // so that reports leave memory all the time
-							c.report(false, metarpc.SizeReport{ID: f, End: off + n, Mtime: k})
-						}
+						// Some are durable, so that reports leave memory all the time.
+						c.report(k%3 != 0, metarpc.SizeReport{ID: f, End: off + n, Mtime: k, Ended: []uint64{r.Number}})
 						if at := c.attr(f); at.Size < off+n || at.Mtime < r.Mtime || at.Size == off+n && at.Mtime != r.Mtime {
 							t.Errorf("size %d and time %d after an append to %d at %d", at.Size, at.Mtime, off+n, r.Mtime)
 						}
@@ -580,6 +579,7 @@ func TestReserveTwice(t *testing.T) {
 	if err := c.finish(hdr, c.send(hdr, args), &r); err != nil || r.Off != 0 {
 		t.Errorf("%+v %v", r, err)
 	}
+	c.report(true, metarpc.SizeReport{ID: f, Ended: []uint64{r.Number}})
 	if at := c.attr(f); at.Size != 10 {
 		t.Errorf("%+v", at)
 	}

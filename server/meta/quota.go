@@ -424,7 +424,7 @@ func (s *Service) readGrowing(ctx context.Context, t *quotaTable) error {
 	ends := map[layout.FileID]int64{}
 	s.mu.Lock()
 	for id, f := range s.files {
-		if end := max(f.reach, f.reported().end); end > 0 && f.writtenByOthers(nil) {
+		if end := max(f.reach, f.reported().end, f.placedEnd()); end > 0 && f.writtenByOthers(nil) {
 			ends[id] = end
 		}
 	}

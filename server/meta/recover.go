@@ -279,6 +279,7 @@ func (s *Service) fence(sess *session, id layout.FileID) error {
 		return err
 	}
 	cl.unfenced = false
+	cl.places = nil // those that are not written read as zeros, if anything lies behind them
 	for _, other := range cl.file.claims {
 		if other.writer && s.sessions[other.sess.id] != nil {
 			s.tasks.Go(func() { // ends with the answer, the session, its lease, or s.ctx
@@ -384,6 +385,7 @@ func (s *Service) found(f *file, sess *session, end, size int64) {
 		cl.end = max(end, cl.end)
 	}
 	cl.unsure = false
+	f.raise(cl.end)
 	s.changedFile(f)
 }
 
@@ -434,6 +436,7 @@ func (s *Service) makeSure(ctx context.Context, id layout.FileID) error {
 			cl.end = max(cl.end, end)
 		}
 	}
+	f.raise(end)
 	s.changedFile(f)
 	return nil
 }

@@ -10,9 +10,15 @@ import (
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
-// reserve finds the place of an append. It is a report of the session that is ahead of the write; like those it is in
-// memory only, and its client reports it again after a restart, so executing the call a second time then does no harm.
+// reserve finds the place of an append, and keeps it for the session until that has said what became of it. It is in
+// memory only, and the client tells of it again after a restart. A place that is found twice is given up with a recall, as its
+// session does not know the first one.
+//
+// A client that does not number its places reports each one ahead of the write.
 func (s *Service) reserve(ctx context.Context, c *call, a *metarpc.ReserveArgs) (*metarpc.ReserveResult, error) {
+	s.mu.Lock()
+	s.settlePlaces(c.sess.claims[a.ID], a.Ended, a.GivenUp)
+	s.mu.Unlock()
 	if _, _, err := s.regular(ctx, a.ID); err != nil {
 		return nil, err
 	}
@@ -21,7 +27,7 @@ func (s *Service) reserve(ctx context.Context, c *call, a *metarpc.ReserveArgs) 
 	if err := p.recall(ctx, []metarpc.LeaseItem{{ID: a.ID, Lease: metarpc.LeaseAttrs | metarpc.LeaseData}}); err != nil {
 		return nil, err
 	}
-	if err := s.askWriters(ctx, c.sess, a.ID); err != nil {
+	if err := s.askWriters(ctx, c.sess, false, a.ID); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
@@ -37,11 +43,13 @@ func (s *Service) reserve(ctx context.Context, c *call, a *metarpc.ReserveArgs) 
 			return nil, err
 		}
 		moves := f.moves
+		placed := f.placedEnd()
 		s.mu.Unlock()
 		said, err := s.reports(ctx, a.ID)
 		row, _, gone := s.regular(ctx, a.ID)
+		full := error(nil)
 		if err == nil && gone == nil {
-			err = s.admitAppend(ctx, a, &row, said[0].end)
+			full = s.admitAppend(ctx, a, &row, max(said[0].end, placed))
 		}
 		s.mu.Lock()
 		if err == nil {
@@ -51,16 +59,23 @@ func (s *Service) reserve(ctx context.Context, c *call, a *metarpc.ReserveArgs) 
 			return nil, err
 		}
 		if moves != f.moves || f.cut != nil || f.unsure() || f.unfenced() {
-			continue // what was reported may be neither in the row that was read nor in memory now
+			continue // what was reported may be neither in the row that was read nor in memory now, and quotas may have room again
 		}
-		off := max(row.Size, f.reported().end)
+		if full != nil {
+			return nil, full
+		}
+		off := max(row.Size, f.reported().end, f.placedEnd())
 		if a.Len > math.MaxInt64-off {
 			return nil, refuse(syscall.EFBIG)
 		}
 		cl := f.claim(c.sess)
 		at := now()
-		cl.report = cl.report.and(report{off + a.Len, at})
-		return &metarpc.ReserveResult{Off: off, Mtime: at}, nil
+		if !metarpc.BackReserveRecall.In(c.from.version) {
+			cl.report = cl.report.and(report{off + a.Len, at})
+			f.raise(off + a.Len)
+			return &metarpc.ReserveResult{Off: off, Mtime: at}, nil
+		}
+		return &metarpc.ReserveResult{Off: off, Mtime: at, Number: s.addPlace(cl, off, a.Len, at)}, nil
 	}
 }
 

@@ -56,6 +56,7 @@ type Service struct {
 	moves      map[layout.FileID]*move // those that have begun, and those whose failure nobody has heard of yet
 	leases     map[layout.FileID]*leased
 	contended  map[layout.FileID]contention
+	lastPlace  uint64             // the number of the last place of an append; those of an earlier instance are smaller
 	lastChange uint64             // the number of the last one that another service holds something for
 	peers      []peer             // by shard
 	askers     map[askerID]*asker // who asks for holds
@@ -117,6 +118,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		peers:     make([]peer, volume.ShardCount()),
 		askers:    map[askerID]*asker{},
 		dirs:      dirTable{rows: map[layout.FileID][]byte{}},
+		lastPlace: uint64(now()),
 	}
 	for i := range s.peers {
 		s.peers[i].live = map[uint64]struct{}{}

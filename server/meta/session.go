@@ -206,6 +206,10 @@ func (s *Service) attach(sess *session, c *conn, in *Incoming, given grant) bool
 	}))
 	again := make(map[uint64]*callback, len(sess.backs))
 	for _, cb := range sess.backs {
+		if !cb.op.In(c.version) {
+			cb.done <- metarpc.Status(syscall.EOPNOTSUPP)
+			continue
+		}
 		sess.lastBack++
 		again[sess.lastBack] = cb
 		c.enqueue(s.backFrame(c.version, sess.lastBack, cb))
@@ -407,6 +411,11 @@ var errEnded = errors.New("the session has ended")
 // callBack calls the client and waits for its answer, across connections, until ctx or the session ends. Whoever neither
 // answers nor says that data servers keep it waiting for a lease loses the session.
 func (s *Service) callBack(ctx context.Context, sess *session, op metarpc.BackOp, args any) error {
+	return s.callBackWithin(ctx, sess, op, args, s.cfg.Lease)
+}
+
+// callBackWithin is callBack with another time than a lease.
+func (s *Service) callBackWithin(ctx context.Context, sess *session, op metarpc.BackOp, args any, patience time.Duration) error {
 	cb := &callback{op: op, args: args, done: make(chan metarpc.Status, 1), working: make(chan struct{}, 1)}
 	sess.mu.Lock()
 	if sess.ended {
@@ -419,12 +428,16 @@ func (s *Service) callBack(ctx context.Context, sess *session, op metarpc.BackOp
 	c := sess.conn
 	sess.mu.Unlock()
 	defer sess.forget(cb)
+	if c != nil && !op.In(c.version) {
+		s.end(sess, fmt.Sprintf("it does not know %v any more", op))
+		return errEnded
+	}
 	if c != nil {
 		c.send(s.backFrame(c.version, number, cb))
 	}
 	began := time.Now()
 	late := false
-	lease := time.NewTimer(s.cfg.Lease)
+	lease := time.NewTimer(patience)
 	defer lease.Stop()
 	for {
 		select {
@@ -438,17 +451,17 @@ func (s *Service) callBack(ctx context.Context, sess *session, op metarpc.BackOp
 			}
 			return nil
 		case <-cb.working:
-			lease.Reset(s.cfg.Lease)
-			if !late && time.Since(began) > s.cfg.Lease/2 {
+			lease.Reset(patience)
+			if !late && time.Since(began) > patience/2 {
 				late = true
 				s.log.Warn("data servers keep a client waiting; until it answers others wait for what it holds", "session", sess, "host", sess.client.Host, "callback", op)
 			}
 		case <-lease.C:
-			if rest := s.cfg.Lease - s.sinceUnheard(); rest > 0 {
+			if rest := patience - s.sinceUnheard(); rest > 0 {
 				lease.Reset(rest)
 				continue
 			}
-			s.end(sess, fmt.Sprintf("it did not answer %v for %v", op, s.cfg.Lease))
+			s.end(sess, fmt.Sprintf("it did not answer %v for %v", op, patience))
 			return errEnded
 		case <-sess.ctx.Done():
 			return errEnded
@@ -526,6 +539,12 @@ func (s *Service) end(sess *session, reason string) {
 	s.fading[sess] = struct{}{}
 	if !left {
 		sess.doubt()
+	}
+	for _, cl := range sess.claims {
+		if len(cl.places) > 0 && !cl.unfenced { // nothing is written there any more
+			cl.places = nil
+			s.changedFile(cl.file)
+		}
 	}
 	s.mu.Unlock()
 	s.log.Info("session ends", "session", sess, "host", sess.client.Host, "mount", sess.client.Mount, "reason", reason)

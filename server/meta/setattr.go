@@ -70,7 +70,7 @@ func (s *Service) setAttr(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 				}
 			})
 		}
-		return &metarpc.AttrResult{Attr: attrOf(a.ID, &row, counters, reported), Lease: lease}, nil
+		return &metarpc.AttrResult{Attr: s.shownWith(a.ID, attrOf(a.ID, &row, counters, reported)), Lease: lease}, nil
 	})
 }
 
@@ -229,6 +229,16 @@ var errLaidOut = errors.New("it has got data files on namespaces meanwhile")
 // commitSize recalls layouts and commits the size, with an intent if data has to be cut. The caller has the file's
 // sizing, and has made the cut.
 func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.SetAttrArgs, lease metarpc.Lease, p *pending) (r *metarpc.AttrResult, intent bool, err error) {
+	// What was reserved at the end of the file is somewhere else, or nowhere, once it has another size. A session that sets one has no append
+	// under way.
+	s.mu.Lock()
+	if cl := f.claimOf(c.sess); cl != nil {
+		cl.endPlaces()
+	}
+	s.mu.Unlock()
+	if err := s.recallPlaces(ctx, f); err != nil {
+		return nil, false, err
+	}
 	if err := s.recall(ctx, f, c.sess); err != nil {
 		return nil, false, err
 	}

@@ -291,7 +291,15 @@ func (a *LeaseShrinkArgs) check(Op) error {
 	return nil
 }
 
-func (a *ReserveArgs) check(Op) error { return first(checkID(a.ID), checkRange(0, a.Len)) }
+func (a *ReserveArgs) check(Op) error {
+	err := first(checkID(a.ID), checkRange(0, a.Len))
+	if len(a.Ended) > MaxBatch || len(a.GivenUp) > MaxBatch {
+		err = first(err, fmt.Errorf("%d and %d places in one call, want at most %d", len(a.Ended), len(a.GivenUp), MaxBatch))
+	}
+	return err
+}
+
+func (a *ReserveRecallArgs) check(Op) error { return checkID(a.ID) }
 
 // MaxNear bounds LayoutGetArgs.Near and CreateArgs.Near.
 const MaxNear = 64
@@ -383,7 +391,7 @@ func (a *LayoutCommitArgs) check(Op) error {
 	if len(a.Reports) > MaxBatch {
 		return fmt.Errorf("%d reports in one call, want at most %d", len(a.Reports), MaxBatch)
 	}
-	ranges := 0
+	ranges, places := 0, 0
 	for i := range a.Reports {
 		r := &a.Reports[i]
 		if r.ID == 0 || r.End < 0 {
@@ -401,6 +409,15 @@ func (a *LayoutCommitArgs) check(Op) error {
 			}
 			ranges += len(r.Written[k].Ranges)
 		}
+		for _, p := range r.Reserved {
+			if err := checkRange(p.Off, p.Len); err != nil || p.Number == 0 || p.Mtime <= 0 {
+				return fmt.Errorf("report of inode %d with place %d of %d bytes at %d, made at %d", r.ID, p.Number, p.Len, p.Off, p.Mtime)
+			}
+		}
+		places += len(r.Ended) + len(r.GivenUp) + len(r.Reserved)
+	}
+	if places > MaxPlaces {
+		return fmt.Errorf("%d places of appends in one call, want at most %d", places, MaxPlaces)
 	}
 	if ranges > MaxRanges {
 		return fmt.Errorf("%d ranges in one call, want at most %d", ranges, MaxRanges)

@@ -24,6 +24,7 @@ const (
 	MaxBatch    = 1024
 	MaxRule     = 8192    // bytes of a rule for clients
 	MaxRanges   = 1 << 14 // that become valid by one LayoutCommit
+	MaxPlaces   = 1 << 14 // of appends that one LayoutCommit tells of
 	MaxPage     = 4096    // entries of one ReadDir page
 	MaxGroups   = 65536   // supplementary groups of a credential, as in Linux (NGROUPS_MAX)
 	MaxText     = 4096    // bytes of a URL, a host name and other texts about a client
@@ -430,16 +431,27 @@ type (
 		// written does not change.
 		Renew bool
 	}
-	// ReserveArgs asks for the place of an append: Len bytes at the end of the file, which is longer by that from now on.
+	// ReserveArgs asks for the place of an append: Len bytes at the end of the file, behind all places that others have.
 	ReserveArgs struct {
 		_msgpack struct{} `msgpack:",as_array"`
 		ID       layout.FileID
 		Len      int64
+		Ended    []uint64 `since:"6"` // as in SizeReport
+		GivenUp  []uint64 `since:"6"`
 	}
 	// ReserveResult says with the place when the append was made: that is what everybody is shown of it, now and later.
+	// Number is the place's; 0 means that everybody is shown the place at once, and that it is not recalled.
 	ReserveResult struct {
 		_msgpack struct{} `msgpack:",as_array"`
 		Off      int64
+		Mtime    int64
+		Number   uint64 `since:"6"`
+	}
+	// Place is where an append goes.
+	Place struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Number   uint64
+		Off, Len int64
 		Mtime    int64
 	}
 	// LayoutResult: Pinned is a copy that has every byte of the file at its offset, and is kept up to date until the session
@@ -465,6 +477,11 @@ type (
 		// one call are MaxRanges at most.
 		Written []Written
 		Set     Times
+		// Ended are the places of Reserve that the session has written, GivenUp those that it does not write any more. Unknown numbers are
+		// ignored. Reserved is what it tells a restarted service of the others. There are MaxPlaces in one call at most.
+		Ended    []uint64 `since:"6"`
+		GivenUp  []uint64 `since:"6"`
+		Reserved []Place  `since:"6"`
 	}
 	// Times are what the client has set by hand, without asking, of a file that it may write: no report of before counts any more.
 	Times struct {
@@ -682,6 +699,13 @@ type (
 	SizeQueryArgs struct {
 		_msgpack struct{} `msgpack:",as_array"`
 		IDs      []layout.FileID
+	}
+	// ReserveRecallArgs: the session writes no place of the file with a number up to Upto any more. What it has begun to write it finishes. It
+	// reports which of them it has written, by a provisional LayoutCommit, and then answers; the others are given up.
+	ReserveRecallArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		ID       layout.FileID
+		Upto     uint64
 	}
 	// LockReadyArgs: a lock that was waited for may be free; ask again.
 	LockReadyArgs struct {

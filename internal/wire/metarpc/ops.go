@@ -65,6 +65,7 @@ const (
 	BackLockReady
 	BackLeaseShrink
 	BackCopiesStale
+	BackReserveRecall
 	backOpEnd
 )
 
@@ -164,6 +165,8 @@ var backOps = [backOpEnd]struct {
 	BackLockReady:    {"LOCKREADY", of[LockReadyArgs]},
 	BackLeaseShrink:  {"LEASESHRINK", of[LeaseShrinkArgs]},
 	BackCopiesStale:  {"COPIESSTALE", of[CopiesStaleArgs]},
+
+	BackReserveRecall: {"RESERVERECALL", of[ReserveRecallArgs]},
 }
 
 func (o BackOp) String() string {

@@ -50,7 +50,7 @@ func Mismatch(client, service Versions) string {
 // newOps and newBackOps are the calls and callbacks that Lowest does not have, with the versions they came with.
 var (
 	newOps     = map[Op]uint32{OpClientSet: 5, OpClientList: 5}
-	newBackOps = map[BackOp]uint32{}
+	newBackOps = map[BackOp]uint32{BackReserveRecall: 6}
 )
 
 // In reports whether a version has the call.
