@@ -36,6 +36,7 @@ func (i *inode) fallocate(ctx context.Context, mode uint32, off, n int64, setID 
 	if err != nil {
 		return err
 	}
+	defer i.allocated(mode&unix.FALLOC_FL_PUNCH_HOLE == 0 && (!keep || end <= size))
 	if mode&(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_ZERO_RANGE) != 0 {
 		if err := i.punch(ctx, off, min(end, size)); err != nil {
 			return err
@@ -129,6 +130,9 @@ func (i *inode) oneSegment(ctx context.Context, off, end int64, punch bool, do f
 		i.finish(admitted, 0, err)
 	})
 	arrived()
+	if err != nil {
+		i.doubtBlocks()
+	}
 	if i.data.Dirty() { // zeros that were written
 		i.mu.Lock()
 		i.enqueue()

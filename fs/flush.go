@@ -386,7 +386,9 @@ func (fs *FS) tell(ctx context.Context, reports []report, provisional bool) (out
 		if len(r.written) > 0 {
 			r.written = i.untold() // others may have told it since, and answered a recall
 		}
+		var used metarpc.Used
 		if !provisional {
+			used = i.used()
 			r.set = i.putOff // which does not change while it is on its way
 		}
 		news := !(i.durable >= r.count && len(r.written) == 0 && r.set.Ctime == 0 || provisional && i.provisional >= r.count)
@@ -400,7 +402,7 @@ func (fs *FS) tell(ctx context.Context, reports []report, provisional bool) (out
 			live = append(live, r)
 			args = append(args, metarpc.SizeReport{
 				ID: i.id, End: r.end, Mtime: r.mtime, Written: wireWritten(r.written), Set: r.set,
-				Ended: r.places.Ended, GivenUp: r.places.GivenUp, Reserved: r.places.Reserved,
+				Ended: r.places.Ended, GivenUp: r.places.GivenUp, Reserved: r.places.Reserved, Used: used,
 			})
 			if r.set.Ctime != 0 {
 				i.setting++

@@ -92,6 +92,8 @@ type inode struct {
 
 	// epoch changes when end or mtime has been cut back, so that an older report must not be sent any more.
 	epoch uint64
+	// blocks is what is allocated.
+	blocks allocation
 	// changed is the clock at the last change that makes older answers wrong about size or mtime.
 	changed uint64
 
@@ -170,8 +172,9 @@ type admission struct {
 	n       int64        // with place: bytes
 }
 
-// admit counts a write in that goes by seg. mu is held.
-func (i *inode) admit(seg *layout.Segment) admission {
+// admit counts a write of n bytes at off in that goes by seg, which may hold fewer. mu is held.
+func (i *inode) admit(seg *layout.Segment, off, n int64) admission {
+	i.count(off, min(n, seg.End()-off))
 	if seg.OnNamespaces {
 		i.reads.any.Store(true)
 	}
@@ -295,7 +298,7 @@ func (i *inode) acquire(ctx context.Context, off, n int64, t *terms) (*layout.Se
 			i.mu.Unlock()
 			return nil, none, errUnleased
 		}
-		admitted := i.admit(seg)
+		admitted := i.admit(seg, off, n)
 		if t.place != nil {
 			t.place.writing++
 			admitted.place, admitted.n = t.place, min(n, seg.End()-off)
@@ -380,6 +383,7 @@ func (i *inode) mergeLocked(answer metaclient.Answer, asked uint64) attrs {
 		i.take(&a.Attr)
 	}
 	a.Size = i.size.Load()
+	i.showUsed(&a.Attr)
 	if i.mtime > a.Mtime {
 		a.Mtime = i.mtime
 		a.Ctime = max(a.Ctime, i.mtime)
@@ -505,7 +509,7 @@ func (i *inode) setGone(err error) {
 // forget leaves nothing to tell the service. mu is held.
 func (i *inode) forget() {
 	i.durable, i.provisional, i.end, i.mtime, i.putOff = i.written, i.written, 0, 0, metarpc.Times{}
-	i.reserved.end = 0
+	i.reserved.end, i.blocks = 0, allocation{}
 }
 
 // letGo is called when the file may not be in use any more: the service hears that, and the inode goes. Its holder
@@ -530,7 +534,7 @@ func (i *inode) letGo() {
 	}
 	i.closePassed(false)
 	if i.wanted {
-		i.wanted, i.plain = false, false
+		i.wanted, i.plain, i.blocks = false, false, allocation{}
 		i.data.Forget()
 		i.fs.meta.Forget(i.id)
 		i.fs.meta.Release(i.id)

@@ -353,7 +353,7 @@ func (fs *FS) StartWrite(w *Write) {
 		w.block(nil)
 		return
 	}
-	w.admitted = i.admit(seg)
+	w.admitted = i.admit(seg, w.Off, n)
 	i.mu.Unlock()
 	w.io.Slowest = w.ask(fs)
 	w.io.Segment, w.io.Data, w.io.Buf, w.io.Off, w.io.Shared = seg, w.Data, w.Buf, w.Off, w.admitted.shared
@@ -378,6 +378,7 @@ func (w *Write) block(err error) {
 	fs := w.i.fs
 	ctx, ok := w.takeOver(fs.ctx)
 	if !ok {
+		w.i.doubtBlocks()
 		w.Done(0, syscall.EINTR)
 		return
 	}
@@ -385,6 +386,9 @@ func (w *Write) block(err error) {
 	fs.spawn(func() {
 		n, err := w.write(ctx, err)
 		w.release()
+		if n < len(w.Data) {
+			w.i.doubtBlocks()
+		}
 		w.Done(n, fs.dataErrno(w.ID, err))
 	})
 }

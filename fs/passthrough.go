@@ -279,6 +279,7 @@ func (i *inode) look() {
 	changed := p.mtime != 0 && (size != p.size || mtime != p.mtime && mtime != timeless)
 	if p.size, p.mtime = size, mtime; changed {
 		i.outdate()
+		i.loseBlocks() // where it has written is not known
 		i.wrote(size, mtime)
 	}
 	if i.end > size { // it has been cut since

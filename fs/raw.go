@@ -56,7 +56,7 @@ func fillAttr(out *fuse.Attr, a *metarpc.Attr) {
 	*out = fuse.Attr{
 		Ino:     uint64(a.ID),
 		Size:    uint64(a.Size),
-		Blocks:  (uint64(a.Size) + 511) / 512, // what is allocated only the data servers know
+		Blocks:  sectors(a),
 		Mode:    a.Mode,
 		Nlink:   a.Nlink,
 		Owner:   fuse.Owner{Uid: a.UID, Gid: a.GID},

@@ -148,7 +148,11 @@ func (i *inode) change(ctx context.Context, args *metarpc.SetAttrArgs, set func(
 			i.putOff = metarpc.Times{}
 		}
 		i.look()
+		if size >= 0 {
+			i.cutBlocks(size, a.Attr.Used)
+		}
 		i.take(&a.Attr)
+		i.showUsed(&a.Attr)
 		return attrs{Attr: a.Attr, fresh: true}, nil
 	})
 }

@@ -392,7 +392,7 @@ func (s *Service) sizeAndLayout(ctx context.Context, sess *session, id layout.Fi
 	}
 	var attr metarpc.Attr
 	if err == nil {
-		attr, err = s.attributes(ctx, id)
+		attr, err = s.attributes(ctx, sess, id)
 	}
 	if err == nil {
 		_, err = s.get(ctx, schema.LayoutKey(id), &row)

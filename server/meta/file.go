@@ -40,6 +40,7 @@ type claim struct {
 	write     bool            // with open: for writing as well
 	pin       metarpc.CopyRef // with open: a copy that its kernel reads or writes without asking
 	writer    bool            // may have a writer row
+	crowded   bool            // a writer that somebody else may have written beside, or that an earlier instance knew, see used.go
 	ranges    []layout.Range  // of a writer, if the file is exclusive: where it may write and nobody else, see ranges.go
 	reads     []layout.Range  // with open, of a file on namespaces: where it may read and nobody else write
 	granted   time.Time       // when it last got one of these
@@ -60,6 +61,7 @@ type claim struct {
 // report is the end and time of a session's writes; zero says nothing.
 type report struct {
 	end, mtime int64
+	writer     *session // in what is said of a file: who may be writing it, see used.go
 }
 
 // file returns the record of id, made if there is none; s.mu is held. It lasts until s.mu is released, and after that
@@ -144,12 +146,17 @@ func (f *file) reported() report {
 	var r report
 	for _, cl := range f.claims {
 		r = r.and(cl.report)
+		if cl.writer {
+			r.writer = together(r.writer, cl.sess)
+		}
 	}
 	return r
 }
 
 // and is what two reports say together.
-func (r report) and(o report) report { return report{max(r.end, o.end), max(r.mtime, o.mtime)} }
+func (r report) and(o report) report {
+	return report{max(r.end, o.end), max(r.mtime, o.mtime), together(r.writer, o.writer)}
+}
 
 // said returns what is reported of each of the files, as far as it is known.
 func (s *Service) said(ids ...layout.FileID) []report {

@@ -303,7 +303,7 @@ func (s *Service) sendSettled(shard int) {
 // the type. What else there is to know only that shard's service knows.
 func (s *Service) foreignAttr(ctx context.Context, entry schema.Entry) (metarpc.Attr, error) {
 	if entry.Type == syscall.S_IFDIR {
-		return s.attributes(ctx, entry.ID)
+		return s.attributes(ctx, nil, entry.ID)
 	}
 	return metarpc.Attr{ID: entry.ID, Mode: entry.Type}, nil
 }

@@ -75,8 +75,8 @@ func notRegular(mode uint32) error {
 	return errInvalid
 }
 
-// attributes reads what stat(2) shows of an inode.
-func (s *Service) attributes(ctx context.Context, id layout.FileID) (metarpc.Attr, error) {
+// attributes reads what stat(2) shows a session of an inode.
+func (s *Service) attributes(ctx context.Context, sess *session, id layout.FileID) (metarpc.Attr, error) {
 	reported, err := s.reports(ctx, id)
 	if err != nil {
 		return metarpc.Attr{}, err
@@ -97,7 +97,7 @@ func (s *Service) attributes(ctx context.Context, id layout.FileID) (metarpc.Att
 	if err != nil {
 		return metarpc.Attr{}, err
 	}
-	return s.shownWith(id, attrOf(id, &row, counters, reported[0])), nil
+	return s.shownWith(id, attrOf(id, &row, counters, reported[0].to(sess))), nil
 }
 
 func decodeCounters(key, raw []byte) (catalog.Counters, error) {
@@ -125,6 +125,9 @@ func attrOf(id layout.FileID, row *schema.Inode, counters catalog.Counters, repo
 		written := *row
 		applyReport(&written, reported, now())
 		a.Size, a.Mtime, a.Ctime = written.Size, written.Mtime, written.Ctime
+		if reported.writer == nil {
+			a.Used = row.Used
+		}
 	}
 	return a
 }

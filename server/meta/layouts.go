@@ -203,7 +203,7 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 	// Before there is a row, so that a truncation that begins now recalls what is granted here, and before leases are
 	// recalled, so that nobody else gets one.
 	cl.appends = a.Append && (cl.appends || !cl.writer)
-	cl.writer = true
+	cl.becomeWriter()
 	cl.assigning++
 	assigned := func() {
 		cl.assigning--
@@ -302,7 +302,7 @@ func (s *Service) grantNew(ctx context.Context, t *tx, c *call, id layout.FileID
 	f := s.file(id)
 	cl := f.claim(c.sess)
 	// Before there is a row, as in grant. Nobody else has anything of the file yet.
-	cl.writer = true
+	cl.becomeWriter()
 	cl.assigning++
 	if s.exclusive(&l) {
 		cl.keeps(layout.IOModeRW, layout.Range{Len: layout.ToEOF})
@@ -473,6 +473,9 @@ func (s *Service) layoutCommit(ctx context.Context, c *call, a *metarpc.LayoutCo
 			reports[i].set = r.Set
 		}
 		reports[i].reserved = append(reports[i].reserved, r.Reserved...)
+		if r.Used != 0 {
+			reports[i].used = r.Used
+		}
 	}
 	s.mu.Lock()
 	for _, r := range a.Reports {
@@ -554,6 +557,7 @@ type fileReport struct {
 	written  []metarpc.Written // made valid before the report is taken
 	set      metarpc.Times     // before what is reported
 	reserved []metarpc.Place   // not written yet
+	used     metarpc.Used      // with what is reported, which a durable report alone says
 	attr     metarpc.Attr      // zero if there is no such inode, or not one that can have such a report
 }
 
@@ -598,7 +602,7 @@ func (s *Service) note(ctx context.Context, sess *session, reports []fileReport)
 		f.raise(now.end)
 		s.reclaimPlaces(cl, r.reserved, rows[i].Size)
 		cl.unsure = false
-		r.attr = attrOf(r.id, rows[i], counters[i], f.reported().and(before[i]))
+		r.attr = attrOf(r.id, rows[i], counters[i], f.reported().and(before[i]).to(sess))
 		f.hideCut(&r.attr)
 		f.hidePlaces(&r.attr)
 		s.changedFile(f)
@@ -701,6 +705,7 @@ func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileRe
 		return err
 	}
 	clips := make([]report, len(reports))
+	used := make([]metarpc.Used, len(reports))
 	s.mu.Lock()
 	for i := range reports {
 		clips[i] = reports[i].report
@@ -710,6 +715,7 @@ func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileRe
 				return err
 			}
 			f.raise(clips[i].end)
+			used[i] = f.claimOf(sess).counts(reports[i].used)
 			s.changedFile(f)
 		}
 	}
@@ -725,6 +731,9 @@ func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileRe
 		if isRegular(row.Mode) {
 			applyTimes(row, reports[i].set)
 			applyReport(row, clips[i], at)
+			if reports[i].writes() {
+				row.Used = used[i]
+			}
 		}
 		row.Atime = max(row.Atime, reports[i].atime)
 		recharge(&t, &before, row)
@@ -768,7 +777,7 @@ func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileRe
 			f.moves++
 			reported = reported.and(f.reported())
 		}
-		reports[i].attr = attrOf(reports[i].id, row, counters[i], reported)
+		reports[i].attr = attrOf(reports[i].id, row, counters[i], reported.to(sess))
 		if f != nil {
 			f.hideCut(&reports[i].attr)
 			f.hidePlaces(&reports[i].attr)

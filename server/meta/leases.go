@@ -388,7 +388,7 @@ func (s *Service) show(ctx context.Context, sess *session, id layout.FileID) (me
 	if err := s.settleSize(ctx, sess, id); err != nil {
 		return metarpc.Attr{}, 0, err
 	}
-	attr, err := s.attributes(ctx, id)
+	attr, err := s.attributes(ctx, sess, id)
 	if errors.Is(err, errStale) {
 		s.noLease(sess, id)
 	}

@@ -386,7 +386,7 @@ func (s *Service) link(ctx context.Context, c *call, a *metarpc.LinkArgs) (*meta
 		touch(t, p.dir, 1, 0, at)
 		t.affects(p.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
 		t.affects(a.ID, metarpc.LeaseAttrs)
-		return &metarpc.AttrResult{Attr: s.shownWith(a.ID, attrOf(a.ID, &row, nil, reported[0])), Lease: lease}, nil
+		return &metarpc.AttrResult{Attr: s.shownWith(a.ID, attrOf(a.ID, &row, nil, reported[0].to(c.sess))), Lease: lease}, nil
 	})
 }
 

@@ -274,6 +274,9 @@ func (s *Service) newInode(ctx context.Context, who *caller, p *place, mode, uma
 		Mode: mode, Nlink: 1, UID: who.uid, GID: who.gid, Atime: now, Mtime: now, Ctime: now, Btime: now,
 	}}
 	row := &n.row
+	if isRegular(mode) {
+		row.Used = metarpc.UsedOf(0)
+	}
 	if isDir(mode) {
 		row.Mode &^= syscall.S_ISUID | syscall.S_ISGID // mkdir(2) ignores them
 	}
@@ -345,7 +348,7 @@ func (s *Service) honest(sess *session, reports []metarpc.SizeReport) []metarpc.
 	for i := range reports {
 		cl := sess.claims[reports[i].ID]
 		if cl == nil || !(cl.open && cl.write || cl.writer || cl.report != report{}) {
-			reports[i].End, reports[i].Mtime = 0, 0
+			reports[i].End, reports[i].Mtime, reports[i].Used = 0, 0, 0
 		}
 		if cl == nil || !cl.writer {
 			reports[i].Set = metarpc.Times{}

@@ -119,7 +119,7 @@ func (s *Service) fill(ctx context.Context, sess *session, entries []metarpc.Dir
 		if err := decode(keys[inode], raw[inode], &row); err != nil {
 			return nil, err
 		}
-		e.Attr = s.shownWith(ids[i], attrOf(ids[i], &row, counters, reported[i]))
+		e.Attr = s.shownWith(ids[i], attrOf(ids[i], &row, counters, reported[i].to(sess)))
 		filled = append(filled, e)
 	}
 	return filled, nil

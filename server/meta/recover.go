@@ -360,9 +360,12 @@ func (s *Service) makeStable(f *file, sess *session) error {
 		applyReport(&row, said, now())
 		recharge(t, &before, &row)
 		if row != before {
+			t.affects(f.id, metarpc.LeaseAttrs)
+		}
+		row.Used = 0 // it may have written what it has not reported. Nobody has a lease by which it could know more
+		if row != before {
 			t.GuardEqual(schema.InodeKey(f.id), raw)
 			t.Put(schema.InodeKey(f.id), schema.Encode(&row))
-			t.affects(f.id, metarpc.LeaseAttrs)
 		}
 		return nil, nil
 	})
@@ -520,7 +523,7 @@ func (s *Service) load(ctx context.Context) error {
 		sess := owner([16]byte(kv.Key[9:]), kv.Key)
 		cl := s.file(schema.IDOf(kv.Key)).claim(sess)
 		cl.writer, cl.unsure, cl.unfenced = true, true, sess.ended // perhaps by its client; to fence it then is needless
-		cl.unbarred = sess.ended
+		cl.unbarred, cl.crowded = sess.ended, true
 		cl.ranges = []layout.Range{{Len: layout.ToEOF}} // whichever they are, and if the file is exclusive
 	}
 	for kv, err := range s.rows(ctx, schema.PrefixOrphan, 1+8) {

@@ -30,7 +30,7 @@ type reservation struct {
 // addPlace keeps a place for a session; s.mu is held.
 func (s *Service) addPlace(cl *claim, off, n, at int64) uint64 {
 	s.lastPlace++
-	cl.places = append(cl.places, reservation{s.lastPlace, off, report{off + n, at}})
+	cl.places = append(cl.places, reservation{s.lastPlace, off, report{end: off + n, mtime: at}})
 	return s.lastPlace
 }
 
@@ -72,7 +72,7 @@ func (s *Service) reclaimPlaces(cl *claim, places []metarpc.Place, size int64) {
 			continue
 		}
 		end := layout.Range{Off: p.Off, Len: p.Len}.End()
-		cl.places = append(cl.places, reservation{p.Number, p.Off, report{end, p.Mtime}})
+		cl.places = append(cl.places, reservation{p.Number, p.Off, report{end: end, mtime: p.Mtime}})
 		s.lastPlace = max(s.lastPlace, p.Number)
 	}
 	cl.file.raise(max(size, cl.file.reported().end))

@@ -71,7 +71,7 @@ func (s *Service) reserve(ctx context.Context, c *call, a *metarpc.ReserveArgs) 
 		cl := f.claim(c.sess)
 		at := now()
 		if !metarpc.BackReserveRecall.In(c.from.version) {
-			cl.report = cl.report.and(report{off + a.Len, at})
+			cl.report = cl.report.and(report{end: off + a.Len, mtime: at})
 			f.raise(off + a.Len)
 			return &metarpc.ReserveResult{Off: off, Mtime: at}, nil
 		}

@@ -70,7 +70,7 @@ func (s *Service) setAttr(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 				}
 			})
 		}
-		return &metarpc.AttrResult{Attr: s.shownWith(a.ID, attrOf(a.ID, &row, counters, reported)), Lease: lease}, nil
+		return &metarpc.AttrResult{Attr: s.shownWith(a.ID, attrOf(a.ID, &row, counters, reported.to(c.sess))), Lease: lease}, nil
 	})
 }
 
@@ -267,6 +267,8 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 		f.cut.phase = cutCommitting
 		written := slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.writer || cl.report != report{} })
 		pinned := len(f.pinned()) > 0
+		writer := f.reported().writer
+		f.crowd(c.sess)
 		s.mu.Unlock()
 		t.onOutcome(func(committed bool) {
 			s.mu.Lock()
@@ -307,6 +309,7 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 			row.Mtime = at
 		}
 		row.Size = a.Size
+		row.Used = usedOfCut(&before, a.Size, intent || rawLayout == nil)
 		if err := s.admitChange(ctx, &before, &row); err != nil {
 			return nil, err
 		}
@@ -316,7 +319,7 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 		if intent {
 			t.Put(schema.TruncateKey(f.id), schema.Encode(&schema.Truncate{Size: a.Size}))
 		}
-		return &metarpc.AttrResult{Attr: attrOf(f.id, &row, nil, report{}), Lease: lease}, nil
+		return &metarpc.AttrResult{Attr: attrOf(f.id, &row, nil, report{writer: writer}.to(c.sess)), Lease: lease}, nil
 	})
 	return r, intent, err
 }

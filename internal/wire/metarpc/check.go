@@ -400,6 +400,9 @@ func (a *LayoutCommitArgs) check(Op) error {
 		if a.Provisional && len(r.Written) > 0 {
 			return fmt.Errorf("provisional report of inode %d that makes blocks valid", r.ID)
 		}
+		if r.Used < UsedLost {
+			return fmt.Errorf("report of inode %d, of which %d bytes are used", r.ID, r.Used)
+		}
 		if s := r.Set; s.Ctime < 0 || s.Mask&^(SetAtime|SetMtime) != 0 || s.Ctime == 0 && s != (Times{}) || a.Provisional && s != (Times{}) {
 			return fmt.Errorf("report of inode %d, of which times were set: %+v, provisional %t", r.ID, s, a.Provisional)
 		}
@@ -471,6 +474,9 @@ func (a *Attr) check(Op) error {
 	}
 	if a.Flags&^attrFlagsAll != 0 {
 		return fmt.Errorf("attribute flags %#x", uint32(a.Flags))
+	}
+	if a.Used < 0 {
+		return fmt.Errorf("attributes of inode %d, of which %d bytes are used", a.ID, a.Used)
 	}
 	return nil
 }

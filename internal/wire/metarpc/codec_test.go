@@ -107,6 +107,7 @@ func tame(v any) any {
 		}
 	case *Attr:
 		v.Flags &= attrFlagsAll
+		v.Used = max(v.Used, 0)
 	case *AttrResult:
 		tame(&v.Attr)
 		v.Lease = LeaseAttrs
@@ -125,6 +126,7 @@ func tame(v any) any {
 		for i := range v.Reports {
 			v.Reports[i].Written = v.Reports[i].Written[:1]
 			v.Reports[i].Set.Mask &= SetAtime | SetMtime
+			v.Reports[i].Used = max(v.Reports[i].Used, UsedLost)
 			w := &v.Reports[i].Written[0]
 			w.Copy.Handle = w.Copy.Handle[:min(len(w.Copy.Handle), maxHandle)]
 			for k := range w.Ranges {
@@ -387,21 +389,29 @@ func TestGolden(t *testing.T) {
 		{"created, with a layout", func() ([]byte, error) {
 			return AppendReply(nil, Version, ReplyHeader{Slot: 2, Sequence: 7}, &CreateResult{Attr: Attr{ID: 3}, Created: true, Granted: true, Segments: []Segment{
 				{Len: 4096, IOMode: layout.IOModeRW, StripeUnit: 4096, Mirrors: [][]DataFile{{{Device: id, Handle: []byte{0xaa}, UID: 1, GID: 2}}}}}})
-		}, "0000003f" + "96 03 02 07 00 a0 95 9c030000000000000000000000 c3 00 c3" +
+		}, "00000040" + "96 03 02 07 00 a0 95 9d03000000000000000000000000 c3 00 c3" +
 			"91 97 00 cd1000 02 cd1000 91 91 96 c410 010000000000000000000000000000fe 00 c401aa 01 02 00 00 00"},
 		{"refusal", func() ([]byte, error) {
 			return AppendReply(nil, Version, ReplyHeader{Slot: 2, Sequence: 7, Status: Status(syscall.ENOENT), Message: "no"}, nil)
 		}, "00000009" + "96 03 02 07 02 a26e6f c0"},
 		{"reply", func() ([]byte, error) {
 			return AppendReply(nil, Version, ReplyHeader{Slot: 255, Sequence: 1}, &AttrResult{Attr: Attr{
-				ID: 3, Mode: 0o100644, Nlink: 1, UID: 1, GID: 2, Size: 1 << 32, Atime: -1, Mtime: 1 << 40, Ctime: 128, Btime: 65536, Flags: AttrXattrs | AttrDefaultACL}, Lease: LeaseAttrs})
-		}, "0000002d" + "96 03 ccff 01 00 a0 92" + "9c 03 cd81a4 01 01 02 00 cf0000000100000000 ff cf0000010000000000 cc80 ce00010000 05 01"},
+				ID: 3, Mode: 0o100644, Nlink: 1, UID: 1, GID: 2, Size: 1 << 32, Atime: -1, Mtime: 1 << 40, Ctime: 128, Btime: 65536, Flags: AttrXattrs | AttrDefaultACL,
+				Used: UsedOf(5000)}, Lease: LeaseAttrs})
+		}, "00000030" + "96 03 ccff 01 00 a0 92" + "9d 03 cd81a4 01 01 02 00 cf0000000100000000 ff cf0000010000000000 cc80 ce00010000 05 cd2001 01"},
+		{"reply of version 5", func() ([]byte, error) {
+			return AppendReply(nil, 5, ReplyHeader{Slot: 2, Sequence: 1}, &AttrResult{Attr: Attr{ID: 3, Used: UsedOf(5000)}, Lease: LeaseAttrs})
+		}, "00000015" + "96 03 02 01 00 a0 92" + "9c 03 0000000000000000000000 01"},
+		{"report", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLayoutCommit}, &LayoutCommitArgs{Reports: []SizeReport{
+				{ID: 5, End: 1, Used: UsedOf(1)}, {ID: 6, Used: UsedLost}}})
+		}, "00000027" + "96 02 02 07 15 940000c0c2 92 92" + "97 05 01 00 00 c0 9400000000 cd1001" + "97 06 00 00 00 c0 9400000000 ff" + "c2"},
 		{"callback", func() ([]byte, error) {
 			return AppendCallBack(nil, Version, BackHeader{Number: 9, Op: BackLayoutRecall}, &LayoutRecallArgs{ID: 5, Off: 4096, Len: layout.ToEOF})
 		}, "00000012" + "94 04 09 01 93 05 cd1000 cf7fffffffffffffff"},
 		{"lookup of nothing", func() ([]byte, error) {
 			return AppendReply(nil, Version, ReplyHeader{Slot: 1, Sequence: 1}, &LookupResult{Names: LeaseNames})
-		}, "00000016" + "96 03 01 01 00 a0 93 9c000000000000000000000000 00 02"},
+		}, "00000017" + "96 03 01 01 00 a0 93 9d00000000000000000000000000 00 02"},
 		{"lock", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLock}, &LockArgs{
 				ID: 5, Owner: 9, Flock: true, Type: LockWrite, End: math.MaxInt64, PID: 77, Wait: true})
@@ -625,6 +635,8 @@ func TestRefusedArguments(t *testing.T) {
 		{OpLayoutGet, &LayoutGetArgs{ID: 1, IOMode: layout.IOModeRead, Off: math.MaxInt64, Len: 1}, bad},
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, End: -1}}}, bad},
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 0, End: 1}}}, bad},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, Used: UsedLost}}}, fine},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, Used: UsedLost - 1}}}, bad},
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: make([]SizeReport, MaxBatch+1)}, bad},
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{written(0, 512, 512, 4096)}}, fine},
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{written(0, 512)}, Provisional: true}, bad},
@@ -724,6 +736,8 @@ func TestRefusedResults(t *testing.T) {
 		fine   bool
 	}{
 		{OpGetAttr, &AttrResult{Attr: Attr{ID: 1, Size: -1}}, false},
+		{OpGetAttr, &AttrResult{Attr: Attr{ID: 1, Used: UsedOf(0)}}, true},
+		{OpGetAttr, &AttrResult{Attr: Attr{ID: 1, Used: UsedLost}}, false},
 		{OpGetAttr, &AttrResult{}, false},
 		{OpGetAttr, &Empty{}, false},
 		{OpGetAttr, nil, false},

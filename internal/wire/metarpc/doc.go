@@ -136,6 +136,11 @@
 // largest End reported since the last truncation. After a restart of the service clients send their provisional
 // reports again.
 //
+// Attr.Used says how much of a file is allocated where the service knows it, which it does not ask data servers. A new file has nothing, and a file
+// that is cut to nothing; from there on its writer counts, and says so in its durable reports (SizeReport.Used). The service does not know it any more
+// when a report of what was written lacks it, several sessions had layouts for writing at a time, one was lost that had, or the file was cut in
+// the middle; and it does not say it to others while a session has a layout for writing.
+//
 // Create grants the layout of a new file, or of the beginning of it, with the answer if the client wants that and nobody has to be waited for. That answer is not
 // executed again but repeated when it was lost: a recall of that file which came before it, on whatever connection, is for what it grants.
 //

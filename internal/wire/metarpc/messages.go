@@ -162,7 +162,24 @@ type Attr struct {
 	Size                       int64
 	Atime, Mtime, Ctime, Btime int64
 	Flags                      AttrFlags
+	Used                       Used `since:"6"` // of a regular file
 }
+
+// Used is how much of a regular file is allocated: the bytes, in whole blocks of UsedBlock, plus one; 0 if that is not known. Copies of the same
+// bytes count once.
+type Used int64
+
+// UsedBlock is the unit in which Used counts, wherever the bytes are.
+const UsedBlock = 4096
+
+// UsedLost in a report says that what is known of the file does not hold any more.
+const UsedLost Used = -1
+
+// UsedOf is n bytes, rounded up to whole blocks.
+func UsedOf(n int64) Used { return Used((n+UsedBlock-1)/UsedBlock*UsedBlock + 1) }
+
+// Bytes returns how many bytes are allocated, if that is known.
+func (u Used) Bytes() (n int64, known bool) { return int64(u) - 1, u > 0 }
 
 // AttrFlags tell what need not be asked for.
 type AttrFlags uint32
@@ -482,6 +499,9 @@ type (
 		Ended    []uint64 `since:"6"`
 		GivenUp  []uint64 `since:"6"`
 		Reserved []Place  `since:"6"`
+		// Used is what is allocated of the file with all that the session has written, also what is not reported yet. It counts in a durable report
+		// of a session that has been the only one with a layout for writing since it got that.
+		Used Used `since:"6"`
 	}
 	// Times are what the client has set by hand, without asking, of a file that it may write: no report of before counts any more.
 	Times struct {

@@ -296,7 +296,7 @@ func TestRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	later := append(bytes.Clone(create[4:]), codeNil, 0x91, 0x01) // two fields more
-	i := strings.Index(hex.EncodeToString(later), hex.EncodeToString([]byte{0x90 | byte(shapeOf(reflect.TypeFor[CreateResult]()).count(Version)), 0x9c}))
+	i := strings.Index(hex.EncodeToString(later), hex.EncodeToString([]byte{0x90 | byte(shapeOf(reflect.TypeFor[CreateResult]()).count(Version)), 0x90 | byte(shapeOf(reflect.TypeFor[Attr]()).count(Version))}))
 	if i < 0 {
 		t.Fatalf("no CreateResult in %x", later)
 	}

@@ -775,7 +775,7 @@ func (c *checker) checkSizes(ctx context.Context) error {
 		end := c.beyond[id]
 		p := Problem{Kind: BeyondSize, Inode: id, Detail: fmt.Sprintf("%d bytes, data to %d", c.find(id).size, end)}
 		err := c.found(ctx, p, func(b *catalog.Batch) error {
-			return c.change(ctx, b, id, func(row *schema.Inode) { row.Size = max(row.Size, end) })
+			return c.change(ctx, b, id, func(row *schema.Inode) { row.Size, row.Used = max(row.Size, end), 0 })
 		})
 		if err != nil {
 			return err

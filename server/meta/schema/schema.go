@@ -185,6 +185,7 @@ type Inode struct {
 	Xattrs                     int               // how many extended attribute rows it has
 	Flags                      metarpc.AttrFlags // what those are, see XattrFlags
 	Linkable                   bool              // an orphan that has never had a name and may get one
+	Used                       metarpc.Used      // of a regular file; 0, which earlier versions wrote, says that it is not known
 }
 
 // XattrACL and the others are the names of attributes that an inode tells of.
