@@ -74,18 +74,29 @@ func (r *raw) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 
 // openFor opens the file at the service, which checks that the caller may, and keeps the file should it be removed.
 func (i *inode) openFor(ctx context.Context, in *fuse.OpenIn) error {
-	if err := i.open(ctx, cred(&in.InHeader), accessOf(in.Flags)); err != nil {
+	a, err := i.openAs(ctx, cred(&in.InHeader), accessOf(in.Flags))
+	if err != nil {
 		return err
+	}
+	if accessOf(in.Flags)&metarpc.AccessExec != 0 {
+		if err := i.execute(in.Pid, &a); err != nil {
+			i.cancelOpen()
+			return err
+		}
 	}
 	if in.Flags&unix.O_TRUNC == 0 {
 		return nil
 	}
 	args := &metarpc.SetAttrArgs{ID: i.id, Mask: metarpc.SetSize, Open: true}
-	_, err := i.fs.setAttr(ctx, cred(&in.InHeader), args, in.Mode&fuse.OPEN_KILL_SUIDGID != 0)
-	if err != nil {
+	clearSetID := in.Mode&fuse.OPEN_KILL_SUIDGID != 0
+	if _, err := i.fs.setAttr(ctx, cred(&in.InHeader), args, clearSetID); err != nil {
 		i.cancelOpen()
+		return err
 	}
-	return err
+	if clearSetID { // of which the kernel sees the size alone
+		i.fs.forgetAttrs(i.id)
+	}
+	return nil
 }
 
 func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
@@ -113,7 +124,10 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	i.mu.Lock()
 	i.opens++
 	i.opened()
-	i.capsGone, i.born, i.blank = i.capsGone || created, i.born || created, i.blank || created
+	i.born, i.blank = i.born || created, i.blank || created
+	if created {
+		i.learn(&made.Attr, asked)
+	}
 	i.mu.Unlock()
 	if !created {
 		// Somebody else made it since the kernel looked. It must look again, and open what there is with the checks of
@@ -124,7 +138,7 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	if err := r.opened(ctx, &out.OpenOut, i, in.Flags, in.Pid); err != nil {
 		return r.status(err)
 	}
-	status := r.entry(&out.EntryOut, place{in.NodeId, name}, made, asked, nil)
+	status := r.entry(&in.InHeader, &out.EntryOut, place{in.NodeId, name}, made, asked, nil)
 	i.newborn.Store(true)
 	if a, ok := fs.meta.CachedAttr(i.id); ok && i.merge(a, asked).keep > 0 { // what is recalled from now on finds it newborn
 		out.SetAttrTimeout(min(a.Keep, newbornKeep))

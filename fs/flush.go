@@ -525,7 +525,7 @@ func (r *report) told(a *metarpc.Attr, asked uint64, provisional bool) {
 			// For this answer nobody else was asked. It may be older than one for which they were, and by which a read goes.
 			a.Size = max(a.Size, i.size.Load())
 		}
-		i.take(a)
+		i.take(a, asked)
 	}
 	if !provisional {
 		i.outdate()
@@ -624,6 +624,12 @@ func (fs *FS) Sync(ctx context.Context) error {
 // open opens the file for the session, or again to learn its attributes. If it succeeds, newHandle or cancelOpen must
 // follow; until then nobody else lets the file go.
 func (i *inode) open(ctx context.Context, who metarpc.Cred, access metarpc.Access) error {
+	_, err := i.openAs(ctx, who, access)
+	return err
+}
+
+// openAs is open that returns the attributes as the service has them.
+func (i *inode) openAs(ctx context.Context, who metarpc.Cred, access metarpc.Access) (metarpc.Attr, error) {
 	i.mu.Lock()
 	i.opens++
 	i.mu.Unlock()
@@ -631,13 +637,13 @@ func (i *inode) open(ctx context.Context, who metarpc.Cred, access metarpc.Acces
 	a, err := i.fs.meta.Open(ctx, who, &metarpc.OpenArgs{ID: i.id, Access: access})
 	if err != nil {
 		i.cancelOpen()
-		return byID(i.id, err)
+		return metarpc.Attr{}, byID(i.id, err)
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.opened()
 	i.mergeLocked(a, asked)
-	return nil
+	return a.Attr, nil
 }
 
 // opened records that the service has the file open for the session. mu is held.
@@ -662,6 +668,9 @@ func (i *inode) newHandle(reads bool, w way) uint64 {
 	i.mu.Lock()
 	i.opens--
 	i.handles++
+	if !reads {
+		i.writers++
+	}
 	h.late.Store(i.late)
 	i.mu.Unlock()
 	return i.fs.handles.add(h)
@@ -676,11 +685,21 @@ func (fs *FS) release(fh uint64) {
 	h.unlock()
 	h.window.close()
 	h.i.newborn.Store(false)
-	h.i.mu.Lock()
-	h.i.leave(h.way)
-	h.i.handles--
-	h.i.letGo()
-	h.i.mu.Unlock()
+	leave := func() {
+		h.i.mu.Lock()
+		defer h.i.mu.Unlock()
+		h.i.leave(h.way)
+		h.i.handles--
+		if !h.reads {
+			h.i.writers--
+		}
+		h.i.letGo()
+	}
+	if h.reads {
+		leave()
+	} else { // with its writes
+		h.i.fs.given.during(h.i.id, leave)
+	}
 	h.i.drop()
 }
 

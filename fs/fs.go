@@ -181,6 +181,7 @@ type FS struct {
 	handles  handleTable
 	flusher  flusher
 	accesses *accesses
+	given    given
 
 	// filling says that of the files that were made here the last one of which that is known was written, and not closed empty. So the next one
 	// is likely to be, and is made with a layout.

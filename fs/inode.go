@@ -44,6 +44,7 @@ type inode struct {
 
 	opens   int   // Open calls under way
 	handles int   // open here
+	writers int   // of these, those that may be written through
 	wanted  bool  // the service has it open for the session; holds the inode
 	removed bool  // it has no names left, so nobody will ever want what is not stable yet
 	gone    error // the service does not know it any more
@@ -57,8 +58,11 @@ type inode struct {
 
 	lockOwners lockOwners // nil until there is one
 
+	// What a write would have to take away, see privileges.go.
 	mode     uint32 // when last heard; 0 = never
-	capsGone bool   // it has no file capabilities that a write would have to take away
+	capsGone bool   // it has no file capabilities
+	sure     bool   // both are so still
+	doubted  uint64 // the clock when they may have changed; answers to older questions teach nothing
 	born     bool   // made here
 	blank    bool   // made here, and neither written nor closed since
 
@@ -380,7 +384,7 @@ func (i *inode) mergeLocked(answer metaclient.Answer, asked uint64) attrs {
 	a := attrs{answer.Attr, i.changed <= asked, answer.Keep}
 	setTimes(&a.Attr, i.putOff)
 	if a.fresh {
-		i.take(&a.Attr)
+		i.take(&a.Attr, asked)
 	}
 	a.Size = i.size.Load()
 	i.showUsed(&a.Attr)
@@ -404,16 +408,15 @@ func (fs *FS) seen(answer metaclient.Answer, asked uint64) attrs {
 	return attrs{answer.Attr, true, answer.Keep}
 }
 
-// take learns from an answer that is not out of date, and puts into it what was written here and is not reported. mu is
-// held.
-func (i *inode) take(a *metarpc.Attr) {
+// take learns from an answer that is not out of date, to a question that was asked at a time by the clock, and puts into it what was
+// written here and is not reported. mu is held.
+func (i *inode) take(a *metarpc.Attr, asked uint64) {
 	a.Size = max(a.Size, i.end)
 	i.size.Store(a.Size)
 	i.known.Store(true)
 	i.times.heard(a)
-	i.mode = a.Mode
 	i.removed = a.Nlink == 0
-	i.capsGone = a.Flags&metarpc.AttrCapability == 0
+	i.learn(a, asked)
 }
 
 // outdate makes answers to questions that were asked before now worthless. mu is held.
@@ -552,14 +555,4 @@ func (i *inode) quiesce() {
 	}
 	i.mu.Unlock()
 	i.drop()
-}
-
-// setIDBits are those that a write takes from a mode, as the kernel would (setattr_should_drop_suidgid): the set-user-ID bit,
-// and the set-group-ID bit of a file that its group may execute.
-func setIDBits(mode uint32) uint32 {
-	bits := mode & unix.S_ISUID
-	if mode&unix.S_IXGRP != 0 {
-		bits |= mode & unix.S_ISGID
-	}
-	return bits
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/internal/iobuf"
-	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/metaclient"
 )
@@ -342,7 +341,7 @@ func (fs *FS) StartWrite(w *Write) {
 		return
 	}
 	i.mu.Lock()
-	if !i.admits(false) || !i.plain || !i.capsGone || w.ClearSetID && setIDBits(i.mode) != 0 {
+	if !i.admits(false) || !i.plain || i.clears(w.ClearSetID) {
 		i.mu.Unlock()
 		w.block(nil)
 		return
@@ -611,42 +610,4 @@ func (r *retries) after(ctx context.Context, i *inode, err error) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-// capability is the extended attribute that gives a program capabilities.
-const capability = "security.capability"
-
-// clearPrivileges takes from a file about to be written what would let its new contents run with privileges: file
-// capabilities, and with setID the set-ID bits, if it has any of those. The kernel leaves that to us
-// (FUSE_HANDLE_KILLPRIV_V2); otherwise it would ask for an extended attribute before each write.
-func (i *inode) clearPrivileges(ctx context.Context, setID bool) error {
-	i.mu.Lock()
-	caps, bits := !i.capsGone, setIDBits(i.mode) != 0
-	i.mu.Unlock()
-	if !caps && !(setID && bits) {
-		return nil
-	}
-	if bits && !setID {
-		// Root keeps the bits, but not if the service takes it for nobody special.
-		err := i.fs.meta.RemoveXattr(ctx, nobody, i.id, capability)
-		if e, _ := errnoOf(err); err == nil || e == syscall.ENODATA {
-			i.mu.Lock()
-			i.capsGone = true
-			i.mu.Unlock()
-			return nil
-		}
-	}
-	asked := i.fs.clock.Load()
-	args := &metarpc.SetAttrArgs{ID: i.id, Mask: metarpc.ClearPrivileges, Open: true}
-	a, err := i.fs.meta.SetAttr(ctx, nobody, args)
-	if err != nil {
-		i.fs.unsure(err, i.id)
-		return byID(i.id, err)
-	}
-	i.merge(a, asked)
-	i.fs.forgetAttrs(i.id)
-	i.mu.Lock()
-	i.capsGone = true // also if the answer has been overtaken by writes
-	i.mu.Unlock()
-	return nil
 }

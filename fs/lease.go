@@ -38,6 +38,7 @@ func (fs *FS) OnLeaseRecall(ctx context.Context, items []metarpc.LeaseItem) {
 			i.reserved.reservedEnd = 0
 			i.recalledLeases++
 			i.outdate()
+			i.doubtPrivileges()
 			i.mu.Unlock()
 		}
 		// What happens here from now on is seen by those who asked the kernel before, too: it does not take answers to
@@ -111,7 +112,7 @@ func (fs *FS) forgetPages(ctx context.Context, id layout.FileID, i *inode) {
 		defer close(done)
 		fs.forgetting <- struct{}{}
 		begun.Store(true)
-		fs.notify(func(k kernel) { k.forgetPages(fs.node(id)) })
+		fs.given.during(id, func() { fs.notify(func(k kernel) { k.forgetPages(fs.node(id)) }) })
 		<-fs.forgetting
 	})
 	tick := time.NewTicker(stuckPoll)
@@ -178,6 +179,7 @@ func (fs *FS) OnReset(ctx context.Context, shard int, lost bool) {
 		i.provisional, i.reserved.reservedEnd = i.durable, 0
 		i.reserved.reclaim = !lost
 		i.reserved.upto = 0 // of the earlier instance
+		i.doubtPrivileges()
 		i.known.Store(false)
 		i.mu.Unlock()
 	}
@@ -203,6 +205,7 @@ func (fs *FS) lose(shard int, list []*inode) {
 		i.recalledLeases++
 		i.reserved.lose()
 		i.outdate()
+		i.doubtPrivileges()
 		if i.passed != nil {
 			i.passed.lost = true
 		}

@@ -21,7 +21,7 @@ func (r *raw) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out
 	}
 	asked := r.fs.clock.Load()
 	a, err := r.fs.meta.Lookup(ctx, cred(in), r.fs.id(in.NodeId), name)
-	return r.entry(out, place{in.NodeId, name}, a, asked, err)
+	return r.entry(in, out, place{in.NodeId, name}, a, asked, err)
 }
 
 // makeNode is all ways to make an inode but creat(2).
@@ -36,7 +36,7 @@ func (r *raw) makeNode(cancel <-chan struct{}, in *fuse.InHeader, args *metarpc.
 	asked := r.fs.clock.Load()
 	a, err := r.fs.meta.MakeNode(ctx, cred(in), args)
 	r.fs.unsure(err, args.Parent)
-	return r.entry(out, place{in.NodeId, args.Name}, a, asked, err)
+	return r.entry(in, out, place{in.NodeId, args.Name}, a, asked, err)
 }
 
 func (r *raw) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
@@ -71,7 +71,7 @@ func (r *raw) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	id, parent := r.fs.id(in.Oldnodeid), r.fs.id(in.NodeId)
 	a, err := r.fs.meta.Link(ctx, cred(&in.InHeader), id, parent, name)
 	r.fs.unsure(err, id, parent)
-	status := r.entry(out, place{in.NodeId, name}, a, asked, err)
+	status := r.entry(&in.InHeader, out, place{in.NodeId, name}, a, asked, err)
 	if err == nil {
 		r.fs.named(a.Attr.ID)
 	}

@@ -177,8 +177,11 @@ func (fs *FS) enter(at place, id layout.FileID) (node uint64) {
 
 // forgetAttrs makes the kernel forget the attributes of an inode. It reports false if the kernel does not know it.
 func (fs *FS) forgetAttrs(id layout.FileID) bool {
-	k := fs.kernel.Load()
-	return k == nil || fs.places.all(id, (*k).forgetAttrs) || (*k).forgetAttrs(fs.node(id))
+	known := true
+	if k := fs.kernel.Load(); k != nil {
+		fs.given.during(id, func() { known = fs.places.all(id, (*k).forgetAttrs) || (*k).forgetAttrs(fs.node(id)) })
+	}
+	return known
 }
 
 // keepAttr is how long the kernel may keep attributes.

@@ -68,6 +68,12 @@ func fillAttr(out *fuse.Attr, a *metarpc.Attr) {
 	out.Ctime, out.Ctimensec = splitTime(a.Ctime)
 }
 
+// show is called before attributes are given to the kernel.
+func (r *raw) show(in *fuse.InHeader, a *metarpc.Attr) {
+	r.fs.accesses.show(a)
+	r.fs.given.tell(in.Pid, a)
+}
+
 // splitTime turns nanoseconds since 1970 into seconds, as a two's complement, and the nanoseconds after them.
 func splitTime(ns int64) (sec uint64, nsec uint32) {
 	s, n := ns/1e9, ns%1e9
@@ -86,7 +92,7 @@ func joinTime(sec uint64, nsec uint32) int64 {
 
 // entry answers with the inode that the name at a place leads to, or that it leads nowhere; a file that is made without a
 // name has no place. The kernel may not keep the attributes: see the package comment.
-func (r *raw) entry(out *fuse.EntryOut, at place, answer metaclient.Answer, asked uint64, err error) fuse.Status {
+func (r *raw) entry(in *fuse.InHeader, out *fuse.EntryOut, at place, answer metaclient.Answer, asked uint64, err error) fuse.Status {
 	keep := answer.KeepName
 	if k := r.fs.kernel.Load(); k == nil || !(*k).forgetsNames() || r.fs.places.several(r.fs.id(at.parent)) {
 		keep = 0
@@ -101,7 +107,7 @@ func (r *raw) entry(out *fuse.EntryOut, at place, answer metaclient.Answer, aske
 		return r.status(err)
 	}
 	a := r.fs.seen(answer, asked)
-	r.fs.accesses.show(&a.Attr)
+	r.show(in, &a.Attr)
 	if out.NodeId = r.fs.node(a.ID); a.Mode&unix.S_IFMT != unix.S_IFDIR {
 		r.fs.places.vacate(at)
 	} else if out.NodeId != fuse.FUSE_ROOT_ID {
@@ -119,7 +125,7 @@ func (r *raw) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.Attr
 	if err != nil {
 		return r.status(err)
 	}
-	r.fs.accesses.show(&a.Attr)
+	r.show(&in.InHeader, &a.Attr)
 	fillAttr(&out.Attr, &a.Attr)
 	out.SetTimeout(r.fs.keepAttr(&a))
 	return fuse.OK
@@ -133,7 +139,7 @@ func (r *raw) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut
 	if err != nil {
 		return r.status(err)
 	}
-	r.fs.accesses.show(&a.Attr)
+	r.show(&in.InHeader, &a.Attr)
 	var basic fuse.Attr
 	fillAttr(&basic, &a.Attr)
 	sec, nsec := splitTime(a.Btime)
@@ -190,7 +196,7 @@ func (r *raw) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 	if err != nil {
 		return r.status(err)
 	}
-	r.fs.accesses.show(&a.Attr)
+	r.show(&in.InHeader, &a.Attr)
 	fillAttr(&out.Attr, &a.Attr) // not to be kept
 	return fuse.OK
 }

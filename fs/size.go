@@ -38,6 +38,9 @@ const atimeMask = metarpc.SetAtime | metarpc.SetAtimeNow
 // and capabilities: its owner changes, or an ordinary user its size.
 func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAttrArgs, clearSetID bool) (_ attrs, err error) {
 	defer func() { fs.unsure(err, args.ID) }()
+	if args.Mask&metarpc.SetMode != 0 && setIDBits(args.Mode) != 0 {
+		defer fs.armed(args.ID)
+	}
 	sized := args.Mask&metarpc.SetSize != 0
 	if clearSetID {
 		args.Mask |= metarpc.ClearPrivileges // the service does it in the same step; capabilities go with any size
@@ -129,6 +132,7 @@ func (i *inode) change(ctx context.Context, args *metarpc.SetAttrArgs, set func(
 		defer i.drop()
 		defer i.unlockSize()
 		defer unlock()
+		asked := i.fs.clock.Load()
 		a, err := set(ctx)
 		if err == nil && size >= 0 {
 			i.data.Drop(size)
@@ -151,7 +155,7 @@ func (i *inode) change(ctx context.Context, args *metarpc.SetAttrArgs, set func(
 		if size >= 0 {
 			i.cutBlocks(size, a.Attr.Used)
 		}
-		i.take(&a.Attr)
+		i.take(&a.Attr, asked)
 		i.showUsed(&a.Attr)
 		return attrs{Attr: a.Attr, fresh: true}, nil
 	})

@@ -7,6 +7,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
 )
 
 // checkXattr refuses names outside the namespaces of xattr(7), which the kernel leaves to a FUSE file system, and attributes
@@ -91,16 +92,19 @@ func (r *raw) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name string,
 	}
 	err := r.fs.meta.SetXattr(ctx, cred(&in.InHeader), id, name, value, in.Flags)
 	r.fs.unsure(err, id)
-	if name == capability {
-		if i := r.fs.holdKnown(id); i != nil {
-			defer i.drop()
-			i.mu.Lock()
-			i.outdate()
-			i.capsGone = false
-			i.mu.Unlock()
-		}
-	}
+	r.xattrChanged(id, name)
 	return r.status(byID(id, err))
+}
+
+// xattrChanged is called before a change of an extended attribute is answered, whatever came of it. The mode goes with an access
+// control list, and answers to GETATTR that are on their way are of before.
+func (r *raw) xattrChanged(id layout.FileID, name string) {
+	switch {
+	case name == capability:
+		r.fs.armed(id)
+	case strings.HasPrefix(name, "system.posix_acl_"):
+		r.fs.forgetAttrs(id)
+	}
 }
 
 func (r *raw) RemoveXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
@@ -112,5 +116,6 @@ func (r *raw) RemoveXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string
 	id := r.fs.id(in.NodeId)
 	err := r.fs.meta.RemoveXattr(ctx, cred(in), id, name)
 	r.fs.unsure(err, id)
+	r.xattrChanged(id, name)
 	return r.status(byID(id, err))
 }
