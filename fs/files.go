@@ -79,7 +79,7 @@ func (i *inode) openFor(ctx context.Context, in *fuse.OpenIn) error {
 		return err
 	}
 	if accessOf(in.Flags)&metarpc.AccessExec != 0 {
-		if err := i.execute(in.Pid, &a); err != nil {
+		if err := i.execute(ctx, in.Pid, &a); err != nil {
 			i.cancelOpen()
 			return err
 		}

@@ -691,7 +691,9 @@ func (fs *FS) release(fh uint64) {
 		h.i.leave(h.way)
 		h.i.handles--
 		if !h.reads {
-			h.i.writers--
+			if h.i.writers--; h.i.writers == 0 {
+				h.i.notify()
+			}
 		}
 		h.i.letGo()
 	}

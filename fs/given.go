@@ -1,11 +1,13 @@
 package fs
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -209,12 +211,23 @@ func (g *given) refused(thread uint32, id layout.FileID) {
 	p.asked[thread] = question{answered: g.tick(), refused: true}
 }
 
+// releasePatience is how long execve(2) waits for the last writer to go: the kernel does not wait for RELEASE.
+const releasePatience = 100 * time.Millisecond
+
 // execute finds out whether a thread may execute a file whose attributes are a now.
-func (i *inode) execute(thread uint32, a *metarpc.Attr) error {
+func (i *inode) execute(ctx context.Context, thread uint32, a *metarpc.Attr) error {
 	i.mu.Lock()
 	written := i.writers > 0
 	i.mu.Unlock()
 	err := i.fs.given.mayExecute(thread, a, written)
+	if err != nil && written {
+		waiting, cancel := context.WithTimeout(ctx, releasePatience)
+		defer cancel()
+		if i.await(waiting, func() bool { return i.writers == 0 }) == nil {
+			i.mu.Unlock()
+			err = i.fs.given.mayExecute(thread, a, false)
+		}
+	}
 	if errors.Is(err, errOldPrivileges) {
 		i.fs.forgetAttrs(i.id)
 		i.fs.given.refused(thread, i.id)

@@ -237,13 +237,15 @@ func TestOpenDecides(t *testing.T) {
 	if a := other.report(true, metarpc.SizeReport{ID: id, End: 100, Mtime: 5})[0]; a.Size != 0 || a.Mtime == 5 {
 		t.Errorf("who cannot have written reports: %+v", a)
 	}
+	wantStatus(t, setAttr(c, metarpc.ClearPrivileges, true), metarpc.Status(syscall.ETXTBSY)) // other executes it
+	wantStatus(t, setAttr(c, metarpc.SetSize, true), metarpc.Status(syscall.ETXTBSY))
+	other.closeFile(id)
 	before := c.attr(id)
 	wantStatus(t, setAttr(c, metarpc.ClearPrivileges, true), 0)
 	if a := c.attr(id); a.Mode != syscall.S_IFREG|0o711 || a.Ctime != before.Ctime {
 		t.Errorf("%+v, before %+v", a, before)
 	}
 	wantStatus(t, setAttr(c, metarpc.SetSize, true), 0)
-	other.closeFile(id)
 	wantStatus(t, layoutOf(layout.IOModeRead), ebadf)
 	// After a restart nobody is asked again.
 	h.restart()

@@ -27,6 +27,7 @@ type file struct {
 	granting int           // layouts that can be taken back whose answer is not yet in its connection's queue
 	reach    int64         // its writers, while there are any, have asked to write up to here; where there are quotas of bytes
 	shown    int64         // with places that are not written: how long the file is without those in front of that
+	disarms  int           // changes under way that take its privileges away, see programs.go
 	moves    uint64        // how often what is reported went into the inode row, or was cut off
 	waiters  int           // who needs the record to stay
 	changed  chan struct{} // closed at the next change of anything above; nil when nobody waits
@@ -38,6 +39,8 @@ type claim struct {
 	file      *file
 	open      bool
 	write     bool            // with open: for writing as well
+	exec      bool            // with open: for execution, when it had privileges
+	executing int             // calls that may be setting exec
 	pin       metarpc.CopyRef // with open: a copy that its kernel reads or writes without asking
 	writer    bool            // may have a writer row
 	crowded   bool            // a writer that somebody else may have written beside, or that an earlier instance knew, see used.go
@@ -103,13 +106,14 @@ func (s *Service) changedFile(f *file) {
 		f.shown = 0
 	}
 	f.claims = slices.DeleteFunc(f.claims, func(cl *claim) bool {
-		idle := !cl.open && !cl.writer && !cl.unbarred && cl.assigning == 0 && !cl.returning && cl.report == report{} && len(cl.places) == 0
+		idle := !cl.open && !cl.writer && !cl.unbarred && cl.executing == 0 && cl.assigning == 0 && !cl.returning &&
+			cl.report == report{} && len(cl.places) == 0
 		if idle {
 			delete(cl.sess.claims, f.id)
 		}
 		return idle
 	})
-	if len(f.claims) == 0 && !f.orphan && !f.removing && !f.sizing && f.granting == 0 && f.taking.Len == 0 && f.freezing == 0 && f.waiters == 0 {
+	if len(f.claims) == 0 && !f.orphan && !f.removing && !f.sizing && f.granting == 0 && f.taking.Len == 0 && f.freezing == 0 && f.disarms == 0 && f.waiters == 0 {
 		delete(s.files, f.id)
 	}
 }

@@ -37,7 +37,11 @@ func (s *Service) openFile(ctx context.Context, c *call, a *metarpc.OpenArgs) (m
 	before := cl.open
 	cl.write = cl.write && before
 	if !before {
-		cl.pin = metarpc.CopyRef{}
+		cl.pin, cl.exec = metarpc.CopyRef{}, false
+	}
+	var endExecution func(privileged bool) error
+	if a.Access&metarpc.AccessExec != 0 {
+		endExecution = s.beginExecution(cl)
 	}
 	if a.Reclaim && s.grace && len(a.Pinned.Handle) > 0 {
 		cl.pin = a.Pinned // nobody has relied on that it is not
@@ -53,6 +57,16 @@ func (s *Service) openFile(ctx context.Context, c *call, a *metarpc.OpenArgs) (m
 		row := schema.Inode{Mode: attr.Mode, UID: attr.UID, GID: attr.GID, Flags: attr.Flags}
 		err = s.permission(ctx, who, id, &row, a.Access)
 	}
+	s.mu.Lock()
+	if endExecution != nil {
+		if e := endExecution(err == nil && isPrivileged(attr.Mode, attr.Flags)); err == nil {
+			err = e
+		}
+	}
+	if err == nil && !a.Reclaim && a.Access&metarpc.AccessWrite != 0 && s.files[id].executed(sess) {
+		err = errTextBusy
+	}
+	s.mu.Unlock()
 	if err != nil {
 		if !before {
 			s.closeFile(ctx, sess, id) // if that fails, the end of the session does it

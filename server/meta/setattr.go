@@ -26,7 +26,8 @@ func (s *Service) setAttr(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 	if err := s.settleSize(ctx, c.sess, a.ID); err != nil {
 		return nil, err
 	}
-	return change(ctx, s, c, func(t *tx) (*metarpc.AttrResult, error) {
+	arms := false
+	r, err := change(ctx, s, c, func(t *tx) (*metarpc.AttrResult, error) {
 		said, err := s.reports(ctx, a.ID)
 		if err != nil {
 			return nil, err
@@ -51,6 +52,12 @@ func (s *Service) setAttr(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 			return nil, err
 		}
 		recharge(t, &before, &row)
+		if a.Mask&metarpc.ClearPrivileges != 0 && a.Mask&(metarpc.SetUID|metarpc.SetGID) == 0 && lost(&before, &row) {
+			if err := s.disarm(t, c.sess, a.ID); err != nil {
+				return nil, err
+			}
+		}
+		arms = gained(&before, &row)
 		if row != before {
 			t.GuardEqual(schema.InodeKey(a.ID), raw)
 			t.Put(schema.InodeKey(a.ID), schema.Encode(&row))
@@ -72,6 +79,10 @@ func (s *Service) setAttr(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 		}
 		return &metarpc.AttrResult{Attr: s.shownWith(a.ID, attrOf(a.ID, &row, counters, reported.to(c.sess))), Lease: lease}, nil
 	})
+	if err == nil && arms {
+		err = s.armed(ctx, c.sess, a.ID)
+	}
+	return r, err
 }
 
 // settleTimes has the other writers of a file make durable what they have written so far, with its time: of two times the
@@ -303,6 +314,9 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 			return nil, err
 		}
 		if err := s.set(ctx, t, s.caller(c), &row, a, at); err != nil {
+			return nil, err
+		}
+		if err := s.disarm(t, c.sess, f.id); err != nil { // a file that is executed is not cut either
 			return nil, err
 		}
 		if !setsMtime(a.Mask) {

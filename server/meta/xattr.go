@@ -207,7 +207,9 @@ func (s *Service) removeXattr(ctx context.Context, c *call, a *metarpc.XattrArgs
 	return s.changeXattr(ctx, c, a.ID, a.Name, func(t *tx, row *schema.Inode, old []byte) error {
 		err := s.mayXattr(ctx, s.caller(c), a.ID, row, a.Name, true)
 		if err == errPerm && a.Name == schema.XattrCapability {
-			err = s.mayDisarm(ctx, c, a.ID, row)
+			if err = s.mayDisarm(ctx, c, a.ID, row); err == nil {
+				err = s.disarm(t, c.sess, a.ID)
+			}
 		}
 		if err != nil {
 			return err
@@ -289,7 +291,8 @@ func (s *Service) setACL(ctx context.Context, c *call, id layout.FileID, name st
 func (s *Service) changeXattr(ctx context.Context, c *call, id layout.FileID, name string,
 	edit func(t *tx, row *schema.Inode, old []byte) error) (*metarpc.Empty, error) {
 	key := schema.XattrKey(id, name)
-	return change(ctx, s, c, func(t *tx) (*metarpc.Empty, error) {
+	arms := false
+	r, err := change(ctx, s, c, func(t *tx) (*metarpc.Empty, error) {
 		row, raw, err := s.inode(ctx, id)
 		if err != nil {
 			return nil, err
@@ -298,15 +301,21 @@ func (s *Service) changeXattr(ctx context.Context, c *call, id layout.FileID, na
 		if err != nil {
 			return nil, err
 		}
+		before := row
 		if err := edit(t, &row, old); err != nil {
 			return nil, err
 		}
+		arms = gained(&before, &row)
 		row.Ctime = now()
 		t.GuardEqual(schema.InodeKey(id), raw)
 		t.Put(schema.InodeKey(id), schema.Encode(&row))
 		t.affects(id, metarpc.LeaseAttrs)
 		return &metarpc.Empty{}, nil
 	})
+	if err == nil && arms {
+		err = s.armed(ctx, c.sess, id)
+	}
+	return r, err
 }
 
 // setPolicy sets how files made in a directory from now on are laid out.

@@ -1,0 +1,220 @@
+package coherence
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/test/harness"
+)
+
+// stranger is the user who overwrites programs of root.
+const stranger = 65534
+
+// asStranger calls f in a thread that has the rights of stranger in file systems, and no capabilities there.
+func asStranger(f func() error) error {
+	done := make(chan error)
+	go func() { // ends with its thread, which nobody else gets
+		runtime.LockOSThread()
+		unix.SetfsgidRetGid(stranger)
+		unix.SetfsuidRetUid(stranger)
+		done <- f()
+	}()
+	return <-done
+}
+
+// programs are one of root's, and one that takes its place: that prints "root" if it has root's privileges, and the first never does.
+func programs(t *testing.T) (good, evil []byte) {
+	t.Helper()
+	harness.Need(t, "id", "whoami")
+	for name, b := range map[string]*[]byte{"id": &good, "whoami": &evil} {
+		path, err := exec.LookPath(name)
+		if err == nil {
+			*b, err = os.ReadFile(path)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return good, evil
+}
+
+// execute runs a program as stranger and returns what it prints. One that is half overwritten prints nothing.
+func execute(path string) (string, error) {
+	cmd := exec.Command(path)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: stranger, Gid: stranger}}
+	out, err := cmd.Output()
+	return string(bytes.TrimSpace(out)), err
+}
+
+// install makes a program that is executed as root and that everybody may write.
+func install(path string, contents []byte) error {
+	os.Remove(path)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(contents)
+	return errors.Join(err, f.Close(), unix.Chmod(path, 0o4777))
+}
+
+// armedNow reports whether a program has a set-user-ID bit; the kernel is asked for the mode alone, as by stat -c %A.
+func armedNow(path string) (bool, error) {
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_MODE, &st)
+	return st.Mode&unix.S_ISUID != 0, err
+}
+
+// overwrite is a way to begin to overwrite a program: after it there is no bit any more. The rest follows by ordinary writes.
+type overwrite struct {
+	name  string
+	begin func(path string, f *os.File, contents []byte) error // f is nil with path only
+	flags int                                                  // of open(2); -1: it is not opened before
+}
+
+var overwrites = []overwrite{
+	{"write", func(_ string, f *os.File, b []byte) error { _, err := f.WriteAt(b[:1], 0); return err }, os.O_WRONLY},
+	{"append", func(_ string, f *os.File, b []byte) error { _, err := f.Write(b[:1]); return err }, os.O_WRONLY | os.O_APPEND},
+	{"O_TRUNC", func(string, *os.File, []byte) error { return nil }, os.O_WRONLY | os.O_TRUNC},
+	{"truncate", func(path string, _ *os.File, _ []byte) error { return unix.Truncate(path, 0) }, -1},
+	{"ftruncate", func(_ string, f *os.File, _ []byte) error { return f.Truncate(10) }, os.O_RDWR},
+	{"fallocate", func(_ string, f *os.File, _ []byte) error {
+		return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 4096)
+	}, os.O_RDWR},
+	{"mmap", func(_ string, f *os.File, b []byte) error {
+		m, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			return err
+		}
+		copy(m, b)
+		return errors.Join(unix.Msync(m, unix.MS_SYNC), unix.Munmap(m))
+	}, os.O_RDWR},
+}
+
+// overwritten does it as stranger, and then looks whether the bit is gone everywhere.
+func (o *overwrite) overwritten(path string, contents []byte, mounts ...string) error {
+	var f *os.File
+	err := asStranger(func() (err error) {
+		if o.flags >= 0 {
+			if f, err = os.OpenFile(path, o.flags, 0); err != nil {
+				return err
+			}
+		}
+		return o.begin(path, f, contents)
+	})
+	if f != nil {
+		defer f.Close()
+	}
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		if armed, err := armedNow(filepath.Join(m, filepath.Base(path))); err != nil || armed {
+			return fmt.Errorf("%s: still with its bit through %s: %v, %w", o.name, m, armed, errOutlived)
+		}
+	}
+	return asStranger(func() error {
+		g, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		_, err = g.WriteAt(contents, 0)
+		return errors.Join(err, g.Close())
+	})
+}
+
+var errOutlived = errors.New("a bit outlived an overwrite")
+
+// TestOverwritten has programs of root's overwritten by another user while they are executed, all through two mounts, several at a time.
+func TestOverwritten(t *testing.T) {
+	good, evil := programs(t)
+	v := harness.NewVolume(t, harness.Options{})
+	a, b := twoMounts(v)
+	rounds := 3
+	if *long {
+		rounds = 30
+	}
+	var refused, ran atomic.Int64
+	for _, o := range overwrites {
+		t.Run(o.name, func(t *testing.T) {
+			var all sync.WaitGroup
+			for n := range 4 {
+				all.Go(func() { // ends with its rounds
+					by := []string{a.Dir, b.Dir}[n%2]
+					name := fmt.Sprintf("program%d", n)
+					for range rounds {
+						if err := install(filepath.Join(a.Dir, name), good); err != nil {
+							t.Error(err)
+							return
+						}
+						var stop atomic.Bool
+						var executing sync.WaitGroup
+						for _, m := range []string{a.Dir, b.Dir} {
+							executing.Go(func() { // ends when it is told to
+								for !stop.Load() {
+									out, err := execute(filepath.Join(m, name))
+									if ran.Add(1); out == "root" {
+										t.Errorf("%s through %s: executed as root, by %s", o.name, by, m)
+									}
+									if errors.Is(err, unix.ESTALE) {
+										t.Errorf("execve: %v", err)
+									}
+								}
+							})
+						}
+						err := tryFor(50, &refused, func() error { return o.overwritten(filepath.Join(by, name), evil, a.Dir, b.Dir) })
+						if errors.Is(err, unix.ETXTBSY) {
+							stop.Store(true)
+							executing.Wait()
+							harness.Await(t, "the end of the executions", func() bool {
+								err = o.overwritten(filepath.Join(by, name), evil, a.Dir, b.Dir)
+								return !errors.Is(err, unix.ETXTBSY)
+							})
+						}
+						stop.Store(true)
+						executing.Wait()
+						if err != nil {
+							t.Error(err)
+						}
+						for _, m := range []string{a.Dir, b.Dir} {
+							var out string
+							var err error
+							harness.Await(t, "an end of ETXTBSY", func() bool { // a child of this process may have a file that was written
+								out, err = execute(filepath.Join(m, name))
+								return !errors.Is(err, unix.ETXTBSY)
+							})
+							if out != "nobody" {
+								t.Errorf("%s through %s: executed at last by %s: %q, %v", o.name, by, m, out, err)
+							}
+						}
+					}
+				})
+			}
+			all.Wait()
+		})
+	}
+	t.Logf("%d executions, %d overwrites refused", ran.Load(), refused.Load())
+}
+
+// tryFor repeats what is refused with ETXTBSY.
+func tryFor(times int, refused *atomic.Int64, f func() error) (err error) {
+	for range times {
+		if err = f(); !errors.Is(err, unix.ETXTBSY) {
+			return err
+		}
+		refused.Add(1)
+		time.Sleep(time.Millisecond)
+	}
+	return err
+}
