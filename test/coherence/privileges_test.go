@@ -58,7 +58,7 @@ func execute(path string) (string, error) {
 	return string(bytes.TrimSpace(out)), err
 }
 
-// install makes a program that is executed as root and that everybody may write.
+// install makes a program that is executed as root and that everybody may write. All of it is durable, so that its attributes may be kept.
 func install(path string, contents []byte) error {
 	os.Remove(path)
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
@@ -66,7 +66,7 @@ func install(path string, contents []byte) error {
 		return err
 	}
 	_, err = f.Write(contents)
-	return errors.Join(err, f.Close(), unix.Chmod(path, 0o4777))
+	return errors.Join(err, f.Sync(), f.Close(), unix.Chmod(path, 0o4777))
 }
 
 // armedNow reports whether a program has a set-user-ID bit; the kernel is asked for the mode alone, as by stat -c %A.
@@ -141,9 +141,9 @@ func TestOverwritten(t *testing.T) {
 	good, evil := programs(t)
 	v := harness.NewVolume(t, harness.Options{})
 	a, b := twoMounts(v)
-	rounds := 3
+	rounds := 8
 	if *long {
-		rounds = 30
+		rounds = 60
 	}
 	var refused, ran atomic.Int64
 	for _, o := range overwrites {
@@ -153,7 +153,7 @@ func TestOverwritten(t *testing.T) {
 				all.Go(func() { // ends with its rounds
 					by := []string{a.Dir, b.Dir}[n%2]
 					name := fmt.Sprintf("program%d", n)
-					for range rounds {
+					for round := range rounds {
 						if err := install(filepath.Join(a.Dir, name), good); err != nil {
 							t.Error(err)
 							return
@@ -161,6 +161,12 @@ func TestOverwritten(t *testing.T) {
 						var stop atomic.Bool
 						var executing sync.WaitGroup
 						for _, m := range []string{a.Dir, b.Dir} {
+							if armed, err := armedNow(filepath.Join(m, name)); err != nil || !armed {
+								t.Errorf("installed by %s, seen by %s: %v, %v", a.Dir, m, armed, err)
+							}
+							if round%2 == 0 {
+								continue // the overwrite comes at once
+							}
 							executing.Go(func() { // ends when it is told to
 								for !stop.Load() {
 									out, err := execute(filepath.Join(m, name))
