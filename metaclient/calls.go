@@ -301,6 +301,9 @@ func (c *Client) Open(ctx context.Context, cred metarpc.Cred, args *metarpc.Open
 	if err := c.opens.take(ctx, id); err != nil {
 		return Answer{}, c.wrap(metarpc.OpOpen, err)
 	}
+	if args.Access&metarpc.AccessExec != 0 {
+		c.execs.Store(id, nil)
+	}
 	return c.ask(ctx, metarpc.OpOpen, cred, id, args, func(o *outcome) {
 		ok := o.err == nil && o.status == metarpc.StatusOK
 		if ok && o.abandoned {
@@ -313,6 +316,7 @@ func (c *Client) Open(ctx context.Context, cred metarpc.Cred, args *metarpc.Open
 // Release follows Open and Create when the last user of the file is gone. It does not wait; the service hears of it soon.
 func (c *Client) Release(id layout.FileID) {
 	c.pins.Delete(id)
+	c.execs.Delete(id)
 	c.opens.letGo(id)
 }
 

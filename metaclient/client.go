@@ -92,6 +92,7 @@ type Client struct {
 	opens   ledger   // Open and Close
 	grants  ledger   // LayoutGet and LayoutReturn
 	pins    sync.Map // from layout.FileID to metarpc.CopyRef
+	execs   sync.Map // layout.FileID of what is open for execution, among others
 	locks   lockBook
 	cache   cache
 	leases  *leaseTable
@@ -523,7 +524,11 @@ func (c *Client) reopen(ctx context.Context, id layout.FileID) error {
 		return nil
 	}
 	loss := c.opens.lostSince(id)
-	err := c.do(ctx, metarpc.OpOpen, metarpc.Cred{}, &metarpc.OpenArgs{ID: id, Reclaim: true, Pinned: c.pinned(id)}, nil, func(o *outcome) { c.opens.end(id, false) })
+	args := &metarpc.OpenArgs{ID: id, Reclaim: true, Pinned: c.pinned(id)}
+	if _, ok := c.execs.Load(id); ok {
+		args.Access = metarpc.AccessExec
+	}
+	err := c.do(ctx, metarpc.OpOpen, metarpc.Cred{}, args, nil, func(o *outcome) { c.opens.end(id, false) })
 	if ctx.Err() == nil { // or the next reset goes on with it
 		c.opens.retried(id, loss)
 	}

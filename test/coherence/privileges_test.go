@@ -224,3 +224,114 @@ func tryFor(times int, refused *atomic.Int64, f func() error) (err error) {
 	}
 	return err
 }
+
+// TestArmed has a program get its privileges, from one mount, while another user has it open for writing through another: what is written from
+// then on takes them away.
+func TestArmed(t *testing.T) {
+	v := harness.NewVolume(t, harness.Options{})
+	a, b := twoMounts(v)
+	for n, by := range []string{a.Dir, b.Dir} {
+		for _, c := range []struct {
+			name string
+			arm  func(path string) error
+		}{
+			{"chmod", func(path string) error { return unix.Chmod(path, 0o4777) }},
+			{"setxattr", func(path string) error { return unix.Setxattr(path, capability, rootCapabilities, 0) }},
+		} {
+			name := fmt.Sprint(c.name, n)
+			path := filepath.Join(a.Dir, name)
+			if err := errors.Join(os.WriteFile(path, nil, 0o666), os.Chmod(path, 0o666)); err != nil {
+				t.Fatal(err)
+			}
+			var f *os.File
+			write := func() error { _, err := f.WriteAt([]byte("x"), 0); return err }
+			err := asStranger(func() (err error) {
+				if f, err = os.OpenFile(filepath.Join(by, name), os.O_WRONLY, 0); err != nil {
+					return err
+				}
+				return write()
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 20 {
+				if err := errors.Join(c.arm(path), asStranger(write)); err != nil {
+					t.Fatal(err)
+				}
+				for _, m := range []string{a.Dir, b.Dir} {
+					armed, err := armedNow(filepath.Join(m, name))
+					_, capable := unix.Getxattr(filepath.Join(m, name), capability, make([]byte, 100))
+					if err != nil || armed || capable != unix.ENODATA {
+						t.Errorf("%s, written through %s, seen through %s: %v, %v, %v", c.name, by, m, armed, capable, err)
+					}
+				}
+			}
+			f.Close()
+		}
+	}
+}
+
+const capability = "security.capability"
+
+// rootCapabilities is CAP_SETUID, permitted and effective (struct vfs_cap_data, revision 2).
+var rootCapabilities = []byte{1, 0, 0, 2, 1 << 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+// TestOverwrittenProgram has a program executed through one mount for as long as it takes to find out what another one may do with it, also
+// after the metadata service was restarted.
+func TestOverwrittenProgram(t *testing.T) {
+	harness.Need(t, "sleep")
+	v := harness.NewVolume(t, harness.Options{})
+	a, b := twoMounts(v)
+	if a == b {
+		t.Skip("missing: a second mount")
+	}
+	path, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	contents, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	there, here := filepath.Join(a.Dir, "program"), filepath.Join(b.Dir, "program")
+	if err := install(there, contents); err != nil {
+		t.Fatal(err)
+	}
+	early := open(t, here, os.O_WRONLY)
+	cmd := exec.Command(there, "1000")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: stranger, Gid: stranger}}
+	harness.Await(t, "execution", func() bool { err = cmd.Start(); return !errors.Is(err, unix.ETXTBSY) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill() })
+	attempts := map[string]func() error{
+		"write":    func() error { return asStranger(func() error { _, err := early.WriteAt([]byte("x"), 0); return err }) },
+		"open":     func() error { return asStranger(func() error { return os.WriteFile(here, []byte("x"), 0) }) },
+		"truncate": func() error { return asStranger(func() error { return unix.Truncate(here, 0) }) },
+	}
+	for _, when := range []string{"", ", the service restarted"} {
+		for name, attempt := range attempts {
+			if err := attempt(); !errors.Is(err, unix.ETXTBSY) {
+				t.Errorf("%s%s: %v, want ETXTBSY", name, when, err)
+			}
+		}
+		if armed, err := armedNow(here); err != nil || !armed {
+			t.Errorf("the program%s: %v, %v", when, armed, err)
+		}
+		v.Kill()
+		v.Start()
+	}
+	// Its attributes are nobody's but the owner's.
+	if err := errors.Join(unix.Chmod(here, 0o777), unix.Chmod(here, 0o4777)); err != nil {
+		t.Error(err)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	for name, attempt := range attempts {
+		harness.Await(t, name+" when it is not executed any more", func() bool { return attempt() == nil })
+	}
+	if armed, err := armedNow(there); err != nil || armed {
+		t.Errorf("the overwritten program: %v, %v", armed, err)
+	}
+}
