@@ -335,8 +335,7 @@ func TestUnrecorded(t *testing.T) {
 	}
 }
 
-// A server that is told to end syncs what was written. A disk that does not answer holds it up for a while only, but
-// for the syncs that run.
+// A server that is told to end syncs what was written, and nothing else.
 func TestLastSync(t *testing.T) {
 	syncs := watchSyncs(t)
 	ts := start(t, "")

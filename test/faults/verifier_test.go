@@ -58,7 +58,12 @@ type retainer struct {
 }
 
 func retain(t *testing.T, path string) *retainer {
-	in, out := startPiped(t, harness.Self(retainEnv+"="+path))
+	cmd := harness.Self(retainEnv + "=" + path)
+	in, out := startPiped(t, cmd)
+	t.Cleanup(func() { // before the mount is unmounted
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
 	return &retainer{t, path, in, bufio.NewScanner(out)}
 }
 
@@ -160,10 +165,10 @@ func TestPowerCut(t *testing.T) {
 			t.Fatal("what was not synced is on the disk, so that this shows nothing")
 		}
 		d.Start()
+		written.must("fsync") // by then it serves
 		if verifierOf(t, d) == before {
 			t.Error("the verifier is the same after a power cut")
 		}
-		written.must("fsync")
 		wantLetter(t, d.Path(dataFileOf(t, written.path)), letter)
 	}
 	d.PowerCut()
@@ -242,10 +247,10 @@ func TestFailedWriteBack(t *testing.T) {
 	f.Close()
 	undo()
 	d.Start()
+	untold.must("fsync") // by then it serves
 	if verifierOf(t, d) == before {
 		t.Error("a write-back has failed while there was no server, and the verifier is the same")
 	}
-	untold.must("fsync")
 	d.PowerCut()
 	d.Start()
 	other := v.Mount(mountOptions()...)
