@@ -145,7 +145,7 @@ func addCalls(to *meta.Stats, calls map[metarpc.Op]*hist.Counts, refusals map[me
 	}
 }
 
-// ready is nil if the catalog answers and clients of before have come back.
+// ready is nil if the catalog answers, clients of before have come back, and data servers write.
 func (w *watch) ready(ctx context.Context) error {
 	w.mu.Lock()
 	engine := w.engine
@@ -156,7 +156,16 @@ func (w *watch) ready(ctx context.Context) error {
 		}
 	}
 	servers := len(w.servers)
+	var broken []error
+	for dir, s := range w.servers {
+		if err := s.Ready(); err != nil {
+			broken = append(broken, fmt.Errorf("data server %s: %w", dir, err))
+		}
+	}
 	w.mu.Unlock()
+	if len(broken) > 0 {
+		return errors.Join(broken...)
+	}
 	if engine == nil {
 		if servers == 0 {
 			return errors.New("nothing is served yet")

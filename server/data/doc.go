@@ -77,8 +77,8 @@
 //
 // What a verifier cannot see:
 //
-//   - A program that is not a data server may call syncfs and be told of a failure while no server runs. While one runs
-//     the files tell.
+//   - A program that is not a data server, or one with another LocalDir, may call syncfs and be told of a failure while
+//     no server runs. While one runs the files tell.
 //   - A disk that loses what it said it had written, such as one that ignores flushes and loses power apart from its
 //     host.
 //   - Contents of the disk that are put back below a mounted file system.

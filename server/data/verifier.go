@@ -169,6 +169,14 @@ func (v *verifier) resume(was *vouched, export int, shared *os.File, known *fail
 	return ""
 }
 
+// Ready is an error if WRITE and COMMIT are refused.
+func (s *Server) Ready() error {
+	if s.verifier.refused.Load() {
+		return errors.New(nothingWritten)
+	}
+	return nil
+}
+
 // draw makes a new verifier. Once the server serves, mu is held.
 func (v *verifier) draw() {
 	var verf wire.WriteVerf

@@ -298,6 +298,9 @@ func TestUnrecorded(t *testing.T) {
 		equal(t, "WRITE", c.write(super, fh, 0, []byte("b"), wire.Unstable).Status, wire.ErrIO)
 		equal(t, "WRITE", c.write(super, fh, 0, []byte("b"), wire.FileSync).Status, wire.ErrIO)
 		equal(t, "COMMIT", c.commit(super, fh).Status, wire.ErrIO)
+		if ts.Ready() == nil {
+			t.Error("it says that it is ready")
+		}
 		p := ts.meet(c)
 		if o, _ := p.open(fh, 7, 8, true); o != wire.ErrIO {
 			t.Errorf("descriptors for writing: %v", o)
@@ -330,8 +333,8 @@ func TestUnrecorded(t *testing.T) {
 	defer ts.stop()
 	c = ts.dial()
 	res := c.write(super, fh, 0, []byte("b"), wire.FileSync)
-	if res.Status != wire.OK || res.Verf == verf {
-		t.Errorf("mounted anew: WRITE %v, verifier is the same: %v", res.Status, res.Verf == verf)
+	if res.Status != wire.OK || res.Verf == verf || ts.Ready() != nil {
+		t.Errorf("mounted anew: WRITE %v, verifier is the same: %v, %v", res.Status, res.Verf == verf, ts.Ready())
 	}
 }
 
