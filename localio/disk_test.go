@@ -13,6 +13,7 @@ import (
 
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/data"
+	"github.com/weftfs/weft/test/harness"
 )
 
 // A disk without room: who writes is told what the server tells, which costs neither what was written before nor the descriptor.
@@ -147,5 +148,44 @@ func TestDiskFails(t *testing.T) {
 	f.Close()
 	if op, local := read(); op.Err != nil || local != 1 || !bytes.Equal(op.Data, want) {
 		t.Errorf("a good disk again: %v, %d by descriptors, status %+v", op.Err, local, l.Status(context.Background()))
+	}
+}
+
+// What a disk did not take is not taken for stable, also by who asks by RPC. What is written again when it works is on
+// the disk.
+func TestFailedDisk(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("missing: root, to mount")
+	}
+	disk := harness.NewDisk(t, 32<<20)
+	e := newEnv(t, disk.Dir, func(c *data.Config) { c.IO = data.IOBuffered })
+	l := e.local()
+	df := e.newFile(0o640)
+	want := bytes.Repeat([]byte("weft"), 1<<16)
+	write := func() (*layout.Op, *layout.Op) {
+		t.Helper()
+		before := l.Status(context.Background()).OpsLocal
+		w := do(l, layout.Op{Kind: layout.OpWrite, File: df, Data: want})
+		if w.Err != nil || l.Status(context.Background()).OpsLocal == before {
+			t.Fatalf("WRITE %v, or not by a descriptor", w.Err)
+		}
+		return w, do(l, layout.Op{Kind: layout.OpCommit, File: df})
+	}
+	undo := disk.FailWrites()
+	if w, c := write(); c.Err == nil && c.Kept == w.Kept {
+		t.Error("stable on a disk that fails")
+	}
+	undo()
+	if w, c := write(); c.Err != nil || c.Kept != w.Kept {
+		t.Errorf("COMMIT %v, covers %x, written %x", c.Err, c.Kept, w.Kept)
+	}
+	path := e.path()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	e.stop()
+	disk.Remount()
+	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("other contents: %d bytes, %v", len(got), err)
 	}
 }

@@ -165,7 +165,8 @@ func (f *file) sync(full bool) error {
 	defer f.syncing.Unlock()
 	if f.broken == nil {
 		if f.broken = fileio.Retry(do, f.fd); f.broken != nil {
-			fileio.DropPages(f.fd) // it is written anew by another descriptor, or by RPC
+			f.session.t.spoil(f.key.fh) // at once: the kernel says nothing of it to those who open the file now
+			fileio.DropPages(f.fd)      // it is written anew by another descriptor, or by RPC
 		}
 	}
 	if f.broken != nil {

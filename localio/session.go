@@ -489,12 +489,7 @@ func (f *file) close() {
 			return
 		}
 		f.session.t.tasks.Go(func() { // ends with the sync
-			f.syncing.Lock()
-			known := f.broken != nil
-			f.syncing.Unlock()
-			if !known && f.sync(false) != nil {
-				f.session.t.spoil(f.key.fh)
-			}
+			f.sync(false)
 			f.closeNow()
 		})
 	})

@@ -554,10 +554,8 @@ func (t *Target) settle(k *task) {
 
 // failed takes in that op could not be done by f, which the caller uses. mu is held.
 func (t *Target) failed(f *file, op *layout.Op, err error) {
-	if lost := (*syncError)(nil); errors.As(err, &lost) {
-		t.spoil(f.key.fh)
-	}
-	full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+	lost := (*syncError)(nil) // after which the descriptor is of no use
+	full := !errors.As(err, &lost) && (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT))
 	if f.state == open && (op.Kind != layout.OpRead && !full || err == errGone) {
 		f.retire() // the last one that uses it closes it
 	}
