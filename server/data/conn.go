@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
+	"github.com/weftfs/weft/internal/wire/conns"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/internal/wire/xdr"
@@ -57,6 +58,9 @@ type conn struct {
 	ended    chan error          // why
 	idle     atomic.Int32        // workers that wait for their turn
 	draining atomic.Bool
+	name     conns.Name    // guarded by s.mu; zero: the client has not named it
+	lost     atomic.Bool   // the client has lost it: nothing that came by it begins any more
+	gone     chan struct{} // closed when nothing that came by it is carried out any more
 
 	mu      sync.Mutex
 	out     []*request // done, to be sent
@@ -96,6 +100,7 @@ func newConn(s *Server, nc net.Conn) *conn {
 		payloads: semaphore.NewWeighted(maxConnPayloads),
 		turn:     make(chan struct{}, 1),
 		ended:    make(chan error, 1),
+		gone:     make(chan struct{}),
 		raw:      newRawSender(nc),
 	}
 }
@@ -186,7 +191,11 @@ func (c *conn) work() {
 		}
 		c.passTurn()
 		c.send() // what is queued does not wait for r
-		if r != nil {
+		switch {
+		case r == nil:
+		case c.lost.Load():
+			c.done(r)
+		default:
 			began := time.Now()
 			c.handle(r)
 			c.s.counts.took(r, began)

@@ -3,6 +3,7 @@ package data
 import (
 	"strings"
 
+	"github.com/weftfs/weft/internal/wire/conns"
 	"github.com/weftfs/weft/internal/wire/localio"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
@@ -16,6 +17,7 @@ var programs = map[uint32]uint32{
 	oncrpc.ProgMount: wire.Version,
 	sparse.Program:   sparse.Version,
 	localio.Program:  localio.Version,
+	conns.Program:    conns.Version,
 }
 
 // results is what every procedure's results can do.
@@ -62,6 +64,10 @@ func (c *conn) handle(r *request) {
 	}
 	if r.call.Prog == localio.Program {
 		c.local(r, &reply)
+		return
+	}
+	if r.call.Prog == conns.Program {
+		c.connections(r, &reply)
 		return
 	}
 	if r.cred == nil {

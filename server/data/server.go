@@ -320,6 +320,7 @@ func (s *Server) start(nc net.Conn) {
 		s.mu.Lock()
 		delete(s.conns, c)
 		s.mu.Unlock()
+		close(c.gone)
 	}()
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/rpctls"
+	"github.com/weftfs/weft/internal/wire/conns"
 	"github.com/weftfs/weft/internal/wire/localio"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
@@ -79,7 +80,7 @@ func forGuests(call *oncrpc.Call) bool {
 		case wire.ProcRead, wire.ProcWrite, wire.ProcCommit, wire.ProcFsinfo:
 			return true
 		}
-	case localio.Program, sparse.Program:
+	case localio.Program, sparse.Program, conns.Program:
 		return true
 	}
 	return false
