@@ -52,6 +52,9 @@ func fastServer(t testing.TB) netip.AddrPort {
 
 func fastServe(c net.Conn) {
 	defer c.Close()
+	if refuseJoin(c) != nil {
+		return
+	}
 	in := bufio.NewReaderSize(c, 64<<10)
 	data := make([]byte, 4<<20)
 	rec := make([]byte, 4<<20+1<<10)

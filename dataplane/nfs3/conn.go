@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weftfs/weft/internal/wire/conns"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/internal/wire/xdr"
 	"github.com/weftfs/weft/layout"
@@ -37,6 +38,7 @@ type conn struct {
 	slot *slot
 	nc   *net.TCPConn
 	addr netip.AddrPort
+	name conns.Name   // that the server knows it by; zero: the server cannot
 	in   stream       // of the goroutine that reads
 	out  sender       // of whoever set writing
 	lean atomic.Int32 // READs of leanSize and more outstanding

@@ -204,6 +204,9 @@ func TestDetachHalfSent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	if err := refuseJoin(c); err != nil {
+		t.Fatal(err)
+	}
 	buf := make([]byte, 100)
 	if _, err := c.Read(buf); err != nil { // part of the first one is on its way
 		t.Fatal(err)

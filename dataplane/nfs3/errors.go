@@ -68,6 +68,7 @@ var (
 	errSilent     = errors.New("no reply")
 	errStalled    = errors.New("no reply, while other connections have some")
 	errSlow       = errors.New("the rest of a reply does not come")
+	errUnended    = errors.New("it still carries out what an earlier connection sent")
 	errIdle       = errors.New("not used for long")
 	errRetired    = errors.New("given up for one to another address")
 )

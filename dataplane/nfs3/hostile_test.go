@@ -136,6 +136,10 @@ func newHostile(t *testing.T, srv *server, seed uint64) *hostile {
 					h.pass(c, srv)
 					return
 				}
+				// Half of the connections are maltreated from the first call on, JOIN, the others from the next one on.
+				if (h.only.Load() > 0 || rnd.IntN(2) == 0) && refuseJoin(c) != nil {
+					return
+				}
 				first := make([]byte, 64<<10)
 				k, err := io.ReadAtLeast(c, first, 44)
 				if err != nil {

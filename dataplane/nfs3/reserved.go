@@ -21,9 +21,23 @@ const (
 // reservedTries is how many reserved ports are tried that turn out to be in use for the same server.
 const reservedTries = 8
 
-// connect makes a TCP connection. Go sets TCP_NODELAY and keep-alive.
-func (t *Target) connect(addr netip.AddrPort) (*net.TCPConn, error) {
+// connect makes a TCP connection, from a certain port if from is valid and that can be had. Go sets TCP_NODELAY and keep-alive.
+func (t *Target) connect(addr, from netip.AddrPort) (*net.TCPConn, error) {
 	d := net.Dialer{Timeout: min(t.cfg.Timeout, maxDial)}
+	if from.IsValid() {
+		var bound error
+		d.Control = func(_, _ string, raw syscall.RawConn) error {
+			if err := t.setUserTimeout(raw); err != nil {
+				return err
+			}
+			bound = bindTo(from, raw)
+			return bound
+		}
+		nc, err := dialTCP(t.ctx, &d, addr)
+		if bound == nil && !errors.Is(err, unix.EADDRNOTAVAIL) && !errors.Is(err, unix.EADDRINUSE) {
+			return nc, err
+		}
+	}
 	for try := 0; t.cfg.ReservedPort && try < reservedTries; try++ {
 		d.Control = func(network, _ string, raw syscall.RawConn) error {
 			if err := t.setUserTimeout(raw); err != nil {

@@ -22,6 +22,7 @@ const (
 	stateHeld            // in Target.held, until the limits are known
 	stateQueued          // in Target.queue, until a connection has room
 	stateDelayed         // in Target.delayed, until a back-off ends
+	stateLost            // in slot.held, until what the lost connection had is over
 	stateWaiting         // in conn.calls and conn.sendq: has a connection, no writer has taken it yet
 	stateSent            // in conn.calls: a writer has taken it and perhaps written it
 	stateReceiving       // conn.current: its reply has begun
@@ -66,6 +67,7 @@ type rpc struct {
 	head    []byte // in buf: record mark, header, arguments up to the payload
 	payload []byte // behind the head on the wire: a piece of data, or the arguments of ctl
 	count   int    // bytes of data asked for
+	changes bool   // carried out late, it could undo something that was done after its repetition
 
 	// The whole request.
 	data      []byte // what Op.Data was, or the private copy of a detached WRITE
@@ -137,6 +139,7 @@ func (r *rpc) detail() string {
 func (r *rpc) prepare(t *Target) {
 	r.xid, r.end = 0, 0
 	if r.ctl != nil {
+		r.changes = r.ctl.changes()
 		vers := r.ctl.vers
 		if vers == 0 {
 			vers = wire.Version
@@ -147,6 +150,7 @@ func (r *rpc) prepare(t *Target) {
 		return
 	}
 	op := r.op
+	r.changes = op.Kind == layout.OpWrite
 	h := t.appendCall(r.buf[:0], oncrpc.ProgNFS, wire.Version, uint32(r.proc), op.File.Cred)
 	fh, _ := wire.NewFileHandle(op.File.Handles[0]) // the length was checked by Start
 	off := uint64(op.Off) + uint64(r.n)

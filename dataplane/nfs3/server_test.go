@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/freeport"
+	"github.com/weftfs/weft/internal/wire/conns"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/internal/wire/xdr"
 	"github.com/weftfs/weft/layout"
@@ -28,6 +29,8 @@ type server struct {
 	fsize uint32
 	// script says what to do with a call; nil or a nil answer: what a good server does.
 	script func(c *callInfo) *action
+	// ends answers END; nil: there is no program for connections that are lost.
+	ends func(conns.Name) bool
 
 	mu     sync.Mutex
 	files  map[string][]byte
@@ -204,7 +207,13 @@ func (s *server) serve(c net.Conn, nc int) {
 func (s *server) call(c net.Conn, nc int, rec []byte, wmu *sync.Mutex) bool {
 	d := xdr.NewDecoder(rec)
 	var h oncrpc.Call
-	if h.Decode(&d) != nil || h.Cred.Flavor != oncrpc.FlavorSys {
+	if h.Decode(&d) != nil {
+		return false
+	}
+	if h.Prog == conns.Program {
+		return s.lost(c, &h, &d, wmu)
+	}
+	if h.Cred.Flavor != oncrpc.FlavorSys {
 		return false
 	}
 	info := &callInfo{srv: s, conn: c, nc: nc, xid: h.XID, cred: h.Cred, proc: wire.Proc(h.Proc), args: d.Rest()}
@@ -297,6 +306,45 @@ func (s *server) call(c net.Conn, nc int, rec []byte, wmu *sync.Mutex) bool {
 	}
 	c.Write(b)
 	return true
+}
+
+// lost serves the program of package conns, if ends is set.
+func (s *server) lost(c net.Conn, h *oncrpc.Call, d *xdr.Decoder, wmu *sync.Mutex) bool {
+	var name conns.Name
+	if name.Decode(d) != nil {
+		return false
+	}
+	rep := oncrpc.Reply{XID: h.XID}
+	if s.ends == nil {
+		rep.Stat = oncrpc.ProgUnavail
+	}
+	b := rep.Append(make([]byte, oncrpc.RecordMarkSize))
+	if s.ends != nil && conns.Proc(h.Proc) == conns.ProcEnd {
+		b = (&conns.EndRes{Ended: s.ends(name)}).Append(b)
+	}
+	oncrpc.PutRecordMark(b, len(b)-oncrpc.RecordMarkSize, true)
+	wmu.Lock()
+	defer wmu.Unlock()
+	c.Write(b)
+	return true
+}
+
+// refuseJoin reads the JOIN that begins a connection and answers that there is no such program.
+func refuseJoin(c net.Conn) error {
+	b := make([]byte, oncrpc.RecordMarkSize)
+	if _, err := io.ReadFull(c, b); err != nil {
+		return err
+	}
+	n, _ := oncrpc.ParseRecordMark(b)
+	call := make([]byte, n)
+	if _, err := io.ReadFull(c, call); err != nil {
+		return err
+	}
+	rep := oncrpc.Reply{XID: binary.BigEndian.Uint32(call), Stat: oncrpc.ProgUnavail}
+	b = rep.Append(b)
+	oncrpc.PutRecordMark(b, len(b)-oncrpc.RecordMarkSize, true)
+	_, err := c.Write(b)
+	return err
 }
 
 // cut makes a record of fragments.

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/wire/conns"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/layout"
 
@@ -34,6 +35,9 @@ type slot struct {
 	err     error     // of the latest loss; nil while all is well
 	since   time.Time // when that was, or when the connection was made
 	stalls  int       // connections ended because they stood still, see watch
+
+	prior *predecessor // lost with requests that may still be carried out; nil: none
+	held  rpcList      // of these requests those that are to be sent again
 }
 
 // start makes the slot connect. Its goroutine owns the slot's connection and the reading of it; it ends when the Target
@@ -53,9 +57,21 @@ func (s *slot) run() {
 		if err == nil && s.t.cfg.TLS != nil {
 			secret, err = s.t.startTLS(nc, addr)
 		}
+		var name conns.Name
+		if err == nil && !s.t.failFast {
+			var on net.Conn = nc
+			if secret != nil {
+				on = secret
+			}
+			if name, err = s.join(on, addr); err != nil {
+				nc.Close()
+			}
+		}
 		var c *conn
 		if err == nil {
-			if c, err = newConn(s, nc, secret, addr); err != nil {
+			if c, err = newConn(s, nc, secret, addr); err == nil {
+				c.name = name
+			} else {
 				nc.Close()
 			}
 		}
@@ -74,6 +90,7 @@ func (s *slot) dial() (*net.TCPConn, netip.AddrPort, error) {
 	t.mu.Lock()
 	s.path = t.route(s)
 	addr := t.paths[s.path].addr
+	from := s.samePort(addr)
 	wait := time.Until(t.paths[s.path].notBefore)
 	t.mu.Unlock()
 	if wait > 0 {
@@ -85,7 +102,7 @@ func (s *slot) dial() (*net.TCPConn, netip.AddrPort, error) {
 			return nil, addr, ErrClosed
 		}
 	}
-	nc, err := t.connect(addr)
+	nc, err := t.connect(addr, from)
 	if op := (*net.OpError)(nil); errors.As(err, &op) {
 		err = op.Err // the rest says again what and where
 	}
@@ -116,6 +133,7 @@ func (s *slot) serve(c *conn) error {
 	if s.err != nil {
 		c.probe()
 	}
+	s.resume(c)
 	t.mindHome(s)
 	t.dispatch()
 	t.mu.Unlock()
@@ -154,7 +172,7 @@ func (c *conn) probe() {
 // evacuate takes everything outstanding from the dead connection, to be sent again on another one, before what is
 // queued. It returns the ops that end instead, whose Done is to be called.
 func (c *conn) evacuate() (done []*layout.Op) {
-	t := c.t
+	t, s := c.t, c.slot
 	if r := c.current; r != nil && isGarbage(c.err) {
 		r.garbled++
 	}
@@ -164,6 +182,10 @@ func (c *conn) evacuate() (done []*layout.Op) {
 	}
 	for _, r := range c.calls {
 		sent := c.out.sent(r.end)
+		changes := sent && r.changes
+		if changes {
+			s.bequeath(c)
+		}
 		r.unlink()
 		switch {
 		case t.closed, t.failFast, r.abandoned(), r.ctl != nil && r.ctl.probe:
@@ -181,7 +203,11 @@ func (c *conn) evacuate() (done []*layout.Op) {
 				t.stats.resent++
 			}
 			r.end = 0
-			t.requeue(r)
+			if changes {
+				s.hold(r)
+			} else {
+				t.requeue(r)
+			}
 		}
 	}
 	return done

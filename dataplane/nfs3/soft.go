@@ -41,7 +41,7 @@ func (t *Target) sweep() {
 			t.drop(r)
 		}
 	}
-	for _, l := range []*rpcList{&t.held, &t.queues[small], &t.queues[bulk], &t.delayed} {
+	for l := range t.lists() {
 		for r := l.head; r != nil; {
 			next := r.next
 			look(r)

@@ -83,6 +83,7 @@ func (t *Target) Stats() Stats {
 	for i := range t.slots {
 		s := &t.slots[i]
 		cs := ConnStats{Addr: t.paths[s.path].addr, Since: s.since, Err: s.err}
+		st.Queued += s.held.len
 		if c := s.conn; c != nil {
 			cs.RTT, cs.Retransmits = c.network()
 			cs.Addr, cs.Up, cs.Outstanding, cs.Bytes = c.addr, true, c.count, c.bytes

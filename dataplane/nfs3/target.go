@@ -3,6 +3,7 @@ package nfs3
 import (
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/rpctls"
+	"github.com/weftfs/weft/internal/wire/conns"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/layout"
 
@@ -112,6 +114,7 @@ type Target struct {
 	cfg    Config
 	cred   oncrpc.Auth // template, see appendCall
 	prog   uint32      // that the server at the addresses has
+	client conns.Client
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // one for each slot.running
@@ -174,7 +177,7 @@ func New(cfg Config) (*Target, error) {
 		return nil, err
 	}
 	t := &Target{
-		cfg: cfg, cred: cred, prog: oncrpc.ProgNFS, xid: rand.Uint32(), homeAfter: homeTime, idleAfter: idleTime,
+		cfg: cfg, cred: cred, prog: oncrpc.ProgNFS, client: newClient(), xid: rand.Uint32(), homeAfter: homeTime, idleAfter: idleTime,
 		paths: make([]path, len(cfg.Addrs)),
 		slots: make([]slot, cfg.Connections*len(cfg.Addrs)+1),
 	}
@@ -382,7 +385,7 @@ func (t *Target) Close() error {
 
 // endAll ends every rpc that is on no connection and appends the ops whose Done is then to be called.
 func (t *Target) endAll(ended []*layout.Op, err error) []*layout.Op {
-	for _, l := range []*rpcList{&t.held, &t.queues[small], &t.queues[bulk], &t.delayed} {
+	for l := range t.lists() {
 		for l.head != nil {
 			r := l.head
 			if op := t.end(r, err); op != nil {
@@ -391,6 +394,22 @@ func (t *Target) endAll(ended []*layout.Op, err error) []*layout.Op {
 		}
 	}
 	return ended
+}
+
+// lists are all lists of rpcs that are on no connection.
+func (t *Target) lists() iter.Seq[*rpcList] {
+	return func(yield func(*rpcList) bool) {
+		for _, l := range []*rpcList{&t.held, &t.queues[small], &t.queues[bulk], &t.delayed} {
+			if !yield(l) {
+				return
+			}
+		}
+		for i := range t.slots {
+			if !yield(&t.slots[i].held) {
+				return
+			}
+		}
+	}
 }
 
 // newRPC returns a zero rpc.

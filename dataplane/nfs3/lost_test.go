@@ -1,0 +1,227 @@
+package nfs3
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/weftfs/weft/internal/wire/conns"
+	"github.com/weftfs/weft/layout"
+
+	wire "github.com/weftfs/weft/internal/wire/nfs3"
+)
+
+// loser is a server that hangs up on the first WRITE.
+type loser struct {
+	*server
+	mu     sync.Mutex
+	writes []*callInfo
+	names  []conns.Name  // that END was asked of
+	ended  chan struct{} // closed when END is answered by true
+}
+
+func newLoser(t *testing.T) *loser {
+	l := &loser{server: newServer(t), ended: make(chan struct{})}
+	l.script = func(c *callInfo) *action {
+		if c.proc != wire.ProcWrite {
+			return nil
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.writes = append(l.writes, c)
+		return &action{hangup: len(l.writes) == 1}
+	}
+	return l
+}
+
+func (l *loser) end(n conns.Name) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.names = append(l.names, n)
+	select {
+	case <-l.ended:
+		return true
+	default:
+		time.Sleep(time.Millisecond) // servers take their time, too
+		return false
+	}
+}
+
+func (l *loser) asked() (names []conns.Name, writes []*callInfo) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.names, l.writes
+}
+
+// busy makes tg have several connections that are up, so that a repetition could go by any of them.
+func busy(t *testing.T, tg *Target) {
+	t.Helper()
+	until(t, "two connections are up", func() bool {
+		var rs []*request
+		for range 16 {
+			rs = append(rs, readOp("f", 0, 1<<20))
+		}
+		ok(t, tg, rs...)
+		return tg.Stats().Connects >= 2
+	})
+}
+
+// TestLost: a WRITE whose connection is lost is not sent again before the server has ended that connection. What changes
+// nothing goes on meanwhile.
+func TestLost(t *testing.T) {
+	srv := newLoser(t)
+	srv.ends = srv.end
+	srv.put("f", make([]byte, 1<<20))
+	tg := newTarget(t, Config{Connections: 2}, srv.addr)
+	busy(t, tg)
+	w := writeOp("g", 0, []byte("again"))
+	start(tg, w)
+	until(t, "the client asks several times", func() bool { names, _ := srv.asked(); return len(names) > 3 })
+	ok(t, tg, readOp("f", 0, 1<<20))
+	names, writes := srv.asked()
+	if len(writes) != 1 {
+		t.Errorf("%d WRITEs before the lost connection has ended", len(writes))
+	}
+	for _, n := range names {
+		if n.Client != tg.client || n.Number == 0 || n != names[0] {
+			t.Errorf("END of %v, first of %v", n, names[0])
+		}
+	}
+	if st := tg.Stats(); !errors.Is(st.Err, errUnended) || st.Queued != 1 {
+		t.Errorf("stats %+v", st)
+	}
+	close(srv.ended)
+	wait(t, w.done, "WRITE")
+	if _, writes := srv.asked(); w.Err != nil || len(writes) != 2 || writes[0].xid != writes[1].xid {
+		t.Errorf("error %v, %d WRITEs", w.Err, len(writes))
+	}
+	until(t, "all well", func() bool { return tg.Stats().Trouble.IsZero() })
+}
+
+// TestLostCall: so it is with other calls that change something.
+func TestLostCall(t *testing.T) {
+	srv := newServer(t)
+	ended := make(chan struct{})
+	var calls, asked int
+	var mu sync.Mutex
+	srv.ends = func(conns.Name) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		asked++
+		select {
+		case <-ended:
+			return true
+		default:
+			time.Sleep(time.Millisecond)
+			return false
+		}
+	}
+	srv.script = func(c *callInfo) *action {
+		if c.proc != wire.ProcRemove {
+			return nil
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		calls++
+		return &action{hangup: calls == 1}
+	}
+	tg := newTarget(t, Config{Connections: 1}, srv.addr)
+	done := make(chan error, 1)
+	go func() { done <- tg.Remove(t.Context(), layout.Credential{}, []byte("root"), "f") }()
+	until(t, "the client asks several times", func() bool { mu.Lock(); defer mu.Unlock(); return asked > 3 })
+	mu.Lock()
+	if calls != 1 {
+		t.Errorf("%d REMOVEs before the lost connection has ended", calls)
+	}
+	mu.Unlock()
+	close(ended)
+	if err := <-done; err != nil { // NOENT to the repetition is success
+		t.Error(err)
+	}
+}
+
+// TestLostSoft: the owner of a WRITE that waits for END is told when its patience is over, and Close does not wait.
+func TestLostSoft(t *testing.T) {
+	srv := newLoser(t)
+	srv.ends = srv.end
+	tg := newTarget(t, Config{Connections: 1, Patience: layout.Patience{Time: 200 * time.Millisecond, Errno: syscall.ETIMEDOUT}}, srv.addr)
+	overdue := make(chan error, 1)
+	w := writeOp("g", 0, []byte("again"))
+	w.Overdue = func(_ *layout.Op, err error) { overdue <- err }
+	start(tg, w)
+	select {
+	case err := <-overdue:
+		if late := (*layout.TimeoutError)(nil); !errors.As(err, &late) {
+			t.Errorf("error %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("nobody says that the WRITE is overdue")
+	}
+	if err := tg.Close(); err != nil {
+		t.Error(err)
+	}
+	wait(t, w.done, "WRITE")
+	if !errors.Is(w.Err, ErrClosed) {
+		t.Errorf("error %v", w.Err)
+	}
+}
+
+// TestLostRestarted: a server that has none of the connections any more says so, and one that has no END has none to tell of.
+func TestLostRestarted(t *testing.T) {
+	for name, ends := range map[string]func(conns.Name) bool{"weft": func(conns.Name) bool { return true }, "foreign": nil} {
+		t.Run(name, func(t *testing.T) {
+			srv := newLoser(t)
+			srv.ends = func(conns.Name) bool { return false }
+			tg := newTarget(t, Config{Connections: 1}, srv.addr)
+			ok(t, tg, newOp(layout.OpCommit, "g", 0, nil))
+			w := writeOp("g", 0, []byte("again"))
+			start(tg, w)
+			until(t, "the WRITE comes", func() bool { _, writes := srv.asked(); return len(writes) > 0 })
+			addr := srv.addr.String()
+			srv.close()
+			srv.ends = ends
+			srv.listen(t, addr)
+			wait(t, w.done, "WRITE")
+			if w.Err != nil {
+				t.Error(w.Err)
+			}
+		})
+	}
+}
+
+// TestLostForeign: a server without END gets repetitions from the port that the lost connection had, with the same xids, for
+// that is how reply caches know them.
+func TestLostForeign(t *testing.T) {
+	srv := newLoser(t)
+	srv.put("f", make([]byte, 1<<20))
+	tg := newTarget(t, Config{Connections: 2}, srv.addr)
+	busy(t, tg)
+	w := writeOp("g", 0, []byte("again"))
+	ok(t, tg, w)
+	_, writes := srv.asked()
+	if len(writes) != 2 || writes[0].xid != writes[1].xid || writes[0].nc == writes[1].nc {
+		t.Fatalf("%d WRITEs", len(writes))
+	}
+	if a, b := writes[0].conn.RemoteAddr(), writes[1].conn.RemoteAddr(); a.String() != b.String() {
+		t.Errorf("the WRITE came from %v and again from %v", a, b)
+	}
+}
+
+// TestLostPort: if the port is in use by then, another one will do.
+func TestLostPort(t *testing.T) {
+	srv := newServer(t)
+	tg := newTarget(t, Config{}, srv.addr)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	nc, err := tg.connect(srv.addr, l.Addr().(*net.TCPAddr).AddrPort())
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc.Close()
+}
