@@ -16,8 +16,9 @@
 //   - a READ or WRITE that the server cut short goes on with the rest; three answers in a row that bring nothing end
 //     it with a [ReplyError];
 //   - JUKEBOX is repeated after 0.1 s, doubling up to 15 s;
-//   - what was outstanding on a connection that is lost is sent again on another one, with the same xid. READ, COMMIT
-//     and a WRITE of the same bytes can be repeated at will;
+//   - what was outstanding on a connection that is lost is sent again on another one, with the same xid. READ and
+//     COMMIT can be repeated at will; of what changes something no original may be carried out after its repetition was
+//     answered (see Lost connections);
 //   - if the verifier changes between two pieces of one unstable WRITE, the server has lost the first piece and the
 //     whole of it is sent again.
 //
@@ -50,6 +51,19 @@
 //
 // With Config.TLS every connection asks for TLS first (RFC 9289) and is not used if that fails; there is no way back to
 // clear text. Then reads and writes block, in memory of the connection's own, and payloads are copied once more.
+//
+// # Lost connections
+//
+// The original of a request that is sent again may still be in the server: in its socket, or in a write to a disk that
+// does not answer. Carried out late, it would undo what was written after its repetition was answered. So a slot whose
+// connection is lost with changes outstanding (WRITE, SETATTR, CREATE, MKDIR, REMOVE, RMDIR, RENAME, ALLOCATE,
+// DEALLOCATE) keeps those, and its next connection begins with END (package conns): it is used once the server says
+// that it carries out nothing any more of what came by the lost one. That may take as long as a disk takes; it is then
+// as with a server that does not answer. Every connection begins with JOIN, so that the server knows which one is
+// meant.
+//
+// A server that does not have the program gets the repetitions by a connection from the same port, with the same xids.
+// That is what duplicate reply caches know requests by. If the port cannot be had another one will do.
 //
 // # Buffers
 //

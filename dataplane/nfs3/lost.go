@@ -28,9 +28,9 @@ const joinTime = 10 * time.Second
 // lastNumber is the number of the latest connection of this process.
 var lastNumber atomic.Uint64
 
-// predecessor is the connection that a slot has lost while it carried requests that may change something. They stay in slot.held
-// until the server carries out none of them any more, or, where the server cannot tell, until there is a connection from the same
-// port, by which its reply cache knows them.
+// predecessor is the connection that a slot has lost while it carried requests that may change something. They stay in
+// slot.held until the server carries out none of them any more, or, where the server cannot tell, until there is a
+// connection from the same port, by which its reply cache knows them.
 type predecessor struct {
 	name        conns.Name // zero: the server does not have the program of package conns
 	local, addr netip.AddrPort
@@ -62,8 +62,8 @@ func (s *slot) bequeath(c *conn) {
 	s.prior = &predecessor{name: c.name, addr: c.addr, local: local.AddrPort()}
 }
 
-// samePort returns the port from which the slot's next connection to addr should come: that of the lost one, if the server knows
-// repetitions by it. It is zero if any will do.
+// samePort returns the port from which the slot's next connection to addr should come: that of the lost one, if the
+// server knows repetitions by it. It is zero if any will do.
 func (s *slot) samePort(addr netip.AddrPort) netip.AddrPort {
 	if p := s.prior; p != nil && p.name.Number == 0 && p.addr == addr {
 		return p.local
@@ -87,8 +87,8 @@ func bindTo(from netip.AddrPort, raw syscall.RawConn) error {
 	return errors.Join(ctlErr, err)
 }
 
-// join names a new connection and ends the one that the slot has lost. It returns the zero Name if the server does not have the
-// program for that. Nothing else was sent by nc.
+// join names a new connection and ends the one that the slot has lost. It returns the zero Name if the server does not
+// have the program for that. Nothing else was sent by nc.
 func (s *slot) join(nc net.Conn, addr netip.AddrPort) (conns.Name, error) {
 	name := conns.Name{Client: s.t.client, Number: lastNumber.Add(1)}
 	err := s.t.connCall(nc, conns.ProcJoin, &name, nil)

@@ -69,8 +69,8 @@ func busy(t *testing.T, tg *Target) {
 	})
 }
 
-// TestLost: a WRITE whose connection is lost is not sent again before the server has ended that connection. What changes
-// nothing goes on meanwhile.
+// TestLost: a WRITE whose connection is lost is not sent again before the server has ended that connection. What
+// changes nothing goes on meanwhile.
 func TestLost(t *testing.T) {
 	srv := newLoser(t)
 	srv.ends = srv.end
@@ -169,7 +169,8 @@ func TestLostSoft(t *testing.T) {
 	}
 }
 
-// TestLostRestarted: a server that has none of the connections any more says so, and one that has no END has none to tell of.
+// TestLostRestarted: a server that has none of the connections any more says so, and one that has no END has none to
+// tell of.
 func TestLostRestarted(t *testing.T) {
 	for name, ends := range map[string]func(conns.Name) bool{"weft": func(conns.Name) bool { return true }, "foreign": nil} {
 		t.Run(name, func(t *testing.T) {
@@ -192,8 +193,8 @@ func TestLostRestarted(t *testing.T) {
 	}
 }
 
-// TestLostForeign: a server without END gets repetitions from the port that the lost connection had, with the same xids, for
-// that is how reply caches know them.
+// TestLostForeign: a server without END gets repetitions from the port that the lost connection had, with the same
+// xids, for that is how reply caches know them.
 func TestLostForeign(t *testing.T) {
 	srv := newLoser(t)
 	srv.put("f", make([]byte, 1<<20))

@@ -2,7 +2,8 @@
 // port, so that no port mapper is needed. It keeps the data files of striped files and is no general NFS server: there
 // are regular files and directories, nothing else, and a file has one name.
 //
-// Beside these two it serves weft's own program for reserved space and holes, see package sparse.
+// Beside these two it serves weft's own programs: for reserved space and holes (package sparse), for clients on the
+// same host (package localio), and for connections that a client has lost (package conns).
 //
 // # On disk
 //
@@ -141,9 +142,14 @@
 // A client that neither sends the rest of a payload nor takes replies for 20 seconds is cut off, since that memory is
 // what others wait for. READ and WRITE do not allocate.
 //
-// There is no duplicate request cache. A repeated CREATE, in the modes UNCHECKED and EXCLUSIVE, finds what the first one
-// made; after a lost connection a client takes NOENT to a repeated REMOVE for success.
+// There is no duplicate request cache. A repeated CREATE, in the modes UNCHECKED and EXCLUSIVE, finds what the first
+// one made; after a lost connection a client takes NOENT to a repeated REMOVE for success. Before it repeats anything
+// that changes something it ends the lost connection (program of package conns): calls that were read and have not
+// begun are dropped, those that have begun are waited for, and END says whether all are over. So the original of a
+// WRITE is never carried out after its repetition was answered. A process that is gone carries out nothing: the lock on
+// the directory is free only then.
 //
-// Lock order: file.mu before syncState.mu and session.out; syncState.mu before verifier.mu, and that before the lock of
-// the failures; broker.mu, cache.mu and conn.mu are leaves. Memory for payloads is never waited for with a lock held.
+// Lock order: Server.mu is held over no call but a socket's Close; file.mu before syncState.mu and session.out;
+// syncState.mu before verifier.mu, and that before the lock of the failures; broker.mu, cache.mu and conn.mu are leaves.
+// Memory for payloads is never waited for with a lock held.
 package data

@@ -8,8 +8,8 @@ import (
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 )
 
-// endTime is for how long an END waits for what lost connections still carry before the client is told to ask again, a time in
-// which its connections are not taken for dead.
+// endTime is for how long an END waits for what lost connections still carry before the client is told to ask again, a
+// time in which its connections are not taken for dead.
 const endTime = 400 * time.Millisecond
 
 // join names c. It reports false if c has a name already, or the name belongs to no connection.
@@ -23,7 +23,8 @@ func (s *Server) join(c *conn, name conns.Name) bool {
 	return true
 }
 
-// cut closes c's socket; unlike the Close of a TLS connection it does not wait until the client has been told. s.mu is held.
+// cut closes c's socket; unlike the Close of a TLS connection it does not wait until the client has been told. s.mu is
+// held.
 func (c *conn) cut() {
 	nc := c.nc
 	if tc, ok := nc.(*tls.Conn); ok {
@@ -33,8 +34,8 @@ func (c *conn) cut() {
 }
 
 // endLost ends the connections of a name and reports whether nothing that came by them is carried out any more. What a
-// connection has read and not begun is dropped, since c.lost is looked at before anything begins; what has begun is waited for,
-// as it is part of the connection's end.
+// connection has read and not begun is dropped, since c.lost is looked at before anything begins; what has begun is
+// waited for, as it is part of the connection's end.
 func (s *Server) endLost(name *conns.Name) bool {
 	var lost []*conn
 	s.mu.Lock()

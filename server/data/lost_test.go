@@ -38,8 +38,8 @@ func (c *client) endLost(number uint64) bool {
 	return res.Ended
 }
 
-// TestOriginal: when a client has ended a connection that it has lost, the WRITEs that this one carried have been carried out,
-// or never are: those that had begun, those that had been read, and those in the socket.
+// TestOriginal: when a client has ended a connection that it has lost, the WRITEs that this one carried have been
+// carried out, or never are: those that had begun, those that had been read, and those in the socket.
 func TestOriginal(t *testing.T) {
 	ts := start(t, "")
 	a, b, other := ts.dial(), ts.dial(), ts.dial()
