@@ -14,14 +14,16 @@
 //
 // # When a host is lost
 //
-// A controller ends when its admin connection does, when the host is silent for its keep-alive time (any command counts; so it
-// takes up to twice that time), or by a method of Target. All its connections are cut then, and no command begins any more. The
-// host's next admin Connect is answered when none runs any more. A
-// method that takes something from a host (DisallowHost, DropControllers, PortDown, RemoveNamespace) returns when no command of
-// it runs any more, and what did not begin never will: it is a fence. A preempted reservation is one, too: commands hold their
-// namespace's lock shared from the check of reservations to their end, and reservation commands hold it exclusively. A Read that
-// was allowed before may only be on its way to the host. Reservations are of a host's identifier, so no two hosts, by their names, are connected to a subsystem
-// with the same one.
+// A controller ends when its admin connection does, when the host is silent for its keep-alive time (any command
+// counts; so it takes up to twice that time), or by a method of Target. All its connections are cut then, and no
+// command begins any more. The host's next admin Connect is answered when none runs any more. It ends what the host has
+// lost and the target did not notice yet (it was stopped, or a command waits for a disk), which the state of the TCP
+// connections tells: so no Write of a lost association is done after the host has sent it again. A method that takes
+// something from a host (DisallowHost, DropControllers, PortDown, RemoveNamespace) returns when no command of it runs
+// any more, and what did not begin never will: it is a fence. A preempted reservation is one, too: commands hold their
+// namespace's lock shared from the check of reservations to their end, and reservation commands hold it exclusively. A
+// Read that was allowed before may only be on its way to the host. Reservations are of a host's identifier, so no two
+// hosts, by their names, are connected to a subsystem with the same one.
 //
 // # Stability
 //

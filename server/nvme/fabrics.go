@@ -87,6 +87,7 @@ func (c *conn) connect(r *request, data []byte) wire.Status {
 	status := wire.StatusSuccess
 	if err == nil {
 		if args.QID == 0 {
+			c.t.endLost(&d)
 			await(c.t.former(&d))
 		}
 		status, err = c.join(&args, &d)
@@ -114,7 +115,7 @@ func (t *Target) former(d *wire.ConnectData) (list []*conn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for c := range t.conns {
-		if ctrl := c.ctrl.Load(); ctrl != nil && c.dead.Load() && ctrl.hostNQN == d.HostNQN && ctrl.sub.NQN == d.SubsysNQN {
+		if ctrl := c.ctrl.Load(); ctrl != nil && c.dead.Load() && ctrl.isOf(d) {
 			list = append(list, c)
 		}
 	}
