@@ -2,7 +2,9 @@ package interop
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"math/rand/v2"
@@ -22,6 +24,8 @@ import (
 	"github.com/weftfs/weft/dataplane/faulty"
 	"github.com/weftfs/weft/dataplane/nfs3"
 	"github.com/weftfs/weft/dataplane/targettest"
+	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/xdr"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/test/harness"
 
@@ -296,4 +300,72 @@ func TestGaneshaDevices(t *testing.T) {
 func freePort(t testing.TB) string {
 	_, port, _ := net.SplitHostPort(harness.FreeAddr(t))
 	return port
+}
+
+// TestGaneshaReplyCache: what is sent again from the port of the connection that was lost, with the same xid, Ganesha knows and does not carry
+// out again; from another port it does. So the port is worth keeping (dataplane/nfs3, Lost connections).
+func TestGaneshaReplyCache(t *testing.T) {
+	dir := harness.Dir(t)
+	g := startGanesha(t, export{dir, open})
+	addr := netip.MustParseAddrPort("127.0.0.1:" + g.nfs)
+	root, err := nfs3.Mount(t.Context(), netip.MustParseAddrPort("127.0.0.1:"+g.mount), dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rootFH, err := wire.NewFileHandle(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sys := oncrpc.AuthSys{Machine: "test"}
+	cred, err := sys.Auth()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// mkdir makes a directory and returns the status, which is EXIST if a call that has made it is carried out again.
+	mkdir := func(local net.Addr, name string, xid uint32) (net.Addr, wire.Status) {
+		t.Helper()
+		d := net.Dialer{LocalAddr: local, Timeout: time.Minute, Control: func(_, _ string, raw syscall.RawConn) error {
+			return raw.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
+		}}
+		nc, err := d.Dial("tcp", addr.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		nc.(*net.TCPConn).SetLinger(0)
+		nc.SetDeadline(time.Now().Add(time.Minute))
+		call := oncrpc.Call{XID: xid, Prog: oncrpc.ProgNFS, Vers: wire.Version, Proc: uint32(wire.ProcMkdir), Cred: cred}
+		b := call.Append(make([]byte, oncrpc.RecordMarkSize))
+		b = (&wire.MkdirArgs{Where: wire.DirOpArgs{Dir: rootFH, Name: name}}).Append(b)
+		oncrpc.PutRecordMark(b, len(b)-oncrpc.RecordMarkSize, true)
+		if _, err := nc.Write(b); err != nil {
+			t.Fatal(err)
+		}
+		var mark [oncrpc.RecordMarkSize]byte
+		if _, err := io.ReadFull(nc, mark[:]); err != nil {
+			t.Fatal(err)
+		}
+		n, _ := oncrpc.ParseRecordMark(mark[:])
+		b = make([]byte, n)
+		if _, err := io.ReadFull(nc, b); err != nil {
+			t.Fatal(err)
+		}
+		dec := xdr.NewDecoder(b)
+		var reply oncrpc.Reply
+		var res wire.CreateRes
+		if err := errors.Join(reply.Decode(&dec), reply.Err(), res.Decode(&dec)); err != nil {
+			t.Fatal(err)
+		}
+		return nc.LocalAddr(), res.Status
+	}
+	local, status := mkdir(nil, "d", 77)
+	if status != wire.OK {
+		t.Fatal(status)
+	}
+	if _, status := mkdir(local, "d", 77); status != wire.OK {
+		t.Errorf("again from the same port: %v", status)
+	}
+	if _, status := mkdir(nil, "d", 77); status != wire.ErrExist {
+		t.Errorf("again from another port: %v", status)
+	}
 }
