@@ -196,19 +196,21 @@ func TestLostRestarted(t *testing.T) {
 // TestLostForeign: a server without END gets repetitions from the port that the lost connection had, with the same
 // xids, for that is how reply caches know them.
 func TestLostForeign(t *testing.T) {
-	srv := newLoser(t)
-	srv.put("f", make([]byte, 1<<20))
-	tg := newTarget(t, Config{Connections: 2}, srv.addr)
-	busy(t, tg)
-	w := writeOp("g", 0, []byte("again"))
-	ok(t, tg, w)
-	_, writes := srv.asked()
-	if len(writes) != 2 || writes[0].xid != writes[1].xid || writes[0].nc == writes[1].nc {
-		t.Fatalf("%d WRITEs", len(writes))
+	for range 10 { // somebody else on the machine may get the port meanwhile
+		srv := newLoser(t)
+		srv.put("f", make([]byte, 1<<20))
+		tg := newTarget(t, Config{Connections: 2}, srv.addr)
+		busy(t, tg)
+		ok(t, tg, writeOp("g", 0, []byte("again")))
+		_, writes := srv.asked()
+		if len(writes) != 2 || writes[0].xid != writes[1].xid || writes[0].nc == writes[1].nc {
+			t.Fatalf("%d WRITEs", len(writes))
+		}
+		if writes[0].conn.RemoteAddr().String() == writes[1].conn.RemoteAddr().String() {
+			return
+		}
 	}
-	if a, b := writes[0].conn.RemoteAddr(), writes[1].conn.RemoteAddr(); a.String() != b.String() {
-		t.Errorf("the WRITE came from %v and again from %v", a, b)
-	}
+	t.Error("the WRITE never comes again from the port that it came from first")
 }
 
 // TestLostPort: if the port is in use by then, another one will do.
