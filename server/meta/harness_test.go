@@ -1023,6 +1023,9 @@ func (c *client) send(h metarpc.CallHeader, args any) chan []byte {
 		c.resend[[2]uint64{uint64(h.Slot), h.Sequence}] = frame
 	}
 	if c.conn != nil {
+		if h.Op.In(c.welcome.Version) {
+			frame = metarpc.AppendCallAs(nil, frame, c.welcome.Version)
+		}
 		c.conn.Write(frame) // if that fails no answer comes
 	}
 	return ch
