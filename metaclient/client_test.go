@@ -206,9 +206,9 @@ func TestDialErrors(t *testing.T) {
 		{"cut", raw("\x00\x00\x00\x08\x92\x01"), "service:7049 is not a weft metadata service"},
 		{"silence", func(net.Conn, *metarpc.Welcome) bool { time.Sleep(time.Hour); return false }, "service:7049 accepts connections but does not answer"},
 		{"version", func(nc net.Conn, w *metarpc.Welcome) bool {
-			w.Version, w.Status, w.Message = 7, metarpc.StatusVersion, metarpc.Mismatch(metarpc.Spoken, metarpc.Versions{Lowest: 6, Highest: 7})
+			w.Version, w.Status, w.Message = 7, metarpc.StatusVersion, metarpc.Mismatch(metarpc.Spoken, metarpc.Versions{Lowest: 7, Highest: 8})
 			return true
-		}, "metadata service at service:7049: the client speaks " + metarpc.Spoken.String() + " of the metadata protocol, the service versions 6 to 7: upgrade weft on the client"},
+		}, "metadata service at service:7049: the client speaks " + metarpc.Spoken.String() + " of the metadata protocol, the service versions 7 to 8: upgrade weft on the client"},
 		{"version without a status", func(nc net.Conn, w *metarpc.Welcome) bool {
 			w.Version = 7
 			return true
@@ -1004,7 +1004,7 @@ func TestCalls(t *testing.T) {
 				}
 				attrs, err := c.LayoutCommit(ctx, reports, true)
 				return fmt.Sprint(len(attrs), attrs[0].ID, attrs[metarpc.MaxBatch].ID), err
-			}, fmt.Sprint(metarpc.MaxBatch+1, 42, 42), fmt.Sprintf("&{Reports:[{ID:%d End:0 Mtime:0 Atime:0 Written:[] Set:{Mask:0 Atime:0 Mtime:0 Ctime:0}}] Provisional:true}", metarpc.MaxBatch+1)},
+			}, fmt.Sprint(metarpc.MaxBatch+1, 42, 42), fmt.Sprintf("&{Reports:[{ID:%d End:0 Mtime:0 Atime:0 Written:[] Set:{Mask:0 Atime:0 Mtime:0 Ctime:0} Ended:[] GivenUp:[] Reserved:[]}] Provisional:true}", metarpc.MaxBatch+1)},
 		} {
 			result, err := call.do()
 			args := strings.ReplaceAll(fmt.Sprintf("%+v", got), "_msgpack:{} ", "")

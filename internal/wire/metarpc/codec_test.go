@@ -423,6 +423,22 @@ func TestGolden(t *testing.T) {
 		{"size query", func() ([]byte, error) {
 			return AppendCallBack(nil, Version, BackHeader{Number: 9, Op: BackSizeQuery}, &SizeQueryArgs{IDs: []layout.FileID{5, 6}})
 		}, "00000008" + "94 04 09 03 91 92 05 06"},
+		{"reserve", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpReserve}, &ReserveArgs{ID: 5, Len: 128, Ended: []uint64{1, 300}, GivenUp: []uint64{2}})
+		}, "00000015" + "96 02 02 07 1c 940000c0c2 94 05 cc80 92 01cd012c 91 02"},
+		{"reserved", func() ([]byte, error) {
+			return AppendReply(nil, Version, ReplyHeader{Slot: 2, Sequence: 7}, &ReserveResult{Off: 128, Mtime: 5, Number: 300})
+		}, "0000000d" + "96 03 02 07 00 a0 93 cc80 05 cd012c"},
+		{"reserved, version 5", func() ([]byte, error) {
+			return AppendReply(nil, 5, ReplyHeader{Slot: 2, Sequence: 7}, &ReserveResult{Off: 128, Mtime: 5, Number: 300})
+		}, "0000000a" + "96 03 02 07 00 a0 92 cc80 05"},
+		{"places", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLayoutCommit}, &LayoutCommitArgs{Provisional: true, Reports: []SizeReport{
+				{ID: 5, End: 9, Ended: []uint64{1}, GivenUp: []uint64{2, 3}, Reserved: []Place{{Number: 4, Off: 9, Len: 128, Mtime: 7}}}}})
+		}, "00000024" + "96 02 02 07 15 940000c0c2 92 91 99 05 09 00 00 c0 9400000000 91 01 92 0203 91 94 04 09 cc80 07 c3"},
+		{"reserve recall", func() ([]byte, error) {
+			return AppendCallBack(nil, Version, BackHeader{Number: 9, Op: BackReserveRecall}, &ReserveRecallArgs{ID: 5, Upto: 300})
+		}, "00000009" + "94 04 09 07 92 05 cd012c"},
 		{"layout stats", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLayoutStats}, &LayoutStatsArgs{Span: 128, Devices: []DeviceStats{
 				{Device: id, Reads: IOStats{Ops: 1, Bytes: 4096, Time: 300}, Writes: IOStats{Ops: 2, Bytes: 3, Time: 4}, Outstanding: 5}}})
@@ -573,6 +589,9 @@ func TestRefusedArguments(t *testing.T) {
 		{OpReserve, &ReserveArgs{ID: 1}, bad},
 		{OpReserve, &ReserveArgs{ID: 1, Len: -1}, bad},
 		{OpReserve, &ReserveArgs{Len: 1}, bad},
+		{OpReserve, &ReserveArgs{ID: 1, Len: 1, Ended: make([]uint64, MaxBatch), GivenUp: make([]uint64, MaxBatch)}, fine},
+		{OpReserve, &ReserveArgs{ID: 1, Len: 1, Ended: make([]uint64, MaxBatch+1)}, bad},
+		{OpReserve, &ReserveArgs{ID: 1, Len: 1, GivenUp: make([]uint64, MaxBatch+1)}, bad},
 		{OpLeaseReturn, &LeaseReturnArgs{IDs: ids[1:]}, fine},
 		{OpLeaseReturn, &LeaseReturnArgs{IDs: ids}, bad},
 		{OpLeaseReturn, &LeaseReturnArgs{IDs: []layout.FileID{0}}, bad},
@@ -638,6 +657,13 @@ func TestRefusedArguments(t *testing.T) {
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, Used: UsedLost}}}, fine},
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, Used: UsedLost - 1}}}, bad},
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: make([]SizeReport, MaxBatch+1)}, bad},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, Ended: make([]uint64, MaxPlaces)}}}, fine},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, Ended: make([]uint64, MaxPlaces)}, {ID: 2, GivenUp: []uint64{1}}}}, bad},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, Reserved: []Place{{Number: 1, Len: 1, Mtime: 1}}}}}, fine},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, Reserved: []Place{{Len: 1, Mtime: 1}}}}}, bad},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, Reserved: []Place{{Number: 1, Mtime: 1}}}}}, bad},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, Reserved: []Place{{Number: 1, Off: -1, Len: 1, Mtime: 1}}}}}, bad},
+		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, Reserved: []Place{{Number: 1, Len: 1}}}}}, bad},
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{written(0, 512, 512, 4096)}}, fine},
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{written(0, 512)}, Provisional: true}, bad},
 		{OpLayoutCommit, &LayoutCommitArgs{Reports: []SizeReport{{ID: 5, Set: Times{Mask: SetMtime, Ctime: 1}}}}, fine},
@@ -954,6 +980,7 @@ func TestMalformed(t *testing.T) {
 		"lease on inode 0":      {BackLeaseRecall, &LeaseRecallArgs{Items: []LeaseItem{{Lease: LeaseAttrs}}}},
 		"lease of another kind": {BackLeaseRecall, &LeaseRecallArgs{Items: []LeaseItem{{ID: 1, Lease: leaseAll + 1}}}},
 		"too many leases":       {BackLeaseRecall, &LeaseRecallArgs{Items: slices.Repeat([]LeaseItem{{ID: 1}}, MaxBatch+1)}},
+		"places of inode 0":     {BackReserveRecall, &ReserveRecallArgs{Upto: 1}},
 		"lock of inode 0":       {BackLockReady, &LockReadyArgs{}},
 		"fewer than none":       {BackLeaseShrink, &LeaseShrinkArgs{Keep: -1}},
 	} {

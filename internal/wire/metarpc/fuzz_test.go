@@ -84,7 +84,7 @@ func FuzzParseCall(f *testing.F) {
 	for _, c := range []call{
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpRename}, &RenameArgs{OldParent: 1, OldName: "a", NewParent: 1, NewName: "b"}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpSetXattr}, &XattrArgs{ID: 1, Name: "user.a", Value: []byte("v")}},
-		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutCommit}, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, End: 2, Mtime: 3}, {ID: 4}, written(0, 512)}}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutCommit}, &LayoutCommitArgs{Reports: []SizeReport{{ID: 1, End: 2, Mtime: 3}, {ID: 4, Reserved: []Place{{Number: 5, Len: 6, Mtime: 7}}}, written(0, 512)}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpClose}, &CloseArgs{IDs: []layout.FileID{1, 2}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpSetAttr}, &SetAttrArgs{ID: 1, Mask: SetSize, Size: 7}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpMakeNode}, &MakeNodeArgs{Parent: 1, Name: "l", Mode: 0o120777, Target: "t"}},
@@ -92,7 +92,7 @@ func FuzzParseCall(f *testing.F) {
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpCreate}, &CreateArgs{Parent: 1, Name: "f", Access: AccessWrite, Layout: true, Near: []layout.DeviceID{{1}}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpTmpFile, Cred: Cred{ByUID: true}}, &TmpFileArgs{Parent: 1, Mode: 0o600}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLock}, &LockArgs{ID: 1, Owner: 2, Type: LockWrite, End: 9, Wait: true}},
-		{CallHeader{Slot: 1, Sequence: 2, Op: OpReserve}, &ReserveArgs{ID: 1, Len: 9}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpReserve}, &ReserveArgs{ID: 1, Len: 9, Ended: []uint64{1}, GivenUp: []uint64{2}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutStats}, &LayoutStatsArgs{Span: 9, Devices: []DeviceStats{{Reads: IOStats{Ops: 1, Bytes: 2, Time: 3}}}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutMove}, &LayoutMoveArgs{ID: 1, Device: layout.DeviceID{1}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpCacheStart}, &CacheStartArgs{ID: 1, Devices: []layout.DeviceID{{2}}, Limit: 3, Run: 4}},
@@ -134,7 +134,7 @@ func FuzzParseReply(f *testing.F) {
 			{Len: 1, IOMode: layout.IOModeRW, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}},
 		OpRemove:   &RemoveResult{At: 7},
 		OpTestLock: &LockResult{Type: LockRead, End: 5, Host: "h"},
-		OpReserve:  &ReserveResult{Off: 5, Mtime: 6},
+		OpReserve:  &ReserveResult{Off: 5, Mtime: 6, Number: 7},
 		OpReadDir:  &ReadDirResult{Entries: []DirEntry{{Name: "a", Cookie: 17, Attr: attr}}, EOF: true},
 		OpLayoutGet: &LayoutResult{Segments: []Segment{{Len: 1, IOMode: 1, Mirrors: [][]DataFile{{{Handle: []byte{1}}},
 			{{Handle: []byte{2}, Generation: 3, Extents: []Extent{{Len: 4096, Addr: 512, State: layout.ExtentInvalid}}}}}}}},
@@ -209,6 +209,7 @@ func FuzzParseCallBack(f *testing.F) {
 		{BackHeader{Number: 1, Op: BackSizeQuery}, &SizeQueryArgs{IDs: []layout.FileID{1, 2}}},
 		{BackHeader{Number: 1, Op: BackLockReady}, &LockReadyArgs{ID: 1, Owner: 2}},
 		{BackHeader{Number: 1, Op: BackLeaseShrink}, &LeaseShrinkArgs{Keep: 3}},
+		{BackHeader{Number: 1, Op: BackReserveRecall}, &ReserveRecallArgs{ID: 1, Upto: 9}},
 	} {
 		b, err := AppendCallBack(nil, Version, c.h, c.args)
 		seed(f, b, err)
