@@ -1004,7 +1004,7 @@ func TestCalls(t *testing.T) {
 				}
 				attrs, err := c.LayoutCommit(ctx, reports, true)
 				return fmt.Sprint(len(attrs), attrs[0].ID, attrs[metarpc.MaxBatch].ID), err
-			}, fmt.Sprint(metarpc.MaxBatch+1, 42, 42), fmt.Sprintf("&{Reports:[{ID:%d End:0 Mtime:0 Atime:0 Written:[] Set:{Mask:0 Atime:0 Mtime:0 Ctime:0} Ended:[] GivenUp:[] Reserved:[]}] Provisional:true}", metarpc.MaxBatch+1)},
+			}, fmt.Sprint(metarpc.MaxBatch+1, 42, 42), fmt.Sprintf("&{Reports:[{ID:%d End:0 Mtime:0 Atime:0 Written:[] Set:{Mask:0 Atime:0 Mtime:0 Ctime:0} Ended:[] GivenUp:[] Reserved:[] Used:0}] Provisional:true}", metarpc.MaxBatch+1)},
 		} {
 			result, err := call.do()
 			args := strings.ReplaceAll(fmt.Sprintf("%+v", got), "_msgpack:{} ", "")

@@ -405,7 +405,7 @@ func TestGolden(t *testing.T) {
 		{"report", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLayoutCommit}, &LayoutCommitArgs{Reports: []SizeReport{
 				{ID: 5, End: 1, Used: UsedOf(1)}, {ID: 6, Used: UsedLost}}})
-		}, "00000027" + "96 02 02 07 15 940000c0c2 92 92" + "97 05 01 00 00 c0 9400000000 cd1001" + "97 06 00 00 00 c0 9400000000 ff" + "c2"},
+		}, "0000002d" + "96 02 02 07 15 940000c0c2 92 92" + "9a 05 01 00 00 c0 9400000000 c0c0c0 cd1001" + "9a 06 00 00 00 c0 9400000000 c0c0c0 ff" + "c2"},
 		{"callback", func() ([]byte, error) {
 			return AppendCallBack(nil, Version, BackHeader{Number: 9, Op: BackLayoutRecall}, &LayoutRecallArgs{ID: 5, Off: 4096, Len: layout.ToEOF})
 		}, "00000012" + "94 04 09 01 93 05 cd1000 cf7fffffffffffffff"},
@@ -435,7 +435,7 @@ func TestGolden(t *testing.T) {
 		{"places", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLayoutCommit}, &LayoutCommitArgs{Provisional: true, Reports: []SizeReport{
 				{ID: 5, End: 9, Ended: []uint64{1}, GivenUp: []uint64{2, 3}, Reserved: []Place{{Number: 4, Off: 9, Len: 128, Mtime: 7}}}}})
-		}, "00000024" + "96 02 02 07 15 940000c0c2 92 91 99 05 09 00 00 c0 9400000000 91 01 92 0203 91 94 04 09 cc80 07 c3"},
+		}, "00000025" + "96 02 02 07 15 940000c0c2 92 91 9a 05 09 00 00 c0 9400000000 91 01 92 0203 91 94 04 09 cc80 07 00 c3"},
 		{"reserve recall", func() ([]byte, error) {
 			return AppendCallBack(nil, Version, BackHeader{Number: 9, Op: BackReserveRecall}, &ReserveRecallArgs{ID: 5, Upto: 300})
 		}, "00000009" + "94 04 09 07 92 05 cd012c"},
