@@ -125,7 +125,7 @@ func (s *Service) shownWith(id layout.FileID, a metarpc.Attr) metarpc.Attr {
 func (f *file) waitsFor(upto uint64) bool {
 	return slices.ContainsFunc(f.claims, func(cl *claim) bool {
 		return slices.ContainsFunc(cl.places, func(p reservation) bool {
-			return p.number <= upto && (p.off < f.shown || cl.sess.ctx.Err() != nil)
+			return p.number <= upto && (p.off < f.shown || cl.unfenced)
 		})
 	})
 }
@@ -198,7 +198,7 @@ func (s *Service) startPlaceRecalls(f *file, upto uint64) {
 				last = max(last, p.number)
 			}
 		}
-		if last <= cl.placesRecalled || cl.sess.ctx.Err() != nil {
+		if last <= cl.placesRecalled || cl.unfenced {
 			continue // that is being done, or the session's end sees to it
 		}
 		cl.placesRecalled = last

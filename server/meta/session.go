@@ -541,10 +541,10 @@ func (s *Service) end(sess *session, reason string) {
 		sess.doubt()
 	}
 	for _, cl := range sess.claims {
-		if len(cl.places) > 0 && !cl.unfenced { // nothing is written there any more
+		if !cl.unfenced { // nothing is written there any more
 			cl.places = nil
-			s.changedFile(cl.file)
 		}
+		s.changedFile(cl.file)
 	}
 	s.mu.Unlock()
 	s.log.Info("session ends", "session", sess, "host", sess.client.Host, "mount", sess.client.Mount, "reason", reason)

@@ -1,0 +1,199 @@
+package fs
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+)
+
+// reserving is a mount that appends where the service says, as another one has written, and a file of four bytes.
+func reserving(t *testing.T, s *service) (r *rig, id layout.FileID) {
+	r, other := newRig(t, s), newRig(t, s)
+	id, fh := r.create("f")
+	there := other.open(id, unix.O_WRONLY)
+	other.write(id, 0, []byte("head"))
+	other.want(other.fsync(id, there), 0, "fsync")
+	t.Cleanup(func() {
+		other.closeFile(id, there)
+		r.closeFile(id, fh)
+	})
+	return r, id
+}
+
+// outstanding is how many places nobody has said anything of.
+func (s *service) outstanding() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.places)
+}
+
+func (s *service) newest() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lastPlace
+}
+
+// startAppend appends without waiting for it.
+func (r *rig) startAppend(id layout.FileID, data string) <-chan fuse.Status {
+	done := make(chan fuse.Status, 1)
+	go func() { // ends with the append
+		n, status := r.tryWrite(id, 0, []byte(data), unix.O_APPEND)
+		if status == fuse.OK && n != len(data) {
+			status = fuse.EIO
+		}
+		done <- status
+	}()
+	return done
+}
+
+// Of an append that waits for its layout the place is given up at once when it is recalled, and it goes elsewhere.
+func TestPlaceGivenUp(t *testing.T) {
+	s := newService(1, 64<<10)
+	r, id := reserving(t, s)
+	gate := make(chan struct{})
+	var waiting atomic.Bool
+	r.m.setHook(func(ctx context.Context, call string) error {
+		if call == "Layout" && waiting.CompareAndSwap(false, true) {
+			<-gate
+		}
+		return nil
+	})
+	done := r.startAppend(id, "record")
+	eventually(t, "the append waits for a layout", waiting.Load)
+	r.OnReserveRecall(t.Context(), id, s.newest())
+	close(gate)
+	r.want(<-done, 0, "append")
+	if n := r.m.called("Reserve"); n != 2 {
+		t.Errorf("%d places for an append whose first one was recalled", n)
+	}
+	if got := r.read(id, 0, 100); string(got) != "head"+string(make([]byte, len("record")))+"record" {
+		t.Errorf("%q", got)
+	}
+	eventually(t, "the service knows what became of both", func() bool { return s.outstanding() == 0 })
+}
+
+// A place that was recalled before the mount heard of it is void.
+func TestPlaceRecalledEarly(t *testing.T) {
+	s := newService(1, 64<<10)
+	r, id := reserving(t, s)
+	r.OnReserveRecall(t.Context(), id, s.newest()+1)
+	r.want(<-r.startAppend(id, "record"), 0, "append")
+	if n := r.m.called("Reserve"); n != 2 {
+		t.Errorf("%d places", n)
+	}
+}
+
+// What the data plane has is finished, and told, before a recall is answered.
+func TestPlaceFinished(t *testing.T) {
+	s := newService(1, 64<<10)
+	r, id := reserving(t, s)
+	s.servers[0].Pause()
+	writes := s.servers[0].Count(layout.OpWrite)
+	done := r.startAppend(id, "record")
+	eventually(t, "the append is on its way", func() bool {
+		i := r.peek(id)
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		return slices.ContainsFunc(i.reserved.list, func(p *reservation) bool { return p.writing > 0 })
+	})
+	answered := make(chan struct{})
+	go func() { // ends with the answer
+		defer close(answered)
+		r.OnReserveRecall(t.Context(), id, s.newest())
+	}()
+	eventually(t, "the recall is heard", func() bool {
+		i := r.peek(id)
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		return i.reserved.upto > 0
+	})
+	select {
+	case <-answered:
+		t.Error("a recall was answered while the write was on its way")
+	default:
+	}
+	s.servers[0].Resume()
+	<-answered
+	if n := s.outstanding(); n != 0 {
+		t.Errorf("%d places are not told of when the recall was answered", n)
+	}
+	r.want(<-done, 0, "append")
+	if n := r.m.called("Reserve"); n != 1 || s.servers[0].Count(layout.OpWrite) == writes {
+		t.Errorf("%d places", n)
+	}
+	r.wantRead(id, 0, 100, []byte("headrecord"))
+}
+
+// Places that are written are told with the next append, so a loop of appends costs no other call; who asks for one that is under way
+// hears of it as soon as it is written.
+func TestPlacesTold(t *testing.T) {
+	s := newService(1, 64<<10)
+	r, id := reserving(t, s)
+	r.want(<-r.startAppend(id, "first"), 0, "append")
+	reports := r.m.called("LayoutCommit provisional")
+	for range 10 {
+		r.want(<-r.startAppend(id, "x"), 0, "append")
+		if n := s.outstanding(); n != 1 {
+			t.Fatalf("%d places are not told of after an append", n)
+		}
+	}
+	if n := r.m.called("LayoutCommit provisional") - reports; n != 0 {
+		t.Errorf("%d reports for 10 appends", n)
+	}
+	s.servers[0].Pause()
+	done := r.startAppend(id, "last")
+	eventually(t, "the append has its place", func() bool { return r.m.called("Reserve") == 12 })
+	eventually(t, "the append is on its way", func() bool { return len(r.reservedPlaces(id)) == 1 })
+	r.OnSizeQuery(t.Context(), []layout.FileID{id})
+	if n := s.outstanding(); n != 1 {
+		t.Errorf("%d places are not told of, one is not written", n)
+	}
+	s.servers[0].Resume()
+	r.want(<-done, 0, "append")
+	eventually(t, "it is told", func() bool { return s.outstanding() == 0 })
+	if got := r.read(id, 0, 100); !bytes.HasSuffix(got, []byte("xlast")) {
+		t.Errorf("%q", got)
+	}
+}
+
+// A restarted service is told of the places that are not written yet.
+func TestPlacesReclaimed(t *testing.T) {
+	s := newService(1, 64<<10)
+	r, id := reserving(t, s)
+	s.servers[0].Pause()
+	done := r.startAppend(id, "record")
+	eventually(t, "the append is on its way", func() bool { return s.newest() == 1 && len(r.reservedPlaces(id)) == 1 })
+	var told []metarpc.Place
+	r.m.s.mu.Lock()
+	r.m.commit = func(_ context.Context, reports []metarpc.SizeReport) {
+		for _, rep := range reports {
+			told = append(told, rep.Reserved...)
+		}
+	}
+	r.m.s.mu.Unlock()
+	r.OnReset(t.Context(), 0, false)
+	r.m.s.mu.Lock()
+	r.m.commit = nil
+	r.m.s.mu.Unlock()
+	if len(told) != 1 || told[0].Number != 1 || told[0].Off != 4 || told[0].Len != int64(len("record")) || told[0].Mtime == 0 {
+		t.Errorf("%+v", told)
+	}
+	s.servers[0].Resume()
+	r.want(<-done, 0, "append")
+	r.wantRead(id, 0, 100, []byte("headrecord"))
+}
+
+func (r *rig) reservedPlaces(id layout.FileID) []*reservation {
+	i := r.peek(id)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return slices.Clone(i.reserved.list)
+}
