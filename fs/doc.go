@@ -143,6 +143,35 @@
 // remembers the file's last one, and an answer to a question asked before it teaches nothing (merge): whoever must know asks again.
 // For the answer to a report the service asks no other writer, so it makes no size smaller that is known (told).
 //
+// # Set-ID bits and file capabilities
+//
+// They go when the file is overwritten, and no program is executed with those of before (privileges.go, given.go).
+//
+// The kernel leaves it to the answerer of WRITE, FALLOCATE, SETATTR and OPEN with O_TRUNC to take them away
+// (FUSE_HANDLE_KILLPRIV_V2), and of all but SETATTR it takes over the size and the times alone. So INVAL_INODE is sent
+// after the service has answered and before the kernel is. That also makes answers to older GETATTRs worthless. Access
+// control lists change the mode in the same way.
+//
+// A write goes by the mode that was heard last, if it is certain that nobody has given the file privileges since
+// (inode.sure). A recall of the lease, a change of this mount and a new session of the service end that, and the next
+// write asks. The service tells sessions that have the file open for writing when it has been given privileges, with a
+// lease or without (package server/meta). A write of a mapping's pages takes them away whoever wrote it.
+//
+// execve(2) takes the set-ID bits from what the kernel was told last, be that outdated or not: between its check of
+// permissions and that moment it asks nothing but OPEN. So the answer to OPEN for execution is where the order is
+// decided (given.mayExecute):
+//
+//	the kernel was told of no other privileges than the present ones     it may be executed
+//	others were given, and the thread has not asked since                ESTALE and INVAL_INODE, and it asks
+//	the thread was answered with the present ones since                  it may be executed
+//	that answer may have been overtaken, or it is open for writing here  ETXTBSY
+//
+// Only the thread's own question counts: its answer has been made use of by the time OPEN comes. It must have been
+// asked after whatever lets the kernel drop answers: an INVAL_INODE, or the last WRITE, which ends with the RELEASE of
+// the file.
+//
+// After OPEN this mount's kernel lets nobody write the program (ETXTBSY), and the service nobody of another mount.
+//
 // # Caches
 //
 // A file that is copied to a cache (caches.go) is open here meanwhile, and read like any other. What is written to the data file of
@@ -258,7 +287,7 @@
 // # Lock order
 //
 // keptPages.mu and window.mu, then inode.mu, then readAhead.mu, bucket.mu, flusher.mu, accesses.mu, places.mu, and the locks inside Meta's methods that do not block
-// (CachedLayout, CachedAttr, Forget, Release) and inside dataplane.File.Dirty. handleTable.mu, transfer.mu, caching.mu and request.mu are
-// taken alone. No mutex is held
+// (CachedLayout, CachedAttr, Forget, Release) and inside dataplane.File.Dirty. handleTable.mu, transfer.mu, caching.mu,
+// given.mu and request.mu are taken alone. No mutex is held
 // while anything blocks or while the data plane is given a request, since that may call Done at once.
 package fs

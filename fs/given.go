@@ -37,8 +37,9 @@ const (
 	maxAsked    = 256     // threads that are remembered for one of them
 )
 
-// given knows which privileges of programs the kernel may have. execve(2) takes them from what the kernel was told last, be that outdated or
-// not. So before a program is opened for execution it must be certain that the kernel has been told of what is so now.
+// given knows which privileges of programs the kernel may have. execve(2) takes them from what the kernel was told
+// last, be that outdated or not. So before a program is opened for execution it must be certain that the kernel has
+// been told of what is so now.
 type given struct {
 	some  atomic.Bool // there are programs
 	mu    sync.Mutex
@@ -52,7 +53,8 @@ type program struct {
 	given privileges
 	mixed bool   // others were given as well
 	at    uint64 // when some were given last
-	// Of an answer to a question that was asked before upset the kernel may have made nothing, nor of any while upsetting.
+	// Of an answer to a question that was asked before upset the kernel may have made nothing, nor of any while
+	// upsetting.
 	upset     uint64
 	upsetting int
 	asked     map[uint32]question // by thread
@@ -72,7 +74,8 @@ func (g *given) tick() uint64 {
 	return g.clock
 }
 
-// tell is called before the kernel is answered with attributes, which a thread asked for; 0 stands for those that cannot be told apart.
+// tell is called before the kernel is answered with attributes, which a thread asked for; 0 stands for those that
+// cannot be told apart.
 func (g *given) tell(thread uint32, a *metarpc.Attr) {
 	told := privilegesOf(a)
 	if told == (privileges{}) && !g.some.Load() {
@@ -138,7 +141,8 @@ func (g *given) during(id layout.FileID, f func()) {
 	}
 }
 
-// errOldPrivileges makes execve(2) look the program up once more (ESTALE), for which the kernel asks for its attributes.
+// errOldPrivileges makes execve(2) look the program up once more (ESTALE), for which the kernel asks for its
+// attributes.
 var errOldPrivileges = &execError{"the kernel has the privileges of before a change", syscall.ESTALE}
 
 // errTextBusy ends execve(2).
@@ -152,12 +156,12 @@ type execError struct {
 func (e *execError) Error() string        { return e.reason }
 func (e *execError) Errno() syscall.Errno { return e.errno }
 
-// mayExecute decides whether a thread may have a program opened for execution whose attributes are a now. written says that it is open for
-// writing here.
+// mayExecute decides whether a thread may have a program opened for execution whose attributes are a now. written says
+// that it is open for writing here.
 //
-// The kernel has the privileges of now if it was never given others. Else the thread itself must have been answered with those of now, by
-// an answer that nothing can have upset; then the kernel has made use of it, since it is the thread that does so. A thread that has not asked
-// is refused once with ESTALE, and does; after that with ETXTBSY.
+// The kernel has the privileges of now if it was never given others. Else the thread itself must have been answered
+// with those of now, by an answer that nothing can have upset; then the kernel has made use of it, since it is the
+// thread that does so. A thread that has not asked is refused once with ESTALE, and does; after that with ETXTBSY.
 func (g *given) mayExecute(thread uint32, a *metarpc.Attr, written bool) error {
 	if !g.some.Load() {
 		return nil
@@ -194,7 +198,8 @@ func (g *given) mayExecute(thread uint32, a *metarpc.Attr, written bool) error {
 	return errOldPrivileges
 }
 
-// refused is called after a thread was refused a program and the kernel was made to ask again, and before it hears of that.
+// refused is called after a thread was refused a program and the kernel was made to ask again, and before it hears of
+// that.
 func (g *given) refused(thread uint32, id layout.FileID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -408,8 +408,8 @@ func (fs *FS) seen(answer metaclient.Answer, asked uint64) attrs {
 	return attrs{answer.Attr, true, answer.Keep}
 }
 
-// take learns from an answer that is not out of date, to a question that was asked at a time by the clock, and puts into it what was
-// written here and is not reported. mu is held.
+// take learns from an answer that is not out of date, to a question that was asked at a time by the clock, and puts
+// into it what was written here and is not reported. mu is held.
 func (i *inode) take(a *metarpc.Attr, asked uint64) {
 	a.Size = max(a.Size, i.end)
 	i.size.Store(a.Size)

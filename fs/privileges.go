@@ -13,8 +13,8 @@ import (
 // capability is the extended attribute that gives a program capabilities.
 const capability = "security.capability"
 
-// setIDBits are those that a write takes from a mode, as the kernel would (setattr_should_drop_suidgid): the set-user-ID bit,
-// and the set-group-ID bit of a file that its group may execute.
+// setIDBits are those that a write takes from a mode, as the kernel would (setattr_should_drop_suidgid): the
+// set-user-ID bit, and the set-group-ID bit of a file that its group may execute.
 func setIDBits(mode uint32) uint32 {
 	bits := mode & unix.S_ISUID
 	if mode&unix.S_IXGRP != 0 {
@@ -23,7 +23,8 @@ func setIDBits(mode uint32) uint32 {
 	return bits
 }
 
-// learn takes in the privileges of a file from the answer to a question that was asked at a time by the clock. mu is held.
+// learn takes in the privileges of a file from the answer to a question that was asked at a time by the clock. mu is
+// held.
 func (i *inode) learn(a *metarpc.Attr, asked uint64) {
 	if asked < i.doubted {
 		return
@@ -49,14 +50,14 @@ func (fs *FS) armed(id layout.FileID) {
 	}
 }
 
-// clears reports whether a write has to take privileges away first, or may have to. setID says that the writer may not keep the
-// set-ID bits. mu is held.
+// clears reports whether a write has to take privileges away first, or may have to. setID says that the writer may not
+// keep the set-ID bits. mu is held.
 func (i *inode) clears(setID bool) bool {
 	return !i.sure || !i.capsGone || setID && setIDBits(i.mode) != 0
 }
 
-// learnPrivileges asks until it is known what the file has. It opens the file once more: that, unlike GETATTR, waits for nobody who
-// writes.
+// learnPrivileges asks until it is known what the file has. It opens the file once more: that, unlike GETATTR, waits
+// for nobody who writes.
 func (i *inode) learnPrivileges(ctx context.Context) error {
 	for {
 		i.mu.Lock()

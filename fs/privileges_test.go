@@ -81,7 +81,8 @@ func TestGiven(t *testing.T) {
 	})
 }
 
-// TestExecute has a program overwritten through another mount. The kernel of this one, which knows it as root's, executes it when it has asked again.
+// TestExecute has a program overwritten through another mount. The kernel of this one, which knows it as root's,
+// executes it when it has asked again.
 func TestExecute(t *testing.T) {
 	s := newService(2, 64<<10)
 	a, b := newRig(t, s), newRig(t, s)
@@ -140,8 +141,8 @@ func TestExecute(t *testing.T) {
 	a.want(status, syscall.ETXTBSY, "execution of what is being written")
 }
 
-// TestArmedElsewhere has a file get privileges while it is open for writing here: the next write takes them away, after any number that did
-// not have to.
+// TestArmedElsewhere has a file get privileges while it is open for writing here: the next write takes them away, after
+// any number that did not have to.
 func TestArmedElsewhere(t *testing.T) {
 	s := newService(2, 64<<10)
 	a, b := newRig(t, s), newRig(t, s)
@@ -154,7 +155,8 @@ func TestArmedElsewhere(t *testing.T) {
 		write()
 		_, status := b.setAttr(id, fuse.SetAttrInCommon{Valid: fuse.FATTR_MODE, Mode: 0o4755})
 		b.want(status, 0, "chmod")
-		a.OnLeaseRecall(t.Context(), []metarpc.LeaseItem{{ID: id, Lease: metarpc.LeaseAttrs}}) // as the service does that knows a to be a writer
+		// As the service does, which knows a to be a writer.
+		a.OnLeaseRecall(t.Context(), []metarpc.LeaseItem{{ID: id, Lease: metarpc.LeaseAttrs}})
 		write()
 		if got := b.stat(id).Mode; got != unix.S_IFREG|0o755 {
 			t.Errorf("mode %#o after a write", got)

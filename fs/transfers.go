@@ -91,8 +91,8 @@ func (w *Write) fill(id layout.FileID, fh uint64, off int64, data []byte, flags,
 	w.ID, w.Off, w.Data = id, off, data
 	w.Fh, w.Flags, w.ClearSetID = fh, flags, writeFlags&fuse.WRITE_KILL_SUIDGID != 0
 	if writeFlags&fuse.WRITE_CACHE != 0 {
-		// Pages of a mapping: they belong where they are, and fsync(2) will come if it is wanted. The kernel does not say who has written
-		// them.
+		// Pages of a mapping: they belong where they are, and fsync(2) will come if it is wanted. The kernel does not
+		// say who has written them.
 		w.Flags, w.ClearSetID = 0, true
 	}
 }

@@ -96,8 +96,8 @@ func (r *raw) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name string,
 	return r.status(byID(id, err))
 }
 
-// xattrChanged is called before a change of an extended attribute is answered, whatever came of it. The mode goes with an access
-// control list, and answers to GETATTR that are on their way are of before.
+// xattrChanged is called before a change of an extended attribute is answered, whatever came of it. The mode goes with
+// an access control list, and answers to GETATTR that are on their way are of before.
 func (r *raw) xattrChanged(id layout.FileID, name string) {
 	switch {
 	case name == capability:

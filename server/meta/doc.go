@@ -129,6 +129,21 @@
 // What an inode row says of the inode's attributes (Flags) changes with them in one batch, so most checks read
 // nothing but the row. Capabilities of root are one: there are callers who are root, and all others.
 //
+// # Programs
+//
+// A session that opens a file for execution, which has set-ID bits or capabilities, holds off those of other sessions
+// who would change its contents (programs.go), until it closes the file. They get ETXTBSY, as from a local file system:
+// for an open for writing, for a truncation, and for a ClearPrivileges, with which a client's write begins. The mode,
+// owner and attributes can be changed at any time, and another file may take the name. While a change that takes the
+// privileges away is under way, such an open is refused (ETXTBSY). It does not wait, or a program that somebody
+// executes all the time would never be overwritten.
+//
+// A session writes without asking whether there are privileges, once it knows that there are none. So when a file has
+// got some, and before that is answered, the sessions that have it open for writing get a recall of its attributes,
+// with a lease or without. It comes after the commit: who asks before it would hear of none.
+//
+// A client that opens again after a restart what it had open for execution says so (AccessExec with Reclaim).
+//
 // # Removed inodes
 //
 // Clients do not tell which directories are open, or the working directory of somebody; to ask for each opendir(3) would

@@ -30,13 +30,14 @@ func isPrivileged(mode uint32, flags metarpc.AttrFlags) bool {
 	return bits != 0 || capable
 }
 
-// executed reports whether a session other than by executes f, or may be about to, with privileges that it had when it was opened; s.mu is held.
+// executed reports whether a session other than by executes f, or may be about to, with privileges that it had when it
+// was opened; s.mu is held.
 func (f *file) executed(by *session) bool {
 	return f != nil && slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.sess != by && (cl.executing > 0 || cl.open && cl.exec) })
 }
 
-// beginExecution has nobody else take f's privileges away until end is called. end reports whether the session may execute f, which had those
-// privileges after that: not if they were being taken away already. s.mu is held for both.
+// beginExecution has nobody else take f's privileges away until end is called. end reports whether the session may
+// execute f, which had those privileges after that: not if they were being taken away already. s.mu is held for both.
 func (s *Service) beginExecution(cl *claim) (end func(privileged bool) error) {
 	disarming := cl.file.disarms > 0
 	cl.executing++
@@ -51,8 +52,8 @@ func (s *Service) beginExecution(cl *claim) (end func(privileged bool) error) {
 	}
 }
 
-// disarm is called before t takes privileges from a file because its contents change. While others execute it, it is refused; nobody begins
-// to until the outcome is known.
+// disarm is called before t takes privileges from a file because its contents change. While others execute it, it is
+// refused; nobody begins to until the outcome is known.
 func (s *Service) disarm(t *tx, sess *session, id layout.FileID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,8 +80,9 @@ func gained(before, after *schema.Inode) bool {
 	return is&^was != 0 || capable && !wasCapable
 }
 
-// armed is called after a file was given privileges, and before that is answered: sessions that have it open for writing hear of it, so that
-// they take the privileges away before they write next. Before the change they would find that there are none.
+// armed is called after a file was given privileges, and before that is answered: sessions that have it open for
+// writing hear of it, so that they take the privileges away before they write next. Before the change they would find
+// that there are none.
 func (s *Service) armed(ctx context.Context, by *session, id layout.FileID) error {
 	var writers []*session
 	s.mu.Lock()
@@ -94,7 +96,9 @@ func (s *Service) armed(ctx context.Context, by *session, id layout.FileID) erro
 	s.mu.Unlock()
 	var calls sync.WaitGroup
 	for _, sess := range writers {
-		calls.Go(func() { s.recallFrom(ctx, sess, []metarpc.LeaseItem{{ID: id, Lease: metarpc.LeaseAttrs}}) }) // ends like a recall
+		calls.Go(func() { // ends like a recall
+			s.recallFrom(ctx, sess, []metarpc.LeaseItem{{ID: id, Lease: metarpc.LeaseAttrs}})
+		})
 	}
 	calls.Wait()
 	return ctx.Err()

@@ -73,7 +73,8 @@ func TestPrograms(t *testing.T) {
 	wantStatus(t, open(a, program, metarpc.AccessExec), 0)
 }
 
-// TestArmedTells has a file get privileges: sessions that have it open for writing hear of it, with leases or without, once it has them.
+// TestArmedTells has a file get privileges: sessions that have it open for writing hear of it, with leases or without,
+// once it has them.
 func TestArmedTells(t *testing.T) {
 	h := startMemory(t)
 	a, writer, reader := h.root(), h.root(), h.root()

@@ -34,7 +34,8 @@ func asStranger(f func() error) error {
 	return <-done
 }
 
-// programs are one of root's, and one that takes its place: that prints "root" if it has root's privileges, and the first never does.
+// programs are one of root's, and one that takes its place: that prints "root" if it has root's privileges, and the
+// first never does.
 func programs(t *testing.T) (good, evil []byte) {
 	t.Helper()
 	harness.Need(t, "id", "whoami")
@@ -58,7 +59,8 @@ func execute(path string) (string, error) {
 	return string(bytes.TrimSpace(out)), err
 }
 
-// install makes a program that is executed as root and that everybody may write. All of it is durable, so that its attributes may be kept.
+// install makes a program that is executed as root and that everybody may write. All of it is durable, so that its
+// attributes may be kept.
 func install(path string, contents []byte) error {
 	os.Remove(path)
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
@@ -76,7 +78,8 @@ func armedNow(path string) (bool, error) {
 	return st.Mode&unix.S_ISUID != 0, err
 }
 
-// overwrite is a way to begin to overwrite a program: after it there is no bit any more. The rest follows by ordinary writes.
+// overwrite is a way to begin to overwrite a program: after it there is no bit any more. The rest follows by ordinary
+// writes.
 type overwrite struct {
 	name  string
 	begin func(path string, f *os.File, contents []byte) error // f is nil with path only
@@ -136,7 +139,8 @@ func (o *overwrite) overwritten(path string, contents []byte, mounts ...string) 
 
 var errOutlived = errors.New("a bit outlived an overwrite")
 
-// TestOverwritten has programs of root's overwritten by another user while they are executed, all through two mounts, several at a time.
+// TestOverwritten has programs of root's overwritten by another user while they are executed, all through two mounts,
+// several at a time.
 func TestOverwritten(t *testing.T) {
 	good, evil := programs(t)
 	v := harness.NewVolume(t, harness.Options{})
@@ -225,8 +229,8 @@ func tryFor(times int, refused *atomic.Int64, f func() error) (err error) {
 	return err
 }
 
-// TestArmed has a program get its privileges, from one mount, while another user has it open for writing through another: what is written from
-// then on takes them away.
+// TestArmed has a program get its privileges, from one mount, while another user has it open for writing through
+// another: what is written from then on takes them away.
 func TestArmed(t *testing.T) {
 	v := harness.NewVolume(t, harness.Options{})
 	a, b := twoMounts(v)
@@ -276,8 +280,8 @@ const capability = "security.capability"
 // rootCapabilities is CAP_SETUID, permitted and effective (struct vfs_cap_data, revision 2).
 var rootCapabilities = []byte{1, 0, 0, 2, 1 << 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
-// TestOverwrittenProgram has a program executed through one mount for as long as it takes to find out what another one may do with it, also
-// after the metadata service was restarted.
+// TestOverwrittenProgram has a program executed through one mount for as long as it takes to find out what another one
+// may do with it, also after the metadata service was restarted.
 func TestOverwrittenProgram(t *testing.T) {
 	harness.Need(t, "sleep")
 	v := harness.NewVolume(t, harness.Options{})

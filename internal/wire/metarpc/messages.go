@@ -288,8 +288,8 @@ type (
 		ID       layout.FileID
 	}
 	// OpenArgs opens a regular file for the session; Access is checked and remembered. A client that opens again what it
-	// had open when the service was restarted says Reclaim, and nothing is checked, and which copy it had pinned. Access is
-	// AccessExec then if that was for execution.
+	// had open when the service was restarted says Reclaim, and nothing is checked, and which copy it had pinned.
+	// Access is AccessExec then if that was for execution.
 	OpenArgs struct {
 		_msgpack struct{} `msgpack:",as_array"`
 		ID       layout.FileID
