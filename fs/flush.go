@@ -643,6 +643,7 @@ func (i *inode) openAs(ctx context.Context, who metarpc.Cred, access metarpc.Acc
 	defer i.mu.Unlock()
 	i.opened()
 	i.mergeLocked(a, asked)
+	i.learn(&a.Attr, asked) // also if the answer has been overtaken by writes
 	return a.Attr, nil
 }
 

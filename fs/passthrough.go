@@ -189,7 +189,7 @@ func (i *inode) unretain(ctx context.Context) error {
 // passable reports whether an open file may be written by the kernel: not if each write has to be acknowledged by us. mu is held.
 func (i *inode) passable(flags uint32) bool {
 	return i.fs.pass.mode == PassWrites && flags&(unix.O_APPEND|unix.O_SYNC|unix.O_DSYNC) == 0 &&
-		setIDBits(i.mode) == 0 && i.capsGone && i.gone == nil
+		!i.clears(true) && i.gone == nil
 }
 
 // leave ends the use of a way. mu is held.

@@ -66,14 +66,9 @@ func (i *inode) learnPrivileges(ctx context.Context) error {
 		if sure {
 			return nil
 		}
-		asked := i.fs.clock.Load()
-		a, err := i.openAs(ctx, nobody, 0)
-		if err != nil {
+		if err := i.open(ctx, nobody, 0); err != nil {
 			return err
 		}
-		i.mu.Lock()
-		i.learn(&a, asked)
-		i.mu.Unlock()
 		i.cancelOpen()
 	}
 }

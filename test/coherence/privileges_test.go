@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -83,14 +84,19 @@ func armedNow(path string) (bool, error) {
 type overwrite struct {
 	name  string
 	begin func(path string, f *os.File, contents []byte) error // f is nil with path only
-	flags int                                                  // of open(2); -1: it is not opened before
+	flags int                                                  // of open(2), or one of these
 }
+
+const (
+	byPath = -1 - iota // it is not opened before
+	byRoot             // nor is it stranger who begins
+)
 
 var overwrites = []overwrite{
 	{"write", func(_ string, f *os.File, b []byte) error { _, err := f.WriteAt(b[:1], 0); return err }, os.O_WRONLY},
 	{"append", func(_ string, f *os.File, b []byte) error { _, err := f.Write(b[:1]); return err }, os.O_WRONLY | os.O_APPEND},
 	{"O_TRUNC", func(string, *os.File, []byte) error { return nil }, os.O_WRONLY | os.O_TRUNC},
-	{"truncate", func(path string, _ *os.File, _ []byte) error { return unix.Truncate(path, 0) }, -1},
+	{"truncate", func(path string, _ *os.File, _ []byte) error { return unix.Truncate(path, 0) }, byPath},
 	{"ftruncate", func(_ string, f *os.File, _ []byte) error { return f.Truncate(10) }, os.O_RDWR},
 	{"fallocate", func(_ string, f *os.File, _ []byte) error {
 		return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 4096)
@@ -103,19 +109,26 @@ var overwrites = []overwrite{
 		copy(m, b)
 		return errors.Join(unix.Msync(m, unix.MS_SYNC), unix.Munmap(m))
 	}, os.O_RDWR},
+	{"chown", func(path string, _ *os.File, _ []byte) error { return unix.Chown(path, stranger, stranger) }, byRoot},
 }
 
 // overwritten does it as stranger, and then looks whether the bit is gone everywhere.
 func (o *overwrite) overwritten(path string, contents []byte, mounts ...string) error {
 	var f *os.File
-	err := asStranger(func() (err error) {
+	begin := func() (err error) {
 		if o.flags >= 0 {
 			if f, err = os.OpenFile(path, o.flags, 0); err != nil {
 				return err
 			}
 		}
 		return o.begin(path, f, contents)
-	})
+	}
+	var err error
+	if o.flags == byRoot {
+		err = begin()
+	} else {
+		err = asStranger(begin)
+	}
 	if f != nil {
 		defer f.Close()
 	}
@@ -275,6 +288,53 @@ func TestArmed(t *testing.T) {
 	}
 }
 
+// TestACLMode changes access control lists, and with them modes, while others keep asking for the mode.
+func TestACLMode(t *testing.T) {
+	v := harness.NewVolume(t, harness.Options{})
+	a, b := twoMounts(v)
+	path := filepath.Join(a.Dir, "f")
+	if err := os.WriteFile(path, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var stop atomic.Bool
+	var asking sync.WaitGroup
+	for n := range 4 {
+		asking.Go(func() { // ends when it is told to
+			for !stop.Load() {
+				unix.Stat(filepath.Join([]string{a.Dir, b.Dir}[n%2], "f"), new(unix.Stat_t))
+			}
+		})
+	}
+	defer asking.Wait()
+	defer stop.Store(true)
+	for n := range 200 {
+		group := uint16(n % 8)
+		if err := unix.Setxattr(path, "system.posix_acl_access", accessList(group), 0); err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range []string{a.Dir, b.Dir} {
+			var st unix.Stat_t
+			if err := unix.Stat(filepath.Join(m, "f"), &st); err != nil || st.Mode != unix.S_IFREG|0o604|uint32(group)<<3 {
+				t.Fatalf("list %d through %s: mode %#o, %v", n, m, st.Mode, err)
+			}
+		}
+	}
+}
+
+// accessList is what system.posix_acl_access of a file has that stranger may read; group is its mask, which the mode shows.
+func accessList(group uint16) []byte {
+	b := binary.LittleEndian.AppendUint32(nil, 2) // POSIX_ACL_XATTR_VERSION
+	for _, e := range []struct {
+		tag, perm uint16
+		id        uint32
+	}{{1, 6, ^uint32(0)}, {2, 4, stranger}, {4, 4, ^uint32(0)}, {0x10, group, ^uint32(0)}, {0x20, 4, ^uint32(0)}} {
+		b = binary.LittleEndian.AppendUint16(b, e.tag)
+		b = binary.LittleEndian.AppendUint16(b, e.perm)
+		b = binary.LittleEndian.AppendUint32(b, e.id)
+	}
+	return b
+}
+
 const capability = "security.capability"
 
 // rootCapabilities is CAP_SETUID, permitted and effective (struct vfs_cap_data, revision 2).
@@ -308,7 +368,11 @@ func TestOverwrittenProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { cmd.Process.Kill() })
+	end := sync.OnceFunc(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	t.Cleanup(end)
 	attempts := map[string]func() error{
 		"write":    func() error { return asStranger(func() error { _, err := early.WriteAt([]byte("x"), 0); return err }) },
 		"open":     func() error { return asStranger(func() error { return os.WriteFile(here, []byte("x"), 0) }) },
@@ -330,8 +394,7 @@ func TestOverwrittenProgram(t *testing.T) {
 	if err := errors.Join(unix.Chmod(here, 0o777), unix.Chmod(here, 0o4777)); err != nil {
 		t.Error(err)
 	}
-	cmd.Process.Kill()
-	cmd.Wait()
+	end()
 	for name, attempt := range attempts {
 		harness.Await(t, name+" when it is not executed any more", func() bool { return attempt() == nil })
 	}
