@@ -158,7 +158,7 @@ func TestOverwritten(t *testing.T) {
 	good, evil := programs(t)
 	v := harness.NewVolume(t, harness.Options{})
 	a, b := twoMounts(v)
-	rounds := 8
+	rounds := 4
 	if *long {
 		rounds = 60
 	}
