@@ -337,6 +337,15 @@ func (c *Client) LayoutMove(ctx context.Context, cred metarpc.Cred, id layout.Fi
 	return r, nil
 }
 
+// Verify compares copies of a range of a file.
+func (c *Client) Verify(ctx context.Context, cred metarpc.Cred, args *metarpc.VerifyArgs) (*metarpc.VerifyResult, error) {
+	r := new(metarpc.VerifyResult)
+	if err := c.do(ctx, metarpc.OpVerify, cred, args, r, nil); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
 // CacheStart asks for a data file to copy a file to that the session has open.
 func (c *Client) CacheStart(ctx context.Context, cred metarpc.Cred, args *metarpc.CacheStartArgs) (*metarpc.CacheStartResult, error) {
 	r := new(metarpc.CacheStartResult)

@@ -98,6 +98,10 @@ func (v *Volume) LayoutMove(ctx context.Context, cred metarpc.Cred, id layout.Fi
 	return v.of(id).LayoutMove(ctx, cred, id, dev)
 }
 
+func (v *Volume) Verify(ctx context.Context, cred metarpc.Cred, args *metarpc.VerifyArgs) (*metarpc.VerifyResult, error) {
+	return v.of(args.ID).Verify(ctx, cred, args)
+}
+
 func (v *Volume) CacheStart(ctx context.Context, cred metarpc.Cred, args *metarpc.CacheStartArgs) (*metarpc.CacheStartResult, error) {
 	return v.of(args.ID).CacheStart(ctx, cred, args)
 }

@@ -25,7 +25,7 @@ import (
 
 // controlRequest asks a serving process for something.
 type controlRequest struct {
-	Op     string        `json:"op"` // "status", "top", "sync", "remount", "stacks", "layout", "layout move", "devices", "prefetch", "evict", "nvme policy", "trace"
+	Op     string        `json:"op"` // "status", "top", "sync", "remount", "stacks", "layout", "layout move", "devices", "prefetch", "evict", "nvme policy", "trace", "verify"
 	File   layout.FileID `json:"file,omitempty"`
 	Device string        `json:"device,omitempty"` // where to move the file's data
 
@@ -36,6 +36,7 @@ type controlRequest struct {
 	Flags   uintptr           `json:"flags,omitempty"` // remount: of mount(2), which are in force now or will be at once
 	Ops     []string          `json:"ops,omitempty"`   // trace, as fs.FS.Trace; none: all
 	Least   time.Duration     `json:"least,omitempty"`
+	Verify  *verifyRange      `json:"verify,omitempty"`
 }
 
 type controlReply struct {

@@ -481,6 +481,11 @@ func (d *daemon) control(ctx context.Context, req controlRequest, far *news) (an
 		return struct{}{}, err
 	case "layout move":
 		return d.move(ctx, req.File, req.Device)
+	case "verify":
+		if req.Verify == nil {
+			return nil, unix.EINVAL
+		}
+		return d.verify(ctx, req.File, *req.Verify)
 	case "devices":
 		return d.cacheDevices(ctx, req.Name)
 	case "prefetch":

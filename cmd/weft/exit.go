@@ -15,6 +15,7 @@ const (
 	exitOK          = 0
 	exitUsage       = 1  // the command line is wrong, or one has to be root
 	exitFailed      = 2  // it was right, but could not be done; of mount and umount: the system has not what it takes
+	exitDiffer      = 3  // of admin verify: copies of files differ
 	exitInterrupted = 8  // mount or umount was interrupted
 	exitMount       = 32 // mount or umount failed
 )

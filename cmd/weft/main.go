@@ -48,6 +48,7 @@ func init() {
 		{"admin device remove", "DEVICE [--lost] [--server HOST[:PORT]]", "take a data server that is drained and empty out of the volume; DEVICE as ls shows it", runDeviceRemove},
 		{"admin device ls", "[--server HOST[:PORT]] [--json]", "list the volume's data servers", runDeviceList},
 		{"admin resilver", "[--server HOST[:PORT]]", "wait until no file has a copy that is to be made anew", runResilver},
+		{"admin verify", "[DIR|FILE] [--repair] [--rate SIZE]", "compare the copies of mirrored files, while they are in use", runVerify},
 		{"admin quota set", "DIR|--user USER|--group GROUP [--bytes SIZE] [--files N] [--server HOST[:PORT]]", "limit what there may be below a directory, or belong to a user or a group", runQuotaSet},
 		{"admin quota get", "DIR|--user USER|--group GROUP [--server HOST[:PORT]] [--json]", "show what is used, and the limits", runQuotaGet},
 		{"admin quota ls", "[--server HOST[:PORT]] [--json]", "list all quotas", runQuotaList},

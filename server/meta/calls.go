@@ -60,6 +60,7 @@ var handlers = [...]handler{
 	metarpc.OpQuotas:          handle((*Service).quotaList),
 	metarpc.OpClientSet:       handle((*Service).clientSet),
 	metarpc.OpClientList:      handle((*Service).clientList),
+	metarpc.OpVerify:          handle((*Service).verify),
 }
 
 // execute has a call's handler execute it.

@@ -82,6 +82,9 @@ type Files interface {
 	// for writing the range meanwhile. pace is called with the number of bytes before they are copied. After an error copies
 	// that are being filled may be written to later, until StartFill is called again.
 	Fill(ctx context.Context, id layout.FileID, row schema.Layout, off, n int64, pace func(context.Context, int) error) (end int64, err error)
+	// Compare compares the good copies of a range of the file, which nobody writes meanwhile. It returns how many there are at most, and
+	// where they differ.
+	Compare(ctx context.Context, id layout.FileID, off, n int64) (copies int, differ []metarpc.Difference, err error)
 	// Moving lists files that have data files on devices that are drained, at most limit of them, after the file from.
 	Moving(ctx context.Context, from layout.FileID, limit int) ([]layout.FileID, error)
 	// MoveTo records that the data of a file is to lie on a device, with which StartFill begins then; there says that it does, data that

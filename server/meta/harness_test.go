@@ -572,6 +572,10 @@ func (f *fakeFiles) Fill(ctx context.Context, id layout.FileID, row schema.Layou
 	return f.fillEnd, pace(ctx, int(min(n, f.fillEnd-off)))
 }
 
+func (f *fakeFiles) Compare(context.Context, layout.FileID, int64, int64) (int, []metarpc.Difference, error) {
+	return 0, nil, nil
+}
+
 func (f *fakeFiles) EndFill(ctx context.Context, id layout.FileID, row schema.Layout) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

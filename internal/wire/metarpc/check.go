@@ -462,6 +462,13 @@ func (a *LayoutMoveArgs) check(Op) error {
 	return checkID(a.ID)
 }
 
+func (a *VerifyArgs) check(Op) error {
+	if a.Len > MaxVerify {
+		return fmt.Errorf("%d bytes to be compared, want at most %d", a.Len, MaxVerify)
+	}
+	return first(checkID(a.ID), checkRange(a.Off, a.Len))
+}
+
 func (a *AddDeviceArgs) check(Op) error { return checkText("URL", a.URL, MaxText) }
 
 func (a *LayoutRecallArgs) check(Op) error { return first(checkID(a.ID), checkRange(a.Off, a.Len)) }
@@ -477,6 +484,19 @@ func (a *Attr) check(Op) error {
 	}
 	if a.Used < 0 {
 		return fmt.Errorf("attributes of inode %d, of which %d bytes are used", a.ID, a.Used)
+	}
+	return nil
+}
+
+func (r *VerifyResult) check(Op) error {
+	if r.Next <= 0 || r.Size < 0 {
+		return fmt.Errorf("compared up to %d of %d bytes", r.Next, r.Size)
+	}
+	for i := range r.Differ {
+		d := &r.Differ[i]
+		if d.Off < 0 || d.Len <= 0 || len(d.Good) == 0 || len(d.Bad) == 0 {
+			return fmt.Errorf("%d and %d copies differ in %d bytes at %d", len(d.Good), len(d.Bad), d.Len, d.Off)
+		}
 	}
 	return nil
 }

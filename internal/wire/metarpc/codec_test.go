@@ -152,6 +152,8 @@ func tame(v any) any {
 		v.Limit = MaxPage
 	case *XattrArgs:
 		v.Flags = XattrReplace
+	case *VerifyArgs:
+		v.Len = 1 + v.Len%MaxVerify
 	case *LayoutGetArgs:
 		v.IOMode = layout.IOModeRW
 	case *ReadDirResult:
@@ -443,6 +445,15 @@ func TestGolden(t *testing.T) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLayoutStats}, &LayoutStatsArgs{Span: 128, Devices: []DeviceStats{
 				{Device: id, Reads: IOStats{Ops: 1, Bytes: 4096, Time: 300}, Writes: IOStats{Ops: 2, Bytes: 3, Time: 4}, Outstanding: 5}}})
 		}, "0000002e" + "96 02 02 07 24 940000c0c2 92 cc80 91 94 c410 010000000000000000000000000000fe 9301cd1000cd012c 93020304 05"},
+		{"verify", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpVerify}, &VerifyArgs{ID: 5, Off: 4096, Len: 128, Repair: true})
+		}, "00000012" + "96 02 02 07 2f 940000c0c2 94 05 cd1000 cc80 c3"},
+		{"verified", func() ([]byte, error) {
+			ref := []CopyRef{{Device: id, Handle: []byte{0xaa}}}
+			return AppendReply(nil, Version, ReplyHeader{Slot: 2, Sequence: 7}, &VerifyResult{Next: 4224, Size: 5000, Copies: 2,
+				Differ: []Difference{{Off: 4096, Len: 128, Good: ref, Bad: ref, Majority: true}}})
+		}, "00000046" + "96 03 02 07 00 a0 96 cd1080 cd1388 02 c2" + "91 95 cd1000 cc80" +
+			"91 92 c410 010000000000000000000000000000fe c401aa" + "91 92 c410 010000000000000000000000000000fe c401aa" + "c3" + "c2"},
 		{"layout move", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLayoutMove}, &LayoutMoveArgs{ID: 5, Device: id})
 		}, "0000001e" + "96 02 02 07 25 940000c0c2 92 05 c410 010000000000000000000000000000fe"},
@@ -681,6 +692,10 @@ func TestRefusedArguments(t *testing.T) {
 		{OpAddDevice, &AddDeviceArgs{URL: strings.Repeat("u", MaxText+1)}, bad},
 		{OpLayoutMove, &LayoutMoveArgs{ID: 1, Device: layout.DeviceID{1}}, fine},
 		{OpLayoutMove, &LayoutMoveArgs{ID: 1}, bad},
+		{OpVerify, &VerifyArgs{ID: 1, Off: 5, Len: MaxVerify, Repair: true}, fine},
+		{OpVerify, &VerifyArgs{ID: 1, Len: MaxVerify + 1}, bad},
+		{OpVerify, &VerifyArgs{ID: 1}, bad},
+		{OpVerify, &VerifyArgs{Len: 1}, bad},
 		{OpLayoutMove, &LayoutMoveArgs{Device: layout.DeviceID{1}}, bad},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: make([]DeviceStats, MaxBatch)}, fine},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: make([]DeviceStats, MaxBatch+1)}, bad},
@@ -752,6 +767,7 @@ func TestRefusedArguments(t *testing.T) {
 
 func TestRefusedResults(t *testing.T) {
 	attr := Attr{ID: 1}
+	refs := []CopyRef{{Device: layout.DeviceID{1}, Handle: []byte{1}}}
 	created := func(created, granted bool, mode layout.IOMode) *CreateResult {
 		return &CreateResult{Attr: attr, Created: created, Granted: granted, Segments: []Segment{{Len: 1, IOMode: mode, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}}
 	}
@@ -763,6 +779,11 @@ func TestRefusedResults(t *testing.T) {
 	}{
 		{OpGetAttr, &AttrResult{Attr: Attr{ID: 1, Size: -1}}, false},
 		{OpGetAttr, &AttrResult{Attr: Attr{ID: 1, Used: UsedOf(0)}}, true},
+		{OpVerify, &VerifyResult{Next: 5, Differ: []Difference{{Len: 1, Good: refs, Bad: refs}}}, true},
+		{OpVerify, &VerifyResult{Next: 0}, false},
+		{OpVerify, &VerifyResult{Next: 5, Size: -1}, false},
+		{OpVerify, &VerifyResult{Next: 5, Differ: []Difference{{Good: refs, Bad: refs}}}, false},
+		{OpVerify, &VerifyResult{Next: 5, Differ: []Difference{{Len: 1, Good: refs}}}, false},
 		{OpGetAttr, &AttrResult{Attr: Attr{ID: 1, Used: UsedLost}}, false},
 		{OpGetAttr, &AttrResult{}, false},
 		{OpGetAttr, &Empty{}, false},

@@ -183,6 +183,9 @@
 // LayoutStats says every minute or so what a session has done at the devices since it last said so, if that is anything.
 // The service chooses by it where new data files go; nothing of it is kept for longer than some minutes.
 //
+// Verify compares the good copies of a mirrored file, a range at a time, for whoever may change the volume; layouts for writing there are recalled
+// before. A bad copy is made stale as by LayoutError.
+//
 // LayoutMove makes the service copy a file's data to a device, while the file is in use: to one data file if there is one copy of it, else
 // the first copy of each column that has none there. The service remembers it, also across a restart; the caller, who must own the file,
 // asks again from time to time, and is answered after half a second at the latest. What cannot be moved is told once, to whoever asks next:

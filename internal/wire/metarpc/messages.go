@@ -25,6 +25,7 @@ const (
 	MaxRule     = 8192    // bytes of a rule for clients
 	MaxRanges   = 1 << 14 // that become valid by one LayoutCommit
 	MaxPlaces   = 1 << 14 // of appends that one LayoutCommit tells of
+	MaxVerify   = 4 << 20 // bytes compared by one Verify
 	MaxPage     = 4096    // entries of one ReadDir page
 	MaxGroups   = 65536   // supplementary groups of a credential, as in Linux (NGROUPS_MAX)
 	MaxText     = 4096    // bytes of a URL, a host name and other texts about a client
@@ -778,6 +779,31 @@ type (
 		Done     int64    // bytes that have been copied, of Size; both 0 if nothing had to be
 		Size     int64    // of the file, as far as known
 		Waits    string   // what the moving waits for, for people
+	}
+	// VerifyArgs has the copies of [Off, Off+Len) of a file compared, MaxVerify bytes at most, while nobody writes there. With Repair copies that
+	// are not as the others are made stale, and then made anew.
+	VerifyArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		ID       layout.FileID
+		Off, Len int64
+		Repair   bool
+	}
+	VerifyResult struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Next     int64    // where to go on; layout.ToEOF at the end of the file
+		Size     int64
+		Copies   int  // good ones, of the stripe that has most; 0 if there was nothing to compare
+		Stale    bool // it has copies that are to be made anew, which were not compared
+		Differ   []Difference
+		Repaired bool // all bad copies are stale; false with Repair: a client's kernel uses one, or it is the last of its data
+	}
+	// Difference is where good copies are not the same. Good have what Majority says most have; if there is no majority it is what the first copy has, and
+	// nobody knows which is right.
+	Difference struct {
+		_msgpack  struct{} `msgpack:",as_array"`
+		Off, Len  int64
+		Good, Bad []CopyRef
+		Majority  bool
 	}
 	DeviceStats struct {
 		_msgpack      struct{} `msgpack:",as_array"`

@@ -52,6 +52,7 @@ const (
 	OpQuotas
 	OpClientSet
 	OpClientList
+	OpVerify
 	opEnd
 )
 
@@ -130,6 +131,7 @@ var ops = [opEnd]opInfo{
 	OpQuotas:          {"QUOTAS", of[QuotasArgs], of[QuotasResult], false},
 	OpClientSet:       {"CLIENTSET", of[ClientSetArgs], of[Empty], false},
 	OpClientList:      {"CLIENTLIST", of[Empty], of[ClientListResult], false},
+	OpVerify:          {"VERIFY", of[VerifyArgs], of[VerifyResult], false},
 }
 
 // Valid reports whether there is such an op.
