@@ -46,6 +46,9 @@ func (s *Service) verify(ctx context.Context, c *call, a *metarpc.VerifyArgs) (*
 		}
 		return err
 	})
+	if _, _, gone := s.inode(ctx, a.ID); err != nil && errors.Is(gone, errStale) {
+		return nil, errStale // it was removed meanwhile
+	}
 	if e := (*metarpc.Error)(nil); err != nil && ctx.Err() == nil && !errors.As(err, &e) {
 		return nil, refusef(metarpc.Status(syscall.EIO), "inode %d: its copies at %d cannot be compared: %v", a.ID, a.Off, err)
 	}

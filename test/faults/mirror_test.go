@@ -274,6 +274,7 @@ func allEqual(t *testing.T, v *harness.Volume, m *harness.Mount) {
 	if compared == 0 {
 		t.Error("no copies were compared")
 	}
+	m.Verify()
 }
 
 // differ is the first byte at which a and b differ, in whole groups of 16, -1 if they are equal.

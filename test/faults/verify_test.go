@@ -90,7 +90,7 @@ func TestVerify(t *testing.T) {
 
 	// What cannot be read is not taken for equal.
 	v.Servers[0].Kill()
-	if said, code := admVerify(t, m.Dir+"/3"); code != 2 {
+	if said, code := admVerify(t, m.Dir+"/3/f"); code != 2 {
 		t.Errorf("a data server is away: exit code %d\n%s", code, said)
 	}
 	v.Servers[0].Start()
@@ -99,28 +99,38 @@ func TestVerify(t *testing.T) {
 	v.Fsck()
 }
 
-// TestVerifyWhileWritten compares the copies of files that several mounts write meanwhile.
+// TestVerifyWhileWritten compares the copies of files that two mounts write meanwhile.
 func TestVerifyWhileWritten(t *testing.T) {
 	harness.NeedMount(t)
 	v := harness.NewVolume(t, harness.Options{Remote: !*local, DataServers: 3, Apart: true})
 	mounts := []*harness.Mount{v.Mount(mountOptions()...), v.Mount(mountOptions()...)}
 	m := mounts[0]
 	harness.Weft(t, "layout", "set", m.Dir, "--stripe-unit", "64KiB", "--stripe-count", "2", "--mirrors", "2")
-	if err := os.WriteFile(m.Dir+"/shared", make([]byte, 5<<20), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	end := []func() *load{begin(t, "close", "a", m.Dir), begin(t, "fsync", "b", mounts[1].Dir)}
-	for range 10 {
-		if said, code := admVerify(t, m.Dir); code != 0 {
-			t.Errorf("exit code %d\n%s", code, said)
+	for _, name := range []string{"shared", "log"} { // which the writers of one file need
+		if err := os.WriteFile(filepath.Join(m.Dir, name), nil, 0o644); err != nil {
+			t.Fatal(err)
 		}
 	}
-	for _, end := range end {
-		end().check(t)
+	var stops []func()
+	var ends []func() *scribbler
+	for n, m := range mounts {
+		stop, end := beginScribble(t, n, len(mounts), 0, m.Dir)
+		stops, ends = append(stops, stop), append(ends, end)
 	}
-	if said, code := admVerify(t, m.Dir); code != 0 {
-		t.Errorf("at the end: exit code %d\n%s", code, said)
+	for range 10 {
+		m.Verify()
 	}
+	for _, stop := range stops {
+		stop()
+	}
+	for n, end := range ends {
+		if s := end(); s.Error != "" || s.Ops == 0 {
+			t.Errorf("writer %d: %d operations, %s", n, s.Ops, s.Error)
+		} else {
+			s.check(t, m.Dir)
+		}
+	}
+	m.Verify()
 	for _, m := range mounts {
 		m.Unmount()
 	}

@@ -357,6 +357,12 @@ func (m *Mount) AwaitCopies() {
 	}
 }
 
+// Verify compares the copies of all mirrored files.
+func (m *Mount) Verify() {
+	m.t.Helper()
+	Weft(m.t, "admin", "verify", "--progress", "off", m.Dir)
+}
+
 // Mounted reports whether a weft file system is mounted exactly on dir.
 func Mounted(dir string) bool {
 	b, err := os.ReadFile("/proc/self/mounts")
