@@ -279,6 +279,13 @@
 // clients have written since: so data files that were being filled get new owners first, under a gate of the whole file. After
 // an error, when a write of the worker itself may come late, they are stale, and others take their places.
 //
+// # Copies are compared
+//
+// A session that may change the volume has the copies of a range of a file compared (Verify, verify.go), as it is done for copying: under a gate of the range, so
+// that all that was written there is at all good copies, and up to the end of the file. Stale copies, and those that are being filled, are not compared. Where good
+// ones differ most of them are right; without a majority the first one is taken to be. With Repair the others become stale as if a client had not been
+// able to write them (giveUp), and are made anew.
+//
 // # Caches
 //
 // A cache is a copy of a whole file for readers: one data file (schema.Layout.Caches), in layouts for reading one more mirror. It is

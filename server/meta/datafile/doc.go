@@ -91,6 +91,9 @@
 // copies therefore takes the first copy of each column whose data server has confirmed its new owner for the truth, and makes
 // the others stale in the batch that records the owner. That also settles what a lost client may have written to some copies only.
 //
+// Good copies are compared (compare.go) under a gate of the range, in units of 4 KiB: a data file that ends earlier has zeros there. What most copies have is right,
+// and without a majority what the first one has.
+//
 // # Moves
 //
 // What moves is filled in a mirror more (schema.Layout.Moving), and changes places then with what it was copied from:
