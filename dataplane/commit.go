@@ -316,10 +316,12 @@ func (f *File) resendLost(ctx context.Context, d *dataFile, stable layout.Stabil
 			return err
 		}
 		running++
+		f.strays.add(1)
 		// This goroutine owns one range of the file until its data was sent again; it ends with the replies.
 		go func() {
 			err := f.resend(d, s, stable)
 			f.locks.release(f.plane, node)
+			f.strays.add(-1)
 			results <- err
 		}()
 	}

@@ -17,6 +17,7 @@ type File struct {
 	locks    rangeLock
 	unstable atomic.Int64 // extents retained, over all data files
 	forsook  atomic.Int32 // data files forsaken
+	strays   strays
 
 	mu    sync.Mutex
 	files map[fileKey]*dataFile
@@ -172,12 +173,24 @@ func (f *File) lock(ctx context.Context, off, end int64) (*rangeNode, error) {
 // Drop forgets unstable data at and past from, and what was written to INVALID extents there: the file is being truncated,
 // or removed (from 0). The caller holds LockRange(from, layout.ToEOF), so that no write or resend is under way there.
 func (f *File) Drop(from int64) {
+	f.forgetFrom(from)
+	f.eachValidator(func(v Validator, df *layout.DataFile) { v.Cut(df, from) })
+}
+
+// Surrender forgets unstable data, which cannot be made stable, as others are to write there. The caller has kept new writes out, and
+// waited for those under way.
+func (f *File) Surrender(ctx context.Context) error {
+	// Once it is forgotten nothing of it is sent again.
+	f.forgetFrom(0)
+	return f.AwaitStrays(ctx)
+}
+
+func (f *File) forgetFrom(from int64) {
 	for _, d := range f.dataFiles() {
 		d.mu.Lock()
 		d.replace(from, math.MaxInt64)
 		d.mu.Unlock()
 	}
-	f.eachValidator(func(v Validator, df *layout.DataFile) { v.Cut(df, from) })
 }
 
 // Forsaken reports whether a copy was given up.

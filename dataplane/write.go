@@ -94,6 +94,7 @@ type writeRequest struct {
 	node    *rangeNode
 	orphans *orphans // nil as long as there are none
 	lacking bool     // there is no good copy of some of the range that was not given up
+	stray   bool     // it has ended for its caller, and counts among the file's strays
 }
 
 var writeRequests = sync.Pool{New: func() any {
@@ -418,9 +419,9 @@ func (q *writeRequest) cancel() {
 
 // end ends the write, giving its range free. mu is held; end releases it.
 func (q *writeRequest) end(err error) {
-	f, node, done, orphans := q.file, q.node, q.done, q.orphans
+	f, node, done, orphans, stray := q.file, q.node, q.done, q.orphans, q.stray
 	q.clearRequest()
-	q.node, q.done, q.buf, q.orphans, q.lacking = nil, nil, nil, nil, false
+	q.node, q.done, q.buf, q.orphans, q.lacking, q.stray = nil, nil, nil, nil, false, false
 	q.mu.Unlock()
 	writeRequests.Put(q)
 	switch {
@@ -431,6 +432,9 @@ func (q *writeRequest) end(err error) {
 		orphans.drop()
 	case node != nil:
 		f.locks.release(f.plane, node)
+	}
+	if stray {
+		f.strays.add(-1)
 	}
 	if done != nil {
 		done(err)
@@ -446,7 +450,8 @@ func (q *writeRequest) expire(gen uint64, err error) {
 		return
 	}
 	done := q.done
-	q.done, q.slowest = nil, nil
+	q.done, q.slowest, q.stray = nil, nil, true
+	q.file.strays.add(1)
 	q.takeBack()
 	done(err)
 }

@@ -126,7 +126,11 @@
 //   - fsync(2), and each write through O_SYNC or O_DSYNC, makes data stable and then size and time durable.
 //   - The flusher does the same for every file about a second after it was written to, or when memory runs short.
 //   - rename(2) over another file does it for the file that takes its place.
-//   - A recall does it for the file that is recalled.
+//   - A recall does it for the file that is recalled. What data servers refuse to take then is given up, as another client is
+//     to write there, and reported like what is lost with a session (inode.surrender).
+//
+// What other mounts may write at the same time is Shared in the layout: it is written stable, and nothing is kept of it that
+// could be sent again.
 //
 // A size is never reported durably before the data below it that was written here is stable. Data that cannot be made
 // stable stays in memory and is tried again. fsync fails as long as that is so; close(2) reports it once for each

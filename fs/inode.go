@@ -171,7 +171,7 @@ func (i *inode) admits(mine bool) bool { return i.gone == nil && i.recalls == 0 
 type admission struct {
 	phase   int
 	session *sessionLife
-	shared  bool         // the kernel may write the same data file by itself
+	shared  bool         // others may write the same bytes: the kernel the same data file by itself, or other mounts
 	place   *reservation // of an append, or nil
 	n       int64        // with place: bytes
 }
@@ -184,7 +184,7 @@ func (i *inode) admit(seg *layout.Segment, off, n int64) admission {
 	}
 	i.quiet = false
 	i.writes[i.phase]++
-	return admission{phase: i.phase, session: i.session(), shared: i.passed != nil}
+	return admission{phase: i.phase, session: i.session(), shared: i.passed != nil || seg.Shared}
 }
 
 // finish counts a write out that ended with err and, if it was acknowledged, records what it changed: the data now ends at

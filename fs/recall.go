@@ -2,6 +2,7 @@ package fs
 
 import (
 	"context"
+	"errors"
 
 	"github.com/weftfs/weft/layout"
 )
@@ -16,6 +17,26 @@ func (fs *FS) holdKnown(id layout.FileID) *inode {
 		i.holds++
 	}
 	return i
+}
+
+// surrender gives up what the data servers refuse to take, as others are waiting for the layout, and may write there; err says why it is
+// refused. The application is told as of a lost session. Other errors are returned.
+func (i *inode) surrender(ctx context.Context, err error) error {
+	i.mu.Lock()
+	refused := i.failing && ctx.Err() == nil && !errors.Is(err, errSessionLost)
+	i.mu.Unlock()
+	if !refused {
+		return err
+	}
+	if e := i.data.Surrender(ctx); e != nil {
+		return errors.Join(err, e)
+	}
+	i.mu.Lock()
+	i.late++
+	i.lost, i.lostErr = i.late, err
+	i.mu.Unlock()
+	i.fs.log.Error("written data cannot be made stable, and another client wants to write there: it is lost", "file", i.id, "err", err)
+	return i.handOver(ctx)
 }
 
 // OnRecall finishes and makes stable what this mount has written to the range of the file, and gives up its layouts
@@ -45,8 +66,14 @@ func (fs *FS) OnRecall(ctx context.Context, id layout.FileID, off, n int64) erro
 		return err
 	}
 	i.mu.Unlock()
-	if err := i.handOver(ctx); err != nil {
+	// On a soft mount a write may have ended for its caller that still is at a data server.
+	if err := i.data.AwaitStrays(ctx); err != nil {
 		return err
+	}
+	if err := i.handOver(ctx); err != nil {
+		if err = i.surrender(ctx, err); err != nil {
+			return err
+		}
 	}
 	// One of before may still be under way, though another has told the same: it must not arrive when the file has been cut.
 	if err := i.await(ctx, func() bool { return i.reporting == 0 }); err != nil {

@@ -173,6 +173,9 @@ type Segment struct {
 	StatsHint  uint32 // seconds between layoutstats, 0 = the client's choice
 	// OnNamespaces says that data files of it lie on NVMe namespaces (DataFile.OnNamespace).
 	OnNamespaces bool
+	// Shared says that other clients may write the same bytes: a write is acknowledged once it is stable, and nothing is
+	// kept of it that could be sent again.
+	Shared bool
 }
 
 // Limits that Validate holds segments and devices to; they bound what a decoder may allocate.

@@ -64,8 +64,19 @@ func (k *cache) find(id layout.FileID, mode layout.IOMode, off, n int64, appendO
 	return s
 }
 
+// plain reports whether there are layouts of a file for writing that are not for appends only.
+func (k *cache) plain(id layout.FileID) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	e := k.files[id]
+	return e != nil && !e.Value.(*cached).appends && slices.ContainsFunc(e.Value.(*cached).layout.Segments, writes)
+}
+
+func writes(s layout.Segment) bool { return s.IOMode == layout.IOModeRW }
+
 // add takes granted segments in, in place of those that they make useless or wrong. appendOnly says that they were asked for for
-// appends; once others were asked for, too, the service no longer relies on there being nothing else.
+// appends; once others were asked for, too, the service no longer relies on there being nothing else. What was granted for appends is not
+// used for other writes: several sessions may have it.
 func (k *cache) add(id layout.FileID, granted []layout.Segment, appendOnly bool) {
 	if len(granted) == 0 {
 		return
@@ -85,12 +96,18 @@ func (k *cache) add(id layout.FileID, granted []layout.Segment, appendOnly bool)
 	}
 	k.order.MoveToFront(e)
 	f := e.Value.(*cached)
-	writes := func(s layout.Segment) bool { return s.IOMode == layout.IOModeRW }
+	segments, before := slices.Clone(granted), f.layout.Segments
 	if slices.ContainsFunc(granted, writes) {
-		f.appends = appendOnly && (f.appends || !slices.ContainsFunc(f.layout.Segments, writes))
+		had := slices.ContainsFunc(before, writes)
+		switch {
+		case appendOnly && had && !f.appends:
+			return // it is asked for again, for all
+		case !appendOnly && had && f.appends:
+			before = slices.DeleteFunc(slices.Clone(before), writes)
+		}
+		f.appends = appendOnly
 	}
-	segments := slices.Clone(granted)
-	for _, old := range f.layout.Segments {
+	for _, old := range before {
 		left := []layout.Segment{old}
 		for i := range granted {
 			left = remains(left, &granted[i])
@@ -285,7 +302,7 @@ func (c *Client) layoutGet(ctx context.Context, id layout.FileID, mode layout.IO
 	if mode == layout.IOModeRead {
 		n = layout.ToEOF // asking makes nothing, so have it all; asking to write does
 	}
-	args := &metarpc.LayoutGetArgs{ID: id, IOMode: mode, Off: off, Len: n, Append: appendOnly}
+	args := &metarpc.LayoutGetArgs{ID: id, IOMode: mode, Off: off, Len: n, Append: appendOnly && !c.cache.plain(id)}
 	if mode == layout.IOModeRW && c.cfg.Near != nil {
 		args.Near = c.cfg.Near()
 	}

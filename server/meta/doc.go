@@ -186,15 +186,29 @@
 //
 // # Ranges
 //
-// Of most files many sessions have layouts of the same bytes at a time. Of two kinds of them they have not (ranges.go, exclusive):
+// A client keeps what it has written until the data server has made it stable, and sends it again if the server loses it.
+// Should another client have written the same bytes meanwhile, that would put older bytes over newer ones. So a range is
+// one session's to write: whoever else wants it has it recalled, and the client makes stable and forgets what it keeps
+// there before it answers. A session that is alone has all of the file, and is asked for nothing.
+//
+// Two kinds of files are never written otherwise (ranges.go, exclusive):
 //
 //	copies       two clients that wrote the same bytes of a mirrored file at the same time could leave its copies different, pinned caches
 //	             counted. So whoever writes has what he writes alone. Whoever reads is not counted
 //	namespaces   where the bytes of a file on NVMe namespaces are changes when somebody writes it, and what is cut off is given to
 //	             other files. So a range is read by any number of sessions, or written by one
 //
-// A claim has the ranges that its session may write (ranges) and, of a file on namespaces, those that it may read (reads): at least
-// what it does have, as what a client gives up unasked it does not say. Its own reads and writes are not in each other's way. Other files have none of this.
+// Of other files a portion that changes hands twice within sharedTime becomes shared (shares.go): it is recalled from all, and then granted
+// to any number of sessions as Shared. They write it stable, and keep nothing of it. A portion is the MiB that was asked for; one beside a
+// shared portion is twice as large as that. A file of which something was taken maxTakes times within sharedTime is one portion. After sharedTime a
+// portion is recalled and measured anew: a session that is the only one left to write it gets it alone. Other exceptions:
+//
+//	appends      sessions that write only where Reserve has told them to (claim.appends) are not in each other's way
+//	passthrough  what a kernel writes by itself cannot be recalled: while it may, all of the file is shared
+//	versions     while a session that writes the file knows nothing of shared segments (version 5 and before) nothing is shared
+//
+// A claim has the ranges that its session may write (ranges), those that it shares (shares) and, of a file on namespaces, those that it may read (reads): at least
+// what it does have, as what a client gives up unasked it does not say. Its own reads and writes are not in each other's way.
 //
 //	free    nobody else has what is asked for in a way that speaks against it, in units of a MiB: it is granted with all around it of which that
 //	        is true as well. One client alone gets the whole file, and need not ask again

@@ -12,25 +12,28 @@ import (
 // file is what is known in memory of a regular file: who has it open or may write it, and what is being done to it as a
 // whole. It exists as long as it says anything. All of it is guarded by Service.mu.
 type file struct {
-	id       layout.FileID
-	claims   []*claim
-	orphan   bool          // has no name left; its last close removes it
-	removing bool          // somebody decides whether it goes, and does it
-	sizing   bool          // somebody cuts it or finds out its size
-	stop     func()        // ends what sizing stands for, because the file is gone
-	cut      *cut          // being shortened
-	gate     layout.Range  // where no layout is granted that is taken back, because it is being copied; it goes with sizing
-	gates    uint64        // how many gates have ended, under which its layout may have changed
-	taking   layout.Range  // is being taken from those who have it, for another session; Len 0: nothing is
-	freezing int           // somebody relies on what is pinned, or that nothing is
-	heldUp   *heldUp       // what cannot be done because of what is pinned; nil: nothing
-	granting int           // layouts that can be taken back whose answer is not yet in its connection's queue
-	reach    int64         // its writers, while there are any, have asked to write up to here; where there are quotas of bytes
-	shown    int64         // with places that are not written: how long the file is without those in front of that
-	disarms  int           // changes under way that take its privileges away, see programs.go
-	moves    uint64        // how often what is reported went into the inode row, or was cut off
-	waiters  int           // who needs the record to stay
-	changed  chan struct{} // closed at the next change of anything above; nil when nobody waits
+	id         layout.FileID
+	claims     []*claim
+	orphan     bool         // has no name left; its last close removes it
+	removing   bool         // somebody decides whether it goes, and does it
+	sizing     bool         // somebody cuts it or finds out its size
+	stop       func()       // ends what sizing stands for, because the file is gone
+	cut        *cut         // being shortened
+	gate       layout.Range // where no layout is granted that is taken back, because it is being copied; it goes with sizing
+	gates      uint64       // how many gates have ended, under which its layout may have changed
+	taking     layout.Range // is being taken from those who have it, for another session; Len 0: nothing is
+	portions   []*portion   // what several sessions write, or lately have; see shares.go
+	takes      int          // how often something of it was taken in the sharedTime that began with takesSince
+	takesSince time.Time
+	freezing   int           // somebody relies on what is pinned, or that nothing is
+	heldUp     *heldUp       // what cannot be done because of what is pinned; nil: nothing
+	granting   int           // layouts that can be taken back whose answer is not yet in its connection's queue
+	reach      int64         // its writers, while there are any, have asked to write up to here; where there are quotas of bytes
+	shown      int64         // with places that are not written: how long the file is without those in front of that
+	disarms    int           // changes under way that take its privileges away, see programs.go
+	moves      uint64        // how often what is reported went into the inode row, or was cut off
+	waiters    int           // who needs the record to stay
+	changed    chan struct{} // closed at the next change of anything above; nil when nobody waits
 }
 
 // claim is what one session has to do with one file.
@@ -44,7 +47,8 @@ type claim struct {
 	pin       metarpc.CopyRef // with open: a copy that its kernel reads or writes without asking
 	writer    bool            // may have a writer row
 	crowded   bool            // a writer that somebody else may have written beside, or that an earlier instance knew, see used.go
-	ranges    []layout.Range  // of a writer, if the file is exclusive: where it may write and nobody else, see ranges.go
+	ranges    []layout.Range  // of a writer: where it may write and nobody else, see ranges.go
+	shares    []layout.Range  // of a writer: where it and others may write
 	reads     []layout.Range  // with open, of a file on namespaces: where it may read and nobody else write
 	granted   time.Time       // when it last got one of these
 	promised  time.Time       // when one was taken for it that it has not been told of yet; zero: there is none

@@ -86,7 +86,7 @@ func (s *Service) grantRead(ctx context.Context, c *call, a *metarpc.LayoutGetAr
 	if a.Len == layout.ToEOF {
 		wanted.Len = 1 // how much of that must be there now is not said
 	}
-	got, err := s.awaitTurn(ctx, f, f.claimOf(c.sess), layout.IOModeRead, wanted, true)
+	got, _, err := s.awaitTurn(ctx, f, f.claimOf(c.sess), purpose{mode: layout.IOModeRead, exclusive: true}, wanted)
 	if err != nil {
 		ended()
 		return nil, err
@@ -224,7 +224,7 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 		return nil, err
 	}
 	var l schema.Layout
-	on := false
+	on, shared := false, false
 	for again := true; again; {
 		gates := f.gates
 		s.mu.Unlock()
@@ -242,7 +242,8 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 		}
 		s.mu.Lock()
 		if err == nil {
-			got, err = s.awaitTurn(ctx, f, cl, layout.IOModeRW, layout.Range{Off: a.Off, Len: a.Len}, s.exclusive(&l))
+			why := purpose{mode: layout.IOModeRW, exclusive: s.exclusive(&l), pins: a.Pin != metarpc.PinNone}
+			got, shared, err = s.awaitTurn(ctx, f, cl, why, layout.Range{Off: a.Off, Len: a.Len})
 		}
 		if err != nil {
 			if errors.Is(err, errStale) {
@@ -271,6 +272,9 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 		}
 	} else {
 		r.Segments = clipped(s.cfg.Files.Segments(l, layout.IOModeRW), got.Off, got.End())
+		for i := range r.Segments {
+			r.Segments[i].Shared = shared
+		}
 	}
 	c.after = func() {
 		s.mu.Lock()
@@ -304,10 +308,8 @@ func (s *Service) grantNew(ctx context.Context, t *tx, c *call, id layout.FileID
 	// Before there is a row, as in grant. Nobody else has anything of the file yet.
 	cl.becomeWriter()
 	cl.assigning++
-	if s.exclusive(&l) {
-		cl.keeps(layout.IOModeRW, layout.Range{Len: layout.ToEOF})
-		cl.granted = time.Now()
-	}
+	cl.keeps(layout.IOModeRW, wholeFile)
+	cl.granted = time.Now()
 	f.granting++
 	over := func() {
 		s.mu.Lock()
@@ -327,29 +329,25 @@ func (s *Service) grantNew(ctx context.Context, t *tx, c *call, id layout.FileID
 	return s.cfg.Files.Segments(l, layout.IOModeRW), nil
 }
 
-// awaitTurn is awaitGrant for a session that, if the file is exclusive, must be the only one to write what it gets, or read it while nobody writes
-// it.
-func (s *Service) awaitTurn(ctx context.Context, f *file, cl *claim, mode layout.IOMode, wanted layout.Range, exclusive bool) (got layout.Range, err error) {
-	if !exclusive {
-		return s.awaitGrant(ctx, f, wanted.Off)
-	}
+// awaitTurn is awaitGrant for a session that must be the only one to write what it gets, or read it while nobody writes it, unless that is shared.
+func (s *Service) awaitTurn(ctx context.Context, f *file, cl *claim, why purpose, wanted layout.Range) (got layout.Range, shared bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable,
 		"inode %d is being used by another client there", f.id))
 	defer cancel()
 	for {
 		if got, err = s.awaitGrant(ctx, f, wanted.Off); err != nil {
-			return got, err
+			return got, false, err
 		}
-		if mode == layout.IOModeRead && (cl == nil || !cl.open) {
-			return got, refusef(metarpc.Status(syscall.EBADF), "inode %d is not open", f.id)
+		if why.mode == layout.IOModeRead && (cl == nil || !cl.open) {
+			return got, false, refusef(metarpc.Status(syscall.EBADF), "inode %d is not open", f.id)
 		}
-		held, again, err := s.holdRange(ctx, f, cl, mode, wanted.Off, min(wanted.Len, got.End()-wanted.Off))
+		held, shared, again, err := s.holdRange(ctx, f, cl, why, wanted.Off, min(wanted.Len, got.End()-wanted.Off))
 		if err != nil {
-			return got, err
+			return got, false, err
 		}
 		if !again {
 			from := max(got.Off, held.Off)
-			return layout.Range{Off: from, Len: min(got.End(), held.End()) - from}, nil
+			return layout.Range{Off: from, Len: min(got.End(), held.End()) - from}, shared, nil
 		}
 	}
 }
@@ -431,7 +429,7 @@ func (s *Service) layoutReturn(ctx context.Context, c *call, a *metarpc.LayoutRe
 		if !cl.writer || cl.report != (report{}) || len(cl.places) > 0 {
 			continue
 		}
-		cl.writer, cl.appends, cl.unsure, cl.returning, cl.ranges = false, false, false, true, nil
+		cl.writer, cl.appends, cl.unsure, cl.returning, cl.ranges, cl.shares = false, false, false, true, nil, nil
 		returning = append(returning, cl)
 		keys = append(keys, schema.WriterKey(id, c.sess.id))
 	}

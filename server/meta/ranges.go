@@ -20,8 +20,8 @@ const (
 	promiseTime = 5 * time.Second
 )
 
-// exclusive reports whether no two sessions may write the same bytes of a file: its copies could differ then. What is on namespaces
-// nobody may read either while somebody writes it.
+// exclusive reports whether no two sessions may ever write the same bytes of a file: its copies could differ then. What is on namespaces
+// nobody may read either while somebody writes it. Of other files a portion may become shared, see shares.go.
 func (s *Service) exclusive(l *schema.Layout) bool {
 	return len(l.Mirrors)+len(l.Caches) > 1 || s.cfg.Files.OnNamespaces(*l)
 }
@@ -56,11 +56,21 @@ func (cl *claim) keeps(mode layout.IOMode, r layout.Range) {
 	}
 }
 
+// purpose is what a session is to have a range for.
+type purpose struct {
+	mode      layout.IOMode
+	exclusive bool // nobody else may write it, or if it is read on namespaces, see exclusive; else it may become shared
+	pins      bool // its kernel is to write all of the file by itself
+}
+
 // holdRange makes the n bytes at off the session's to write, alone, or to read while nobody else writes them, together with what is around them
-// and nobody else has in a way that speaks against it, and returns that. If others have some of it so, that is taken from them, for which
-// Service.mu, which is held, is released; again says so: the caller then looks at everything once more.
-func (s *Service) holdRange(ctx context.Context, f *file, cl *claim, mode layout.IOMode, off, n int64) (held layout.Range, again bool, err error) {
+// and nobody else has in a way that speaks against it, and returns that; or the shared portion that off is in. If others have some of it so, that is
+// taken from them, for which Service.mu, which is held, is released; again says so: the caller then looks at everything once more.
+func (s *Service) holdRange(ctx context.Context, f *file, cl *claim, why purpose, off, n int64) (held layout.Range, shared, again bool, err error) {
 	wanted := rangeAround(off, n)
+	if why.pins {
+		wanted = wholeFile
+	}
 	from, to := int64(0), int64(layout.ToEOF)
 	free, busy := true, false
 	beside := func(r layout.Range) bool {
@@ -75,11 +85,32 @@ func (s *Service) holdRange(ctx context.Context, f *file, cl *claim, mode layout
 		}
 		return true
 	}
-	for _, o := range f.claims {
-		if o == cl {
-			continue
+	mayShare := !why.exclusive && f.mayShare(cl.sess)
+	passed := !why.exclusive && f.passesWrites(cl.sess)
+	if !why.exclusive {
+		if p := f.sharedAt(off); p != nil && mayShare && !p.Overlaps(f.taking) && (!why.pins && !passed || p.Range == wholeFile) {
+			cl.shares = with(cl.shares, p.Range)
+			cl.granted = time.Now()
+			return p.Range, true, false, nil
+		} else if p == nil && !why.pins {
+			// What lies behind is asked for when it is its turn.
+			for _, p := range f.portions {
+				if p.shared && p.Off > off && p.Off < wanted.End() {
+					wanted.Len = p.Off - wanted.Off
+				}
+			}
 		}
-		for _, r := range o.against(mode) {
+		for _, p := range f.portions {
+			if p.shared && !beside(p.Range) {
+				free = false
+			}
+		}
+	}
+	for _, o := range f.claims {
+		if o == cl || o.appends && cl.appends && !why.exclusive {
+			continue // what two append is in different places
+		}
+		for _, r := range o.against(why.mode) {
 			if !beside(r) {
 				free = false
 				busy = busy || time.Since(o.promised) < promiseTime
@@ -89,29 +120,57 @@ func (s *Service) holdRange(ctx context.Context, f *file, cl *claim, mode layout
 	if !beside(f.taking) {
 		free = false
 	}
-	if free {
+	if passed && !mayShare {
+		return held, false, true, refusef(metarpc.StatusLayoutUnavailable, "inode %d is open in passthrough for writing", f.id)
+	}
+	if free && !passed {
 		held = layout.Range{Off: from, Len: to - from}
-		cl.keeps(mode, held)
+		cl.keeps(why.mode, held)
 		cl.granted, cl.promised = time.Now(), time.Time{}
-		return held, false, nil
+		return held, false, false, nil
 	}
 	if !busy && f.taking.Len == 0 {
 		f.taking = layout.Range{Off: wanted.Off, Len: to - wanted.Off}
+		var p *portion
+		switch {
+		case !mayShare:
+		case why.pins || passed:
+			p = &portion{Range: wholeFile}
+		default:
+			p = f.changesHands(wanted)
+		}
+		if p != nil {
+			f.taking = p.Range
+		}
+		for _, shared := range f.portions { // are taken as a whole
+			if shared.shared && shared.Overlaps(f.taking) {
+				f.taking = with([]layout.Range{f.taking}, shared.Range)[0]
+			}
+		}
 		by := cl.sess
-		s.tasks.Go(func() { s.takeRange(f, by, mode) }) // owns f.taking; ends when those who have the range have given it back, or with s.ctx
+		s.tasks.Go(func() { s.takeRange(f, by, why, p) }) // owns f.taking; ends when those who have the range have given it back, or with s.ctx
 	}
 	if err := s.wait(ctx, f); err != nil {
-		return held, true, context.Cause(ctx)
+		return held, false, true, context.Cause(ctx)
 	}
-	return held, true, nil
+	return held, false, true, nil
 }
 
-// takeRange takes the range f.taking from all whose layouts there speak against one of this mode, and gives it to a session.
-func (s *Service) takeRange(f *file, by *session, mode layout.IOMode) {
+// takeRange takes the range f.taking from all whose layouts there speak against one for a session, and gives it to that. If p is not nil it is
+// taken from all who have it alone, and becomes shared.
+func (s *Service) takeRange(f *file, by *session, why purpose, p *portion) {
 	s.mu.Lock()
 	r := f.taking
+	cl := f.claimOf(by)
+	appends := cl != nil && cl.appends
 	has := func(cl *claim) bool {
-		return cl.sess != by && slices.ContainsFunc(cl.against(mode), r.Overlaps)
+		switch {
+		case p != nil:
+			return slices.ContainsFunc(cl.ranges, r.Overlaps)
+		case cl.sess == by, appends && cl.appends && !why.exclusive:
+			return false
+		}
+		return slices.ContainsFunc(cl.against(why.mode), r.Overlaps) || slices.ContainsFunc(cl.shares, r.Overlaps)
 	}
 	var until time.Time
 	for _, cl := range f.claims {
@@ -126,9 +185,15 @@ func (s *Service) takeRange(f *file, by *session, mode layout.IOMode) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	cl := f.claimOf(by)
-	if may := cl != nil && (cl.writer && mode == layout.IOModeRW || cl.open && mode == layout.IOModeRead); err == nil && may && by.ctx.Err() == nil {
-		cl.keeps(mode, r)
+	cl = f.claimOf(by)
+	may := cl != nil && (cl.writer && why.mode == layout.IOModeRW || cl.open && why.mode == layout.IOModeRead) && by.ctx.Err() == nil
+	switch {
+	case err != nil:
+	case p != nil:
+		s.share(f, p)
+	case may && (why.exclusive || !f.passesWrites(by)):
+		f.portions = slices.DeleteFunc(f.portions, func(p *portion) bool { return p.shared && p.Overlaps(r) })
+		cl.keeps(why.mode, r)
 		cl.promised = time.Now()
 	}
 	f.taking = layout.Range{}

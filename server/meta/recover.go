@@ -337,7 +337,7 @@ func (s *Service) makeStable(f *file, sess *session) error {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				if cl := f.claimOf(sess); cl != nil {
-					cl.writer, cl.unsure, cl.report, cl.ranges = false, false, report{}, nil
+					cl.writer, cl.unsure, cl.report, cl.ranges, cl.shares = false, false, report{}, nil, nil
 				}
 				f.moves++
 				s.changedFile(f)
@@ -524,7 +524,7 @@ func (s *Service) load(ctx context.Context) error {
 		cl := s.file(schema.IDOf(kv.Key)).claim(sess)
 		cl.writer, cl.unsure, cl.unfenced = true, true, sess.ended // perhaps by its client; to fence it then is needless
 		cl.unbarred, cl.crowded = sess.ended, true
-		cl.ranges = []layout.Range{{Len: layout.ToEOF}} // whichever they are, and if the file is exclusive
+		cl.ranges = []layout.Range{{Len: layout.ToEOF}} // whichever they are
 	}
 	for kv, err := range s.rows(ctx, schema.PrefixOrphan, 1+8) {
 		if err != nil {

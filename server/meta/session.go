@@ -30,7 +30,8 @@ type session struct {
 	cancel  context.CancelFunc // at the end of the session
 	running sync.WaitGroup     // calls being executed; none is added once ended is set
 	calls   atomic.Uint64
-	renewed atomic.Int64 // nanoseconds since epoch, when the last frame came
+	version atomic.Uint32 // of the protocol on its last connection to this instance; 0 = there was none
+	renewed atomic.Int64  // nanoseconds since epoch, when the last frame came
 	claims  map[layout.FileID]*claim
 
 	// Guarded by Service.mu.
@@ -201,6 +202,7 @@ func (s *Service) attach(sess *session, c *conn, in *Incoming, given grant) bool
 	sess.peer = in.Peer
 	old, first := sess.conn, !sess.returned
 	sess.conn, sess.address, sess.grant, sess.returned = c, address, given, true
+	sess.version.Store(c.version)
 	flush := c.enqueue(s.welcomeFrame(&metarpc.Welcome{
 		Version: c.version, Session: sess.id, Instance: s.instance, Slots: s.cfg.Slots, Lease: int64(s.cfg.Lease),
 	}))

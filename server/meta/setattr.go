@@ -378,7 +378,7 @@ func (s *Service) recallRange(ctx context.Context, f *file, r layout.Range, such
 	}
 	for _, cl := range f.claims {
 		if such(cl) {
-			cl.ranges, cl.reads = without(cl.ranges, r), without(cl.reads, r)
+			cl.ranges, cl.shares, cl.reads = without(cl.ranges, r), without(cl.shares, r), without(cl.reads, r)
 		}
 	}
 	return nil

@@ -391,8 +391,8 @@ func TestGolden(t *testing.T) {
 		{"created, with a layout", func() ([]byte, error) {
 			return AppendReply(nil, Version, ReplyHeader{Slot: 2, Sequence: 7}, &CreateResult{Attr: Attr{ID: 3}, Created: true, Granted: true, Segments: []Segment{
 				{Len: 4096, IOMode: layout.IOModeRW, StripeUnit: 4096, Mirrors: [][]DataFile{{{Device: id, Handle: []byte{0xaa}, UID: 1, GID: 2}}}}}})
-		}, "00000040" + "96 03 02 07 00 a0 95 9d03000000000000000000000000 c3 00 c3" +
-			"91 97 00 cd1000 02 cd1000 91 91 96 c410 010000000000000000000000000000fe 00 c401aa 01 02 00 00 00"},
+		}, "00000041" + "96 03 02 07 00 a0 95 9d03000000000000000000000000 c3 00 c3" +
+			"91 98 00 cd1000 02 cd1000 91 91 96 c410 010000000000000000000000000000fe 00 c401aa 01 02 00 00 00 c2"},
 		{"refusal", func() ([]byte, error) {
 			return AppendReply(nil, Version, ReplyHeader{Slot: 2, Sequence: 7, Status: Status(syscall.ENOENT), Message: "no"}, nil)
 		}, "00000009" + "96 03 02 07 02 a26e6f c0"},
@@ -417,7 +417,16 @@ func TestGolden(t *testing.T) {
 		{"lock", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLock}, &LockArgs{
 				ID: 5, Owner: 9, Flock: true, Type: LockWrite, End: math.MaxInt64, PID: 77, Wait: true})
-		}, "0000001c" + "96 02 02 07 1d 940000c0c2 99 05 09 c3 02 00 cf7fffffffffffffff 4d c3 c2"},
+		}, "0000001d" + "96 02 02 07 1d 940000c0c2 9a 05 09 c3 02 00 cf7fffffffffffffff 4d c3 c2 c2"},
+		{"unlock, alone", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLock}, &LockArgs{ID: 5, Owner: 9, End: 1, Alone: true})
+		}, "00000015" + "96 02 02 07 1d 940000c0c2 9a 05 09 c2 00 00 01 00 c2 c2 c3"},
+		{"lock set, shared", func() ([]byte, error) {
+			return AppendReply(nil, Version, ReplyHeader{Slot: 2, Sequence: 7}, &LockDone{Shared: true})
+		}, "00000008" + "96 03 02 07 00 a0 91 c3"},
+		{"lock set, version 5", func() ([]byte, error) {
+			return AppendReply(nil, 5, ReplyHeader{Slot: 2, Sequence: 7}, &LockDone{Shared: true})
+		}, "00000007" + "96 03 02 07 00 a0 90"},
 		{"lease recall", func() ([]byte, error) {
 			return AppendCallBack(nil, Version, BackHeader{Number: 9, Op: BackLeaseRecall},
 				&LeaseRecallArgs{Items: []LeaseItem{{ID: 5, Lease: LeaseAttrs | LeaseNames}, {ID: 300, Lease: LeaseData}}})
@@ -501,19 +510,19 @@ func TestGolden(t *testing.T) {
 		{"segments", func() ([]byte, error) {
 			return AppendReply(nil, Version, ReplyHeader{Slot: 0, Sequence: 1}, &LayoutResult{Segments: []Segment{{
 				Off: 0, Len: 1 << 20, IOMode: layout.IOModeRW, StripeUnit: 1 << 20,
-				Mirrors: [][]DataFile{{{Device: id, Efficiency: 1, Handle: []byte{0xaa, 0xbb}, UID: 7, GID: 8, State: layout.CopyGood}}}}},
+				Mirrors: [][]DataFile{{{Device: id, Efficiency: 1, Handle: []byte{0xaa, 0xbb}, UID: 7, GID: 8, State: layout.CopyGood}}}, Shared: true}},
 				Pinned: CopyRef{Device: id, Handle: []byte{0xaa, 0xbb}}})
-		}, "0000004b" + "96 03 00 01 00 a0 92 91 97 00 ce00100000 02 ce00100000 91 91 96" +
-			"c410 010000000000000000000000000000fe 01 c402aabb 07 08 00 00 00" +
+		}, "0000004c" + "96 03 00 01 00 a0 92 91 98 00 ce00100000 02 ce00100000 91 91 96" +
+			"c410 010000000000000000000000000000fe 01 c402aabb 07 08 00 00 00 c3" +
 			"92 c410 010000000000000000000000000000fe c402aabb"},
 		{"extents", func() ([]byte, error) {
 			return AppendReply(nil, Version, ReplyHeader{Slot: 0, Sequence: 1}, &LayoutResult{Segments: []Segment{{
 				Off: 0, Len: 1 << 20, IOMode: layout.IOModeRW,
 				Mirrors: [][]DataFile{{{Device: id, Handle: []byte{0xaa}, Generation: 9, Extents: []Extent{
 					{Len: 4096, Addr: 1 << 32}, {Off: 4096, Len: 512, Addr: 1 << 20, State: layout.ExtentInvalid}}}}}}}})
-		}, "00000061" + "96 03 00 01 00 a0 92 91 97 00 ce00100000 02 00 91 91 98" +
+		}, "00000062" + "96 03 00 01 00 a0 92 91 98 00 ce00100000 02 00 91 91 98" +
 			"c410 010000000000000000000000000000fe 00 c401aa 00 00 00" +
-			"09 92 94 00 cd1000 cf0000000100000000 00 94 cd1000 cd0200 ce00100000 02" + "00 00" +
+			"09 92 94 00 cd1000 cf0000000100000000 00 94 cd1000 cd0200 ce00100000 02" + "00 00 c2" +
 			"92 c410 00000000000000000000000000000000 c0"},
 	}
 	for _, c := range cases {
@@ -1263,7 +1272,7 @@ func TestStatuses(t *testing.T) {
 			t.Errorf("%d: %v, %v", row.status, row.status, row.status.Errno())
 		}
 	}
-	if last != StatusMoved {
+	if last != StatusShared {
 		t.Errorf("the table ends at %v", last)
 	}
 	if s := Status(syscall.ENOENT); s.Errno() != syscall.ENOENT || s.String() != "no such file or directory" {

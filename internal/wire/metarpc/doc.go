@@ -127,6 +127,11 @@
 // StatusLockWait, and LockReady calls when asking again may succeed; asking without Wait, or removing, ends the waiting.
 // EDEADLK is the answer if waiting would never end. Locks end with the session. A lock that cannot be reclaimed is EIO.
 //
+// An unlock with Alone is refused with StatusShared, and the lock stays, if another session has the file open or has had it
+// since the lock was granted. The client then makes stable what it has written under the lock, and unlocks without Alone.
+// A lock that is granted with LockDone.Shared may have been another session's before: the client drops what it keeps of the
+// file before it goes on.
+//
 // # Layouts and sizes
 //
 // LayoutGet answers segments that cover the asked range (package layout). Writers report with LayoutCommit: End is the
@@ -152,7 +157,12 @@
 // a caller who owns the file, without a call: nobody else learns them but through it, and it tells them (SizeReport.Set) with the first durable LayoutCommit of the
 // file, at the latest before it answers a recall of the lease or a SizeQuery. What it has written after that is reported as always.
 //
-// Of a file that has several copies no two sessions have layouts for writing of the same byte. A LayoutGet for writing is answered with all
+// A segment that is Shared may be written by several sessions at the same time. Their writes are acknowledged when they are
+// stable, and nothing is kept of them that could be sent again. Of all else no two sessions have layouts for writing of the
+// same byte, but those that asked with Append, who write only where Reserve has told them to. Files with several copies or
+// with data on NVMe namespaces have no segments that are Shared, and a session of an older version gets none.
+//
+// A LayoutGet for writing is answered with all
 // around the asked range that no other session has; if others have some of the range, it is recalled from them, in multiples of 1 MiB, and
 // the call waits. After half a second it is answered with StatusLayoutUnavailable; what is recalled for it is then kept for it for 5 seconds, in
 // which the client asks again. Off and Len should be what is about to be written: more is taken from others for nothing.

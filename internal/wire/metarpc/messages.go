@@ -693,6 +693,15 @@ type (
 		PID        uint32 // for people and F_GETLK
 		Wait       bool   // if it is held by others, LockReady is to tell when to ask again
 		Reclaim    bool   // the session had it when the service was restarted
+		// Alone, of an unlock: it is to be refused with StatusShared if another session has the file open, or had it since
+		// a lock was granted.
+		Alone bool `since:"6"`
+	}
+	LockDone struct { // Lock
+		_msgpack struct{} `msgpack:",as_array"`
+		// Shared: another session has the file open, or had it since the last lock of this session; what is kept of the
+		// file may be older than the lock.
+		Shared bool `since:"6"`
 	}
 	// LockResult is the lock that would be in the way; LockNone if there is none.
 	LockResult struct { // TestLock
@@ -895,6 +904,7 @@ type (
 		Mirrors    [][]DataFile
 		Flags      layout.Flags
 		StatsHint  uint32
+		Shared     bool `since:"6"` // other sessions may write the same bytes
 	}
 	DataFile struct {
 		_msgpack   struct{} `msgpack:",as_array"`

@@ -112,7 +112,7 @@ var ops = [opEnd]opInfo{
 	OpStatus:         {"STATUS", of[Empty], of[StatusResult], false},
 	OpTmpFile:        {"TMPFILE", of[TmpFileArgs], of[CreateResult], true},
 	OpReserve:        {"RESERVE", of[ReserveArgs], of[ReserveResult], true},
-	OpLock:           {"LOCK", of[LockArgs], of[Empty], false},
+	OpLock:           {"LOCK", of[LockArgs], of[LockDone], false},
 	OpTestLock:       {"TESTLOCK", of[LockArgs], of[LockResult], false},
 	OpLeaseReturn:    {"LEASERETURN", of[LeaseReturnArgs], of[Empty], false},
 

@@ -25,6 +25,7 @@ const (
 	StatusFenced            Status = 1011 // others may have changed what the lost session held
 	StatusWorking           Status = 1012 // of a callback: data servers keep the client waiting, its answer is still to come
 	StatusMoved             Status = 1013 // of a hello: another service has the shard, see Welcome.Ring
+	StatusShared            Status = 1014 // of an unlock: make stable what was written under the lock, then unlock
 )
 
 // statuses is in the order of the numbers above.
@@ -46,6 +47,7 @@ var statuses = []struct {
 	{StatusFenced, "FENCED", syscall.EIO},
 	{StatusWorking, "WORKING", syscall.EAGAIN},
 	{StatusMoved, "MOVED", syscall.EAGAIN},
+	{StatusShared, "SHARED", syscall.EAGAIN},
 }
 
 // Errno is what the application sees if nothing better can be done; an unknown status is EIO.
