@@ -12,7 +12,8 @@
 //
 // The kernel checks permissions (default_permissions) and access control lists, which it asks for as extended attributes;
 // the service checks them again, for the user, group and groups that come with each call (cred.go). Locks are kept by the
-// service, see locks.go.
+// service, see locks.go. If another mount has the file open, an unlock, also by close(2), makes stable before what was written
+// here (inode.stable), and a lock makes what is read afterwards fresh (inode.fresh).
 //
 // # What the kernel may keep
 //

@@ -84,9 +84,9 @@ type Meta interface {
 	// Lock sets a lock or takes it away. With Wait it waits until it has the lock or ctx ends, which leaves everything as it
 	// was; otherwise a lock that others have is EAGAIN. TestLock finds out who would be in the way. DropLocks takes all
 	// locks of an owner on a file away; it does not wait, and the channel is closed when that is done.
-	Lock(ctx context.Context, args *metarpc.LockArgs) error
+	Lock(ctx context.Context, args *metarpc.LockArgs, stable func(context.Context) error) (shared bool, err error)
 	TestLock(ctx context.Context, args *metarpc.LockArgs) (metarpc.LockResult, error)
-	DropLocks(id layout.FileID, flock bool, owner uint64) <-chan struct{}
+	DropLocks(id layout.FileID, flock bool, owner uint64, stable func(context.Context) error) <-chan struct{}
 	// Patient returns a context for who waits for what the service of the inode's shard has to do first. It ends with ctx, and if that is marked
 	// by metaclient.Soft also when a call would be given up, with the call's error as its cause. stop follows.
 	Patient(ctx context.Context, id layout.FileID) (waiting context.Context, stop func())

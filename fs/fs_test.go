@@ -972,6 +972,46 @@ func TestRecall(t *testing.T) {
 	b.closeFile(id, fb)
 }
 
+// What a data server refuses to make stable is given up when others want to write there: each open file reports that once, the session goes on, and
+// nothing of it is sent again.
+func TestRecallOfFailing(t *testing.T) {
+	s := newService(1, 1<<20)
+	a, b := newRig(t, s), newRig(t, s)
+	id, fa := a.create("f")
+	f2 := a.open(id, unix.O_WRONLY)
+	fb := b.open(id, unix.O_RDWR)
+	a.write(id, 0, pattern(1, 10_000))
+	a.faults[0].SetRules(faulty.Rule{Kind: layout.OpCommit, Err: errDisk})
+	if err := a.OnRecall(t.Context(), id, 0, layout.ToEOF); err != nil {
+		t.Fatal(err)
+	}
+	if n := a.plane.Retained(); n != 0 {
+		t.Errorf("%d bytes are kept", n)
+	}
+	data := pattern(2, 10_000)
+	b.write(id, 0, data)
+	b.want(b.fsync(id, fb), 0, "fsync of the other mount")
+	a.faults[0].SetRules()
+	for _, step := range []struct {
+		what string
+		got  fuse.Status
+		want syscall.Errno
+	}{
+		{"fsync", a.fsync(id, fa), syscall.EIO},
+		{"fsync again", a.fsync(id, fa), 0},
+		{"close of another open file", a.flush(id, f2), syscall.EIO},
+		{"second close", a.flush(id, f2), 0},
+	} {
+		a.want(step.got, step.want, "%s", step.what)
+	}
+	s.servers[0].Restart()
+	a.want(a.fsync(id, fa), 0, "fsync after the restart of the server")
+	a.wantRead(id, 0, 1<<20, data)
+	a.release(fa)
+	a.release(f2)
+	b.closeFile(id, fb)
+}
+
 // A report that was overtaken by another one of the same does not arrive after the recall, when the file has been cut.
 func TestRecallLateReport(t *testing.T) {
 	s := newService(2, 64<<10)

@@ -69,7 +69,7 @@ func (i *inode) closed(ctx context.Context, owner uint64) {
 	if !known {
 		return
 	}
-	dropped := i.fs.meta.DropLocks(i.id, false, owner)
+	dropped := i.fs.meta.DropLocks(i.id, false, owner, i.stable())
 	waiting, stop := i.fs.meta.Patient(ctx, i.id)
 	defer stop()
 	select {
@@ -102,8 +102,28 @@ func (h *handle) unlock() {
 		h.i.fs.lostLocks.Add(-1)
 	}
 	for _, owner := range left {
-		h.i.fs.meta.DropLocks(h.i.id, owner.flock, owner.number)
+		h.i.fs.meta.DropLocks(h.i.id, owner.flock, owner.number, h.i.stable())
 	}
+}
+
+// stable makes stable what was written here before, which may be under a lock that is about to be taken away. It is nil if there is nothing.
+func (i *inode) stable() func(context.Context) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if !i.dirty() && i.passed == nil {
+		return nil
+	}
+	return i.makeDurable
+}
+
+// fresh drops what is kept of the file here, after another mount may have changed it under a lock.
+func (i *inode) fresh(ctx context.Context) {
+	i.mu.Lock()
+	i.known.Store(false)
+	i.outdate()
+	i.mu.Unlock()
+	i.fs.forgetAttrs(i.id)
+	i.fs.forgetPages(ctx, i.id, i)
 }
 
 // OnLockLost is told that locks have been lost. It is for metaclient.Config.
@@ -237,7 +257,18 @@ func (r *raw) setLock(ctx context.Context, in *fuse.LkIn, wait bool) fuse.Status
 		}
 		h.locks(lockOwner{args.Owner, args.Flock})
 	}
-	status = r.lockStatus(byID(h.i.id, r.fs.meta.Lock(ctx, args)))
+	ask := func() fuse.Status {
+		var stable func(context.Context) error
+		if args.Type == metarpc.LockNone {
+			stable = h.i.stable()
+		}
+		shared, err := r.fs.meta.Lock(ctx, args, stable)
+		if err == nil && shared {
+			h.i.fresh(ctx)
+		}
+		return r.lockStatus(byID(h.i.id, err))
+	}
+	status = ask()
 	if status == fuse.EAGAIN && args.Flock {
 		// The kernel tells of the end of an open file only after close(2) or exit(2), and goes on meanwhile: who has waited
 		// for another process to end must not find its lock.
@@ -245,7 +276,7 @@ func (r *raw) setLock(ctx context.Context, in *fuse.LkIn, wait bool) fuse.Status
 		case <-time.After(releaseTime):
 		case <-ctx.Done():
 		}
-		status = r.lockStatus(byID(h.i.id, r.fs.meta.Lock(ctx, args)))
+		status = ask()
 	}
 	return status
 }

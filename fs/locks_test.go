@@ -2,7 +2,9 @@ package fs
 
 import (
 	"context"
+	"fmt"
 	"math"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -71,7 +73,16 @@ func (m *session) wanted(args *metarpc.LockArgs) *fakeWait {
 	return &fakeWait{fakeFile{args.ID, args.Flock}, want}
 }
 
-func (m *session) Lock(ctx context.Context, args *metarpc.LockArgs) error {
+func (m *session) Lock(ctx context.Context, args *metarpc.LockArgs, stable func(context.Context) error) (shared bool, err error) {
+	if m.shared.Load() && stable != nil {
+		if err := stable(ctx); err != nil {
+			return false, err
+		}
+	}
+	return m.shared.Load(), m.setLock(ctx, args)
+}
+
+func (m *session) setLock(ctx context.Context, args *metarpc.LockArgs) error {
 	if err := m.enter(ctx, "Lock"); err != nil {
 		return err
 	}
@@ -123,11 +134,11 @@ func (m *session) TestLock(ctx context.Context, args *metarpc.LockArgs) (metarpc
 	return r, nil
 }
 
-func (m *session) DropLocks(id layout.FileID, flock bool, owner uint64) <-chan struct{} {
+func (m *session) DropLocks(id layout.FileID, flock bool, owner uint64, stable func(context.Context) error) <-chan struct{} {
 	a := &metarpc.LockArgs{ID: id, Flock: flock, Owner: owner, End: math.MaxInt64}
 	done := make(chan struct{})
 	close(done)
-	m.Lock(context.Background(), a)
+	m.Lock(context.Background(), a, stable)
 	return done
 }
 
@@ -195,6 +206,54 @@ func TestLockOwners(t *testing.T) {
 		t.Errorf("%d locks are left", n)
 	}
 	wantErrno(t, "lock of a closed file", r.raw.SetLk(nil, r.lk(f1, proc, unix.F_RDLCK, 0, 9, false)), syscall.EBADF)
+}
+
+// What was written under a lock is stable when another mount can get that, and what is kept is dropped when a lock comes from there. A
+// mount that is alone need not wait for a disk.
+func TestLockStable(t *testing.T) {
+	for name, unlock := range map[string]func(r *rig, fh uint64){
+		"unlock": func(r *rig, fh uint64) {
+			wantErrno(t, "unlock", r.raw.SetLk(nil, r.lk(fh, 1, unix.F_UNLCK, 0, 9, false)), 0)
+		},
+		"close": func(r *rig, fh uint64) {
+			wantErrno(t, "close", r.raw.Flush(nil, &fuse.FlushIn{Fh: fh, LockOwner: 1}), 0)
+		},
+		"release": func(r *rig, fh uint64) { r.release(fh) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newService(2, 1<<20)
+			r := newRig(t, s)
+			k := r.listen()
+			var dropped atomic.Int32
+			k.pages = func(uint64) { dropped.Add(1) }
+			for _, shared := range []bool{false, true} {
+				id, f := r.create(fmt.Sprint("f", shared))
+				g := r.open(id, unix.O_RDONLY)
+				r.m.shared.Store(shared)
+				dropped.Store(0)
+				wantErrno(t, "lock", r.raw.SetLk(nil, r.lk(f, 1, unix.F_WRLCK, 0, 9, false)), 0)
+				if got := dropped.Load() > 0; got != shared {
+					t.Errorf("shared %v: pages are dropped: %v", shared, got)
+				}
+				i := r.peek(id)
+				i.mu.Lock()
+				i.retryAt, i.backoff = 1<<62, 0 // the flusher leaves it alone
+				i.mu.Unlock()
+				r.write(id, 0, []byte("data"))
+				unlock(r, f)
+				if stable := !i.data.Dirty() && r.durable(id) == 4; stable != shared {
+					t.Errorf("shared %v: what was written is stable: %v", shared, stable)
+				}
+				i.mu.Lock()
+				i.retryAt = 0
+				i.mu.Unlock()
+				if name != "release" {
+					r.release(f)
+				}
+				r.release(g)
+			}
+		})
+	}
 }
 
 func TestLockAnswers(t *testing.T) {

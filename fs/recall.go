@@ -34,6 +34,7 @@ func (i *inode) surrender(ctx context.Context, err error) error {
 	i.mu.Lock()
 	i.late++
 	i.lost, i.lostErr = i.late, err
+	i.failing, i.backoff, i.retryAt = false, 0, 0
 	i.mu.Unlock()
 	i.fs.log.Error("written data cannot be made stable, and another client wants to write there: it is lost", "file", i.id, "err", err)
 	return i.handOver(ctx)

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -70,6 +71,8 @@ type session struct {
 	// commit is called before size reports and access times are taken; nil: nothing is. s.mu guards it.
 	commit func(ctx context.Context, reports []metarpc.SizeReport)
 	// pinned is Pin; nil: there is nothing to pin, which takes data servers with files.
+	// shared says that other sessions have the files open whose locks are set and taken away here.
+	shared atomic.Bool
 	pinned func(ctx context.Context, id layout.FileID, mode layout.IOMode, copies metarpc.Pin) (*layout.DataFile, bool, error)
 
 	// Guarded by s.mu:

@@ -89,7 +89,8 @@
 // after it has opened the files again. Those that do not come back, or were lost with the session, are reported
 // (OnLockLost). Waiting for a lock is asking again, when the service calls back and every few seconds besides; it takes
 // no slot. For one owner on one file the calls are made one after the other. One that was abandoned and granted all the
-// same is undone before the next one is made.
+// same is undone before the next one is made. An unlock is first asked for with LockArgs.Alone, if something was written; if that is refused,
+// it is made stable (the stable of Lock and DropLocks), and asked for again, before anything else that the owner has asked for.
 //
 // # Goroutines
 //

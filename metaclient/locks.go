@@ -98,6 +98,16 @@ func (b *lockBook) enter(o *lockOwner) *place {
 	return p
 }
 
+// enterTwice takes the last two places in line: nobody comes between them.
+func (b *lockBook) enterTwice(o *lockOwner) (first, second *place) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	first = &place{before: o.last, mine: make(chan struct{})}
+	second = &place{before: first.mine, mine: make(chan struct{})}
+	o.last = second.mine
+	return first, second
+}
+
 // wait returns when it is p's turn. If ctx ends first p is passed on.
 func (p *place) wait(ctx context.Context) error {
 	if p.before == nil {
@@ -219,20 +229,32 @@ func (b *lockBook) all() []lockKey {
 // Lock sets a lock, or takes it away (LockNone), which succeeds in the end however long the service is away. A lock that
 // others have is EAGAIN or, with Wait, waited for until ctx ends. If ctx ends first the owner has afterwards what it had
 // before, though not necessarily at once; calls for the same owner that come later are executed later.
-func (c *Client) Lock(ctx context.Context, args *metarpc.LockArgs) error {
+//
+// shared says of a lock that was granted that another session may have had it since this one last had one: what is kept of the file may be
+// older. Before a lock is taken away which another session can have seen being held, stable is called, to make stable what was written under it;
+// nil: there is nothing. The lock is taken away also if that fails, unless ctx has ended.
+func (c *Client) Lock(ctx context.Context, args *metarpc.LockArgs, stable func(context.Context) error) (shared bool, err error) {
 	a := *args
-	a.Reclaim = false
+	a.Reclaim, a.Alone = false, false
 	a.Wait = a.Wait && a.Type != metarpc.LockNone
 	if a.Flock {
 		a.Start, a.End = 0, filelock.ToEOF
 	}
 	if a.Type == metarpc.LockNone && !c.locks.has(keyOf(&a), a.Start, a.End) {
-		return nil
+		return false, nil
 	}
 	o := c.locks.use(keyOf(&a))
 	defer c.locks.leave(o)
+	if a.Type == metarpc.LockNone && stable != nil {
+		return false, c.untilGrace(ctx, a.ID, func() error {
+			first, second := c.locks.enterTwice(o)
+			return c.unlockStable(ctx, o, first, second, a, stable)
+		})
+	}
+	var done metarpc.LockDone
 	if !a.Wait {
-		return c.untilGrace(ctx, a.ID, func() error { return c.askLock(ctx, o, c.locks.enter(o), &a) })
+		err = c.untilGrace(ctx, a.ID, func() error { return c.askLock(ctx, o, c.locks.enter(o), &a, &done) })
+		return done.Shared, err
 	}
 	w := c.locks.wait(o, &a)
 	defer c.locks.endWait(o, w)
@@ -241,10 +263,10 @@ func (c *Client) Lock(ctx context.Context, args *metarpc.LockArgs) error {
 			// The answer mostly is on its way, and nothing has to be undone then.
 			ctx, stop := outlasting(ctx, cancelPatience)
 			defer stop()
-			return c.askLock(ctx, o, c.locks.enter(o), &a)
+			return c.askLock(ctx, o, c.locks.enter(o), &a, &done)
 		})
 		if lockStatus(err) != metarpc.StatusLockWait {
-			return err
+			return done.Shared, err
 		}
 		timer := time.NewTimer(jitter(pause))
 		select {
@@ -256,22 +278,44 @@ func (c *Client) Lock(ctx context.Context, args *metarpc.LockArgs) error {
 		}
 		timer.Stop()
 		if c.ctx.Err() != nil {
-			return ErrClosed
+			return false, ErrClosed
 		}
 		if ctx.Err() != nil {
-			return c.stopWaiting(ctx, o, w)
+			err := c.stopWaiting(ctx, o, w, &done)
+			return done.Shared, err
 		}
 	}
 }
 
+// unlockStable takes a lock away in two calls for an owner, or in the first alone if no other session has seen the lock.
+func (c *Client) unlockStable(ctx context.Context, o *lockOwner, first, second *place, a metarpc.LockArgs, stable func(context.Context) error) error {
+	a.Alone = true
+	err := c.askLock(ctx, o, first, &a, nil)
+	if lockStatus(err) == metarpc.StatusShared {
+		failed := stable(ctx)
+		if ctx.Err() == nil {
+			if failed != nil {
+				c.log.Error("what was written under a lock is not stable, and the lock is taken away", "inode", a.ID, "err", failed)
+			}
+			a.Alone = false
+			return c.askLock(ctx, o, second, &a, nil)
+		}
+		err = c.wrap(metarpc.OpLock, ctx.Err())
+	}
+	if second.wait(ctx) == nil {
+		second.done()
+	}
+	return err
+}
+
 // stopWaiting ends the waiting at the service. The lock may become free in that very moment; then the caller has it.
-func (c *Client) stopWaiting(ctx context.Context, o *lockOwner, w *lockWait) error {
+func (c *Client) stopWaiting(ctx context.Context, o *lockOwner, w *lockWait, done *metarpc.LockDone) error {
 	if c.locks.alone(o, w) {
 		a := *w.args
 		a.Wait = false
 		ask, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelPatience)
 		defer cancel()
-		if c.askLock(ask, o, c.locks.enter(o), &a) == nil {
+		if c.askLock(ask, o, c.locks.enter(o), &a, done) == nil {
 			return nil
 		}
 	}
@@ -298,8 +342,8 @@ func (c *Client) TestLock(ctx context.Context, args *metarpc.LockArgs) (metarpc.
 }
 
 // DropLocks takes all locks of an owner on a file away. It does not wait; the channel is closed when the service knows.
-// Calls for the same owner that come later are executed later.
-func (c *Client) DropLocks(id layout.FileID, flock bool, owner uint64) <-chan struct{} {
+// Calls for the same owner that come later are executed later. stable is as for Lock.
+func (c *Client) DropLocks(id layout.FileID, flock bool, owner uint64, stable func(context.Context) error) <-chan struct{} {
 	a := metarpc.LockArgs{ID: id, Flock: flock, Owner: owner, Type: metarpc.LockNone, Start: 0, End: filelock.ToEOF}
 	gone := make(chan struct{})
 	if !c.locks.has(keyOf(&a), a.Start, a.End) {
@@ -307,11 +351,18 @@ func (c *Client) DropLocks(id layout.FileID, flock bool, owner uint64) <-chan st
 		return gone
 	}
 	o := c.locks.use(keyOf(&a))
-	p := c.locks.enter(o)
+	var unlock func() error
+	if stable == nil {
+		p := c.locks.enter(o)
+		unlock = func() error { return c.askLock(c.ctx, o, p, &a, nil) }
+	} else {
+		first, second := c.locks.enterTwice(o)
+		unlock = func() error { return c.unlockStable(c.ctx, o, first, second, a, stable) }
+	}
 	c.background(func() { // owns the call; ends with its answer or with c.ctx
 		defer close(gone)
 		defer c.locks.leave(o)
-		if err := c.askLock(c.ctx, o, p, &a); err != nil && c.ctx.Err() == nil {
+		if err := unlock(); err != nil && c.ctx.Err() == nil {
 			c.log.Error("metadata service: unlocking", "inode", id, "err", err)
 		}
 		c.locks.drop(o)
@@ -372,8 +423,8 @@ func (c *Client) untilGrace(ctx context.Context, id layout.FileID, call func() e
 }
 
 // askLock makes one call for an owner when it is p's turn. If ctx ends before the answer has come, what comes of the call
-// is undone in the background, and those next in line wait for that.
-func (c *Client) askLock(ctx context.Context, o *lockOwner, p *place, a *metarpc.LockArgs) error {
+// is undone in the background, and those next in line wait for that. done gets what the answer says, unless it is nil.
+func (c *Client) askLock(ctx context.Context, o *lockOwner, p *place, a *metarpc.LockArgs, done *metarpc.LockDone) error {
 	ctx, stop := c.patient(ctx)
 	defer stop()
 	if err := p.wait(ctx); err != nil {
@@ -385,7 +436,10 @@ func (c *Client) askLock(ctx context.Context, o *lockOwner, p *place, a *metarpc
 		c.locks.leave(o)
 	}
 	args := *a
-	return c.do(ctx, metarpc.OpLock, metarpc.Cred{}, &args, nil, func(out *outcome) {
+	if done == nil {
+		done = new(metarpc.LockDone)
+	}
+	return c.do(ctx, metarpc.OpLock, metarpc.Cred{}, &args, done, func(out *outcome) {
 		if out.err != nil {
 			over()
 			return

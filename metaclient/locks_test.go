@@ -86,11 +86,22 @@ func describe(a *metarpc.LockArgs) string {
 	if a.Reclaim {
 		s = "reclaim " + s
 	}
+	if a.Alone {
+		s += ", alone,"
+	}
 	end := fmt.Sprint(a.End)
 	if a.End == filelock.ToEOF {
 		end = ""
 	}
 	return fmt.Sprintf("%s %d-%s of %d", s, a.Start, end, a.Owner)
+}
+
+// setLock is Lock for those who keep nothing that could be older than the lock, and have written nothing.
+func setLock(c interface {
+	Lock(context.Context, *metarpc.LockArgs, func(context.Context) error) (bool, error)
+}, ctx context.Context, a *metarpc.LockArgs) error {
+	_, err := c.Lock(ctx, a, nil)
+	return err
 }
 
 func record(owner uint64, typ metarpc.LockType, start, end int64) *metarpc.LockArgs {
@@ -147,7 +158,7 @@ func TestLockWait(t *testing.T) {
 			lockTest(t, func(t *testing.T, s *service, l *locker, c *Client) {
 				l.set(always(metarpc.StatusLockWait), nil)
 				done := make(chan error, 1)
-				go func() { done <- c.Lock(t.Context(), wait(record(1, metarpc.LockWrite, 0, 9))) }()
+				go func() { done <- setLock(c, t.Context(), wait(record(1, metarpc.LockWrite, 0, 9))) }()
 				synctest.Wait()
 				wantCalls(t, l, "write? 0-9 of 1")
 				if busy := c.State().Busy; busy != 0 {
@@ -182,7 +193,7 @@ func TestLockGiveUp(t *testing.T) {
 			l.set(always(metarpc.StatusLockWait), nil)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
-			go func() { done <- c.Lock(ctx, wait(record(1, metarpc.LockWrite, 0, 9))) }()
+			go func() { done <- setLock(c, ctx, wait(record(1, metarpc.LockWrite, 0, 9))) }()
 			synctest.Wait()
 			if late {
 				l.set(nil, nil)
@@ -195,16 +206,16 @@ func TestLockGiveUp(t *testing.T) {
 			}
 			wantCalls(t, l, "write? 0-9 of 1", "write 0-9 of 1")
 		}
-		<-c.DropLocks(lockedID, false, 1)
+		<-c.DropLocks(lockedID, false, 1, nil)
 		wantCalls(t, l, "unlock 0- of 1")
 
 		// Two threads wait for the same lock: one that gives up does not end the other's waiting.
 		l.set(always(metarpc.StatusLockWait), nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 2)
-		go func() { done <- c.Lock(ctx, wait(record(1, metarpc.LockWrite, 0, 9))) }()
+		go func() { done <- setLock(c, ctx, wait(record(1, metarpc.LockWrite, 0, 9))) }()
 		synctest.Wait()
-		go func() { done <- c.Lock(t.Context(), wait(record(1, metarpc.LockWrite, 0, 9))) }()
+		go func() { done <- setLock(c, t.Context(), wait(record(1, metarpc.LockWrite, 0, 9))) }()
 		synctest.Wait()
 		l.take()
 		cancel()
@@ -217,7 +228,7 @@ func TestLockGiveUp(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		<-c.DropLocks(lockedID, false, 1)
+		<-c.DropLocks(lockedID, false, 1, nil)
 		if n := len(c.locks.owners); n != 0 {
 			t.Errorf("%d owners are remembered of no locks", n)
 		}
@@ -253,7 +264,7 @@ func TestLockAbandoned(t *testing.T) {
 			ask, undo, answer, before := c.ask, c.undo, c.answer, c.before
 			lockTest(t, func(t *testing.T, s *service, l *locker, c *Client) {
 				for _, a := range before {
-					if err := c.Lock(t.Context(), a); err != nil {
+					if err := setLock(c, t.Context(), a); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -262,7 +273,7 @@ func TestLockAbandoned(t *testing.T) {
 				l.set(always(answer), gate)
 				ctx, cancel := context.WithCancel(t.Context())
 				done := make(chan error, 1)
-				go func() { done <- c.Lock(ctx, ask) }()
+				go func() { done <- setLock(c, ctx, ask) }()
 				synctest.Wait()
 				cancel()
 				if err := <-done; !errors.Is(err, context.Canceled) {
@@ -270,7 +281,7 @@ func TestLockAbandoned(t *testing.T) {
 				}
 				next := *record(1, metarpc.LockRead, 1000, 1000)
 				next.Flock = ask.Flock
-				go func() { done <- c.Lock(t.Context(), &next) }()
+				go func() { done <- setLock(c, t.Context(), &next) }()
 				synctest.Wait()
 				wantCalls(t, l, describe(ask0(ask)))
 				l.set(nil, nil)
@@ -313,11 +324,11 @@ func TestLockReclaim(t *testing.T) {
 			record(1, metarpc.LockWrite, 0, 99), record(1, metarpc.LockRead, 10, 19), record(2, metarpc.LockWrite, 200, 299),
 			whole(3, metarpc.LockRead), record(4, metarpc.LockRead, 0, 9), record(4, metarpc.LockNone, 0, 99),
 		} {
-			if err := c.Lock(t.Context(), a); err != nil {
+			if err := setLock(c, t.Context(), a); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if c.Lock(t.Context(), record(4, metarpc.LockNone, 0, 99)) != nil {
+		if setLock(c, t.Context(), record(4, metarpc.LockNone, 0, 99)) != nil {
 			t.Error("unlocking what is not locked failed")
 		}
 		l.take()
@@ -358,7 +369,7 @@ func TestLockReclaim(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			l.set(nil, nil)
 		}()
-		if err := c.Lock(t.Context(), record(9, metarpc.LockWrite, 300, 399)); err != nil {
+		if err := setLock(c, t.Context(), record(9, metarpc.LockWrite, 300, 399)); err != nil {
 			t.Error(err)
 		}
 		if took := time.Since(at); took < 10*time.Second || took > 12*time.Second {
@@ -373,7 +384,7 @@ func TestLockReclaim(t *testing.T) {
 			t.Errorf("lost %+v", got)
 		}
 		l.take()
-		<-c.DropLocks(lockedID, false, 1)
+		<-c.DropLocks(lockedID, false, 1, nil)
 		wantCalls(t, l) // there is none
 		if n := len(c.locks.owners); n != 0 {
 			t.Errorf("%d owners are remembered of no locks", n)
@@ -387,7 +398,7 @@ func TestLockNewSession(t *testing.T) {
 		gate := make(chan struct{})
 		l.set(always(metarpc.StatusLockWait), gate)
 		done := make(chan error, 1)
-		go func() { done <- c.Lock(t.Context(), wait(record(1, metarpc.LockWrite, 0, 9))) }()
+		go func() { done <- setLock(c, t.Context(), wait(record(1, metarpc.LockWrite, 0, 9))) }()
 		synctest.Wait()
 		tries := 0
 		l.set(func(*metarpc.LockArgs) metarpc.Status {
@@ -406,7 +417,7 @@ func TestLockNewSession(t *testing.T) {
 		c.Release(lockedID)
 		time.Sleep(time.Second)
 		l.set(always(metarpc.Status(syscall.EBADF)), nil)
-		if err := c.Lock(t.Context(), record(2, metarpc.LockWrite, 0, 9)); lockStatus(err) != metarpc.Status(syscall.EBADF) {
+		if err := setLock(c, t.Context(), record(2, metarpc.LockWrite, 0, 9)); lockStatus(err) != metarpc.Status(syscall.EBADF) {
 			t.Errorf("lock of a file that is not open: %v", err)
 		}
 	})
@@ -417,7 +428,7 @@ func TestLockClose(t *testing.T) {
 	lockTest(t, func(t *testing.T, s *service, l *locker, c *Client) {
 		l.set(always(metarpc.StatusLockWait), nil)
 		done := make(chan error, 1)
-		go func() { done <- c.Lock(t.Context(), wait(record(1, metarpc.LockWrite, 0, 9))) }()
+		go func() { done <- setLock(c, t.Context(), wait(record(1, metarpc.LockWrite, 0, 9))) }()
 		synctest.Wait()
 		if err := c.Close(t.Context()); err != nil {
 			t.Error(err)
@@ -425,9 +436,88 @@ func TestLockClose(t *testing.T) {
 		if err := <-done; !errors.Is(err, ErrClosed) {
 			t.Error(err)
 		}
-		<-c.DropLocks(lockedID, false, 1)
-		if err := c.Lock(t.Context(), record(1, metarpc.LockWrite, 0, 9)); !errors.Is(err, ErrClosed) {
+		<-c.DropLocks(lockedID, false, 1, nil)
+		if err := setLock(c, t.Context(), record(1, metarpc.LockWrite, 0, 9)); !errors.Is(err, ErrClosed) {
 			t.Error(err)
 		}
+	})
+}
+
+// TestLockStable takes locks away under which something was written: in one call if no other session has seen the lock, or else after it was made
+// stable, before anything that the same owner asks for later.
+func TestLockStable(t *testing.T) {
+	refused := func(a *metarpc.LockArgs) metarpc.Status {
+		if a.Alone {
+			return metarpc.StatusShared
+		}
+		return metarpc.StatusOK
+	}
+	unlocks := map[string]func(c *Client, ctx context.Context, stable func(context.Context) error) error{
+		"unlock": func(c *Client, ctx context.Context, stable func(context.Context) error) error {
+			_, err := c.Lock(ctx, record(1, metarpc.LockNone, 0, 9), stable)
+			return err
+		},
+		"drop": func(c *Client, _ context.Context, stable func(context.Context) error) error {
+			<-c.DropLocks(lockedID, false, 1, stable)
+			return nil
+		},
+	}
+	for name, unlock := range unlocks {
+		t.Run(name, func(t *testing.T) {
+			lockTest(t, func(t *testing.T, s *service, l *locker, c *Client) {
+				lock := func() {
+					if err := setLock(c, t.Context(), record(1, metarpc.LockWrite, 0, 9)); err != nil {
+						t.Error(err)
+					}
+				}
+				end := map[string]string{"unlock": "9", "drop": ""}[name]
+				lock()
+				l.take()
+				err := unlock(c, t.Context(), func(context.Context) error { t.Error("made stable"); return nil })
+				if err != nil {
+					t.Error(err)
+				}
+				wantCalls(t, l, "unlock, alone, 0-"+end+" of 1")
+				for _, failed := range []error{nil, errors.New("no")} {
+					lock()
+					l.take()
+					l.set(refused, nil)
+					next := make(chan struct{})
+					err := unlock(c, t.Context(), func(context.Context) error {
+						wantCalls(t, l, "unlock, alone, 0-"+end+" of 1")
+						go func() { // ends with the answer
+							defer close(next)
+							lock()
+						}()
+						synctest.Wait()
+						wantCalls(t, l)
+						return failed
+					})
+					if err != nil {
+						t.Error(err)
+					}
+					<-next
+					wantCalls(t, l, "unlock 0-"+end+" of 1", "write 0-9 of 1")
+				}
+			})
+		})
+	}
+	// Who is interrupted keeps the lock.
+	lockTest(t, func(t *testing.T, s *service, l *locker, c *Client) {
+		if err := setLock(c, t.Context(), record(1, metarpc.LockWrite, 0, 9)); err != nil {
+			t.Error(err)
+		}
+		l.take()
+		l.set(refused, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		_, err := c.Lock(ctx, record(1, metarpc.LockNone, 0, 9), func(context.Context) error { cancel(); return ctx.Err() })
+		if !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		wantCalls(t, l, "unlock, alone, 0-9 of 1")
+		if !c.locks.has(lockKey{id: lockedID, owner: 1}, 0, 9) {
+			t.Error("the lock is gone")
+		}
+		<-c.DropLocks(lockedID, false, 1, nil) // comes later, and is not kept waiting
 	})
 }

@@ -291,7 +291,7 @@ func TestSoftLock(t *testing.T) {
 		l.set(always(metarpc.StatusLockWait), nil)
 		c := connected(t, s, Config{Patience: eio})
 		done := make(chan error, 1)
-		go func() { done <- c.Lock(Soft(t.Context()), wait(record(1, metarpc.LockWrite, 10, 19))) }()
+		go func() { done <- setLock(c, Soft(t.Context()), wait(record(1, metarpc.LockWrite, 10, 19))) }()
 		time.Sleep(time.Hour)
 		if len(done) > 0 {
 			t.Fatalf("the service is there, and waiting for a lock ends: %v", <-done)
@@ -305,7 +305,7 @@ func TestSoftLock(t *testing.T) {
 		}
 		// Who comes after that waits for what has become of it, but not for ever.
 		began := time.Now()
-		gaveUp(t, c.Lock(Soft(t.Context()), record(1, metarpc.LockRead, 30, 39)), eio, began)
+		gaveUp(t, setLock(c, Soft(t.Context()), record(1, metarpc.LockRead, 30, 39)), eio, began)
 		st.end()
 		time.Sleep(time.Minute)
 		synctest.Wait()

@@ -91,7 +91,7 @@ func TestReopenFirst(t *testing.T) {
 			},
 			"setattr": func() error { return set(ctx, 5, true) },
 			"lock": func() error {
-				return c.Lock(ctx, &metarpc.LockArgs{ID: 5, Owner: 1, Type: metarpc.LockWrite, End: 9, PID: 1})
+				return setLock(c, ctx, &metarpc.LockArgs{ID: 5, Owner: 1, Type: metarpc.LockWrite, End: 9, PID: 1})
 			},
 		}
 		results := make(chan error, len(calls))

@@ -160,16 +160,16 @@ func (v *Volume) Pin(ctx context.Context, id layout.FileID, mode layout.IOMode, 
 	return v.of(id).Pin(ctx, id, mode, copies)
 }
 
-func (v *Volume) Lock(ctx context.Context, args *metarpc.LockArgs) error {
-	return v.of(args.ID).Lock(ctx, args)
+func (v *Volume) Lock(ctx context.Context, args *metarpc.LockArgs, stable func(context.Context) error) (shared bool, err error) {
+	return v.of(args.ID).Lock(ctx, args, stable)
 }
 
 func (v *Volume) TestLock(ctx context.Context, args *metarpc.LockArgs) (metarpc.LockResult, error) {
 	return v.of(args.ID).TestLock(ctx, args)
 }
 
-func (v *Volume) DropLocks(id layout.FileID, flock bool, owner uint64) <-chan struct{} {
-	return v.of(id).DropLocks(id, flock, owner)
+func (v *Volume) DropLocks(id layout.FileID, flock bool, owner uint64, stable func(context.Context) error) <-chan struct{} {
+	return v.of(id).DropLocks(id, flock, owner, stable)
 }
 
 // Alive reports whether the leases that there are on an inode hold by our own clock.

@@ -444,9 +444,9 @@ func TestShardsRoutes(t *testing.T) {
 			{"LAYOUTGET@1", func() error { _, _, err := v.Pin(ctx, file, layout.IOModeRead, metarpc.PinAny); return err }},
 			{"RESERVE@1", func() error { _, err := v.Reserve(ctx, &metarpc.ReserveArgs{ID: file, Len: 1}); return err }},
 			{"DESCRIBELAYOUT@1", func() error { _, err := v.DescribeLayout(ctx, file); return err }},
-			{"LOCK@1", func() error { return v.Lock(ctx, &metarpc.LockArgs{ID: file, Type: metarpc.LockWrite, End: 9}) }},
+			{"LOCK@1", func() error { return setLock(v, ctx, &metarpc.LockArgs{ID: file, Type: metarpc.LockWrite, End: 9}) }},
 			{"TESTLOCK@1", func() error { _, err := v.TestLock(ctx, &metarpc.LockArgs{ID: file}); return err }},
-			{"LOCK@1", func() error { <-v.DropLocks(file, false, 0); return nil }},
+			{"LOCK@1", func() error { <-v.DropLocks(file, false, 0, nil); return nil }},
 			{"LAYOUTERROR@1", func() error { return v.LayoutError(ctx, file, nil, "") }},
 			{"LAYOUTMOVE@1", func() error { _, err := v.LayoutMove(ctx, cred, file, layout.DeviceID{1}); return err }},
 			{"CACHESTART@1", func() error {

@@ -37,6 +37,7 @@ var (
 	errNoLock   = refuse(syscall.ENOLCK)
 	errLockWait = &metarpc.Error{Status: metarpc.StatusLockWait}
 	errInGrace  = &metarpc.Error{Status: metarpc.StatusGrace}
+	errShared   = &metarpc.Error{Status: metarpc.StatusShared}
 )
 
 // lockOwner is whoever has or wants a lock.
@@ -83,9 +84,46 @@ func (t *lockTable) init() {
 	t.count, t.ready = map[*session]int{}, map[*session][]metarpc.LockReadyArgs{}
 }
 
-// enterLocks takes s.locks.mu if the call may be carried out, and finds what it is about.
-func (s *Service) enterLocks(c *call, a *metarpc.LockArgs) (*lockedFile, fileLock, error) {
-	want := fileLock{
+// meet notes that a session has opened a file that others have open. unsure says that they may have had it open before the service was
+// started. Service.mu is held.
+func (s *Service) meet(cl *claim, unsure bool) {
+	s.locks.mu.Lock()
+	defer s.locks.mu.Unlock()
+	cl.met, cl.stale = unsure, unsure
+	for _, o := range cl.file.claims {
+		if o != cl && o.open {
+			cl.met, cl.stale, o.met, o.stale = true, true, true, true
+		}
+	}
+}
+
+// granted notes that a session has been granted a lock, and reports whether what it keeps of the file may be older. first says that it had
+// none, alone that no other session has the file open. locks.mu is held.
+func (f *lockedFile) granted(cl *claim, first, alone bool) (stale bool) {
+	stale = cl.stale
+	cl.stale = !alone
+	if first && alone {
+		cl.met = false
+	}
+	return stale
+}
+
+// locks reports whether a session has locks on f; locks.mu is held.
+func (f *lockedFile) locks(sess *session) bool {
+	for _, locks := range []*filelock.Table[lockOwner]{&f.records, &f.whole} {
+		for l := range locks.All() {
+			if l.Owner.sess == sess {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// enterLocks takes s.locks.mu if the call may be carried out, and finds what it is about. cl may be nil if the call takes a lock away; alone
+// says that no other session has the file open.
+func (s *Service) enterLocks(c *call, a *metarpc.LockArgs) (f *lockedFile, cl *claim, want fileLock, alone bool, err error) {
+	want = fileLock{
 		Owner: lockOwner{c.sess, a.Owner}, Type: filelock.Type(a.Type), Start: a.Start, End: a.End, PID: a.PID,
 	}
 	if a.Flock {
@@ -93,24 +131,25 @@ func (s *Service) enterLocks(c *call, a *metarpc.LockArgs) (*lockedFile, fileLoc
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	cl := c.sess.claims[a.ID]
+	cl = c.sess.claims[a.ID]
 	switch {
 	case a.Type == metarpc.LockNone: // may always be
 	case s.grace && !a.Reclaim:
-		return nil, want, errInGrace
+		return nil, nil, want, false, errInGrace
 	case !s.grace && a.Reclaim:
-		return nil, want, refusef(metarpc.Status(syscall.EIO), "locks can no longer be reclaimed")
+		return nil, nil, want, false, refusef(metarpc.Status(syscall.EIO), "locks can no longer be reclaimed")
 	case cl == nil || !cl.open:
-		return nil, want, errBadFile
+		return nil, nil, want, false, errBadFile
 	}
 	// Before Service.mu is given back: who closes the file takes the locks away afterwards.
 	s.locks.mu.Lock()
-	f := s.locks.files[a.ID]
+	f = s.locks.files[a.ID]
 	if f == nil {
 		f = &lockedFile{id: a.ID}
 		s.locks.files[a.ID] = f
 	}
-	return f, want, nil
+	alone = cl != nil && !slices.ContainsFunc(cl.file.claims, func(o *claim) bool { return o != cl && o.open })
+	return f, cl, want, alone, nil
 }
 
 // table has f's locks of one kind.
@@ -121,8 +160,8 @@ func (f *lockedFile) table(flock bool) *filelock.Table[lockOwner] {
 	return &f.records
 }
 
-func (s *Service) lock(ctx context.Context, c *call, a *metarpc.LockArgs) (*metarpc.Empty, error) {
-	f, want, err := s.enterLocks(c, a)
+func (s *Service) lock(ctx context.Context, c *call, a *metarpc.LockArgs) (*metarpc.LockDone, error) {
+	f, cl, want, alone, err := s.enterLocks(c, a)
 	if err != nil {
 		return nil, err
 	}
@@ -133,17 +172,25 @@ func (s *Service) lock(ctx context.Context, c *call, a *metarpc.LockArgs) (*meta
 		if s.lasts(ctx, circle) {
 			never = number
 		}
-		if f, want, err = s.enterLocks(c, a); err != nil {
+		if f, cl, want, alone, err = s.enterLocks(c, a); err != nil {
 			return nil, err
 		}
 	}
 	defer s.locks.mu.Unlock()
-	err = s.setLock(f, want, a, never)
-	s.locks.tidy(f)
-	if err != nil {
+	defer s.locks.tidy(f)
+	unlocks := a.Type == metarpc.LockNone
+	if unlocks && a.Alone && cl != nil && cl.met {
+		return nil, errShared
+	}
+	first := !unlocks && cl.met && !f.locks(c.sess)
+	if err := s.setLock(f, want, a, never); err != nil {
 		return nil, err
 	}
-	return &metarpc.Empty{}, nil
+	r := new(metarpc.LockDone)
+	if !unlocks && !a.Reclaim {
+		r.Shared = f.granted(cl, first, alone)
+	}
+	return r, nil
 }
 
 // setLock carries out a call of Lock. never is the number of a wait that would never end; 0 = none is known. locks.mu is held.
@@ -362,7 +409,7 @@ func (s *Service) testLock(_ context.Context, c *call, a *metarpc.LockArgs) (*me
 	if a.Type == metarpc.LockNone || a.Reclaim {
 		return nil, errInvalid
 	}
-	f, want, err := s.enterLocks(c, a)
+	f, _, want, _, err := s.enterLocks(c, a)
 	if err != nil {
 		return nil, err
 	}

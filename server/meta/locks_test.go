@@ -36,7 +36,7 @@ func reclaiming(a metarpc.LockArgs) metarpc.LockArgs { a.Reclaim = true; return 
 // lock asks for a lock and checks the status of the answer.
 func (c *client) lock(a metarpc.LockArgs, want metarpc.Status) {
 	c.t.Helper()
-	_, err := ask[metarpc.Empty](c, metarpc.OpLock, &a)
+	_, err := ask[metarpc.LockDone](c, metarpc.OpLock, &a)
 	wantStatus(c.t, err, want)
 }
 
@@ -409,4 +409,69 @@ func TestLockBound(t *testing.T) {
 	if n := h.lockMemory(); n != 0 {
 		t.Errorf("%d things are remembered of no locks", n)
 	}
+}
+
+// TestLockShared follows what sessions are told of one another when they lock and unlock: an unlock is refused once if another one has the file
+// open, or had since the lock was granted, and a lock is Shared if that was so since the last one.
+func TestLockShared(t *testing.T) {
+	h := startMemory(t)
+	a, b := h.client(), h.client()
+	id := a.create(layout.RootID, "f")
+	set := func(c *client, owner uint64, shared bool) {
+		t.Helper()
+		args := lockArgs(id, owner, metarpc.LockWrite, int64(owner)*10, int64(owner)*10+9)
+		if r := must[metarpc.LockDone](c, metarpc.OpLock, &args); r.Shared != shared {
+			t.Errorf("a lock is shared: %v", r.Shared)
+		}
+	}
+	unlock := func(c *client, owner uint64, want metarpc.Status) {
+		t.Helper()
+		args := lockArgs(id, owner, metarpc.LockNone, 0, math.MaxInt64)
+		args.Alone = true
+		c.lock(args, want)
+		if want == metarpc.StatusOK {
+			return
+		}
+		if n := must[metarpc.LockResult](b, metarpc.OpTestLock, &metarpc.LockArgs{ID: id, Owner: 99, Type: metarpc.LockRead, End: math.MaxInt64}); n.Type == metarpc.LockNone {
+			t.Error("the lock is gone")
+		}
+		args.Alone = false
+		c.lock(args, metarpc.StatusOK)
+	}
+	set(a, 1, false)
+	unlock(a, 1, metarpc.StatusOK)
+	b.open(id)
+	for range 2 {
+		set(a, 1, true)
+		unlock(a, 1, metarpc.StatusShared)
+		set(b, 2, true)
+		unlock(b, 2, metarpc.StatusShared)
+	}
+	// It has gone, and had it open while a had one of its locks.
+	set(a, 1, true)
+	b.closeFile(id)
+	set(a, 2, true)
+	set(a, 3, false)
+	unlockHeld := func(owner uint64, want metarpc.Status) {
+		t.Helper()
+		args := lockArgs(id, owner, metarpc.LockNone, 0, math.MaxInt64)
+		args.Alone = true
+		a.lock(args, want)
+	}
+	unlockHeld(3, metarpc.StatusShared)
+	a.lock(lockArgs(id, 3, metarpc.LockNone, 0, math.MaxInt64), metarpc.StatusOK)
+	a.lock(lockArgs(id, 2, metarpc.LockNone, 0, math.MaxInt64), metarpc.StatusOK)
+	unlockHeld(1, metarpc.StatusShared)
+	a.lock(lockArgs(id, 1, metarpc.LockNone, 0, math.MaxInt64), metarpc.StatusOK)
+	set(a, 1, false)
+	unlockHeld(1, metarpc.StatusOK)
+	// A session that comes back after a restart may not have been alone before.
+	h.restart()
+	a.connect()
+	must[metarpc.AttrResult](a, metarpc.OpOpen, &metarpc.OpenArgs{ID: id, Reclaim: true})
+	must[metarpc.Empty](a, metarpc.OpReclaimComplete, &metarpc.Empty{})
+	b.connect()
+	must[metarpc.Empty](b, metarpc.OpReclaimComplete, &metarpc.Empty{})
+	set(a, 1, true)
+	unlockHeld(1, metarpc.StatusOK)
 }

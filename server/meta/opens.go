@@ -47,6 +47,9 @@ func (s *Service) openFile(ctx context.Context, c *call, a *metarpc.OpenArgs) (m
 		cl.pin = a.Pinned // nobody has relied on that it is not
 	}
 	cl.open = true // from here on it is kept; if it is there now, it stays
+	if !before {
+		s.meet(cl, a.Reclaim)
+	}
 	s.mu.Unlock()
 	attr, lease, err := s.show(ctx, sess, id)
 	switch {
