@@ -972,6 +972,35 @@ func TestRecall(t *testing.T) {
 	b.closeFile(id, fb)
 }
 
+// What other mounts may write at the same time is stable when it is acknowledged, and nothing of it is kept.
+func TestSharedSegments(t *testing.T) {
+	r := newRig(t, newService(2, 64<<10))
+	for _, shared := range []bool{true, false} {
+		r.m.shared.Store(shared)
+		id, fh := r.create(fmt.Sprint("f", shared))
+		data := pattern(1, 200_000)
+		i := r.peek(id)
+		i.mu.Lock()
+		i.retryAt = 1 << 62 // the flusher leaves it alone
+		i.mu.Unlock()
+		r.write(id, 0, data)
+		if kept := r.plane.Retained() > 0; kept == shared {
+			t.Errorf("shared %v: something is kept: %v", shared, kept)
+		}
+		if shared {
+			for _, server := range r.s.servers {
+				server.Restart()
+			}
+			r.wantRead(id, 0, 1<<20, data)
+		}
+		i.mu.Lock()
+		i.retryAt = 0
+		i.mu.Unlock()
+		r.want(r.fsync(id, fh), 0, "fsync")
+		r.closeFile(id, fh)
+	}
+}
+
 // What a data server refuses to make stable is given up when others want to write there: each open file reports that once, the session goes on, and
 // nothing of it is sent again.
 func TestRecallOfFailing(t *testing.T) {

@@ -71,7 +71,7 @@ type session struct {
 	// commit is called before size reports and access times are taken; nil: nothing is. s.mu guards it.
 	commit func(ctx context.Context, reports []metarpc.SizeReport)
 	// pinned is Pin; nil: there is nothing to pin, which takes data servers with files.
-	// shared says that other sessions have the files open whose locks are set and taken away here.
+	// shared says that other sessions have the files open whose locks are set and taken away here, and may write what this one writes.
 	shared atomic.Bool
 	pinned func(ctx context.Context, id layout.FileID, mode layout.IOMode, copies metarpc.Pin) (*layout.DataFile, bool, error)
 
@@ -1223,6 +1223,7 @@ func (m *session) grant(id layout.FileID, mode layout.IOMode, off, n int64) (boo
 func (m *session) segment(f *node, mode layout.IOMode) layout.Segment {
 	s := m.s
 	seg := layout.Segment{IOMode: mode, StripeUnit: s.unit, Range: layout.Range{Len: layout.ToEOF}, Mirrors: make([]layout.Mirror, 1)}
+	seg.Shared = mode == layout.IOModeRW && m.shared.Load()
 	for _, d := range f.files {
 		seg.Mirrors[0].Servers = append(seg.Mirrors[0].Servers, *d)
 	}
