@@ -22,6 +22,22 @@ import (
 	"github.com/weftfs/weft/internal/wire/xdr"
 )
 
+// localDir is the LocalDir of servers that do not share one with others: the host's own servers are not told of failures
+// that tests make up.
+var localDir string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "weft-")
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	localDir = dir
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
 // testServer is a running server.
 type testServer struct {
 	*Server
@@ -38,7 +54,7 @@ func start(t testing.TB, dir string, change ...func(*Server)) *testServer {
 	if dir == "" {
 		dir = newDir(t)
 	}
-	s, err := Open(Config{Dir: dir, IO: testIO, Log: testLog(t)})
+	s, err := Open(Config{Dir: dir, IO: testIO, LocalDir: localDir, Log: testLog(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -263,7 +263,7 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 	dir := t.TempDir()
 	cycle := func() {
-		s, err := Open(Config{Dir: dir, Log: testLog(t)})
+		s, err := Open(Config{Dir: dir, LocalDir: localDir, Log: testLog(t)})
 		if err != nil {
 			t.Fatal(err)
 		}
