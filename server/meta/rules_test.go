@@ -100,6 +100,7 @@ func TestRules(t *testing.T) {
 			{metarpc.OpAddDevice, &metarpc.AddDeviceArgs{URL: "nfs://x/"}, syscall.EPERM},
 			{metarpc.OpDrainDevice, &metarpc.DrainDeviceArgs{}, syscall.EPERM},
 			{metarpc.OpRemoveDevice, &metarpc.RemoveDeviceArgs{}, syscall.EPERM},
+			{metarpc.OpVerify, &metarpc.VerifyArgs{ID: f, Len: 1}, syscall.EPERM},
 		} {
 			hdr, ch := c.begin(call.op, call.args)
 			if err := c.finish(hdr, ch, call.op.NewResult()); statusOf(err) != metarpc.Status(call.want) {

@@ -103,6 +103,8 @@ func subjects(args any) (one layout.FileID, several []layout.FileID) {
 		return 0, a.IDs
 	case *metarpc.LayoutErrorArgs:
 		return a.ID, nil
+	case *metarpc.VerifyArgs:
+		return a.ID, nil
 	case *metarpc.LayoutMoveArgs:
 		return a.ID, nil
 	case *metarpc.CacheStartArgs:
