@@ -164,7 +164,8 @@ func (i *inode) notify() {
 	}
 }
 
-// admits reports whether a write may begin. mine says that the caller has set sizing or counts in reserved.count. mu is held.
+// admits reports whether a write may begin. mine says that the caller has set sizing or counts in reserved.count. mu is
+// held.
 func (i *inode) admits(mine bool) bool { return i.gone == nil && i.recalls == 0 && (!i.sizing || mine) }
 
 // admission is what has to be known of a write when it is counted out.
@@ -188,8 +189,8 @@ func (i *inode) admit(seg *layout.Segment, off, n int64) admission {
 }
 
 // finish counts a write out that ended with err and, if it was acknowledged, records what it changed: the data now ends at
-// to or later, unless it was an append to a place that the service keeps. An acknowledgement that comes after the end of
-// the session is not one: others may have cut the file since.
+// to or later, unless it was an append to a place that the service keeps. An acknowledgement that comes after the end
+// of the session is not one: others may have cut the file since.
 func (i *inode) finish(a admission, to int64, err error) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -297,7 +298,8 @@ func (i *inode) acquire(ctx context.Context, off, n int64, t *terms) (*layout.Se
 			i.mu.Unlock()
 			return nil, none, errLockLost
 		}
-		// Of an append in several parts others could see the end before the middle is written, unless the service keeps the place.
+		// Of an append in several parts others could see the end before the middle is written, unless the service keeps
+		// the place.
 		if t.lost(i) || t.leased && (i.recalledLeases != t.lease || n > seg.End()-off) {
 			i.mu.Unlock()
 			return nil, none, errUnleased

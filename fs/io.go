@@ -479,8 +479,9 @@ func (i *inode) leaseDue() bool {
 	return true
 }
 
-// appendReserved lets the service find the place: others append, too, or write. Several of one mount go on at once. A place that is
-// lost, as the file was cut or others have waited for it too long, is no failure: what was written there does not count.
+// appendReserved lets the service find the place: others append, too, or write. Several of one mount go on at once. A
+// place that is lost, as the file was cut or others have waited for it too long, is no failure: what was written there
+// does not count.
 func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.Stability, t terms) (int, error) {
 	t.mine = true
 	resume := i.wait()

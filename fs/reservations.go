@@ -31,8 +31,8 @@ type reservations struct {
 	// What the service has to be told: the numbers of places that are written, and of those that nobody will write.
 	ended, givenUp []uint64
 	upto           uint64 // the greatest number that was recalled; the answer with the place may come later
-	// end is where those end that are written and not durable. Unlike inode.end it says nothing of the size, as others may be about to
-	// write in front of it.
+	// end is where those end that are written and not durable. Unlike inode.end it says nothing of the size, as others
+	// may be about to write in front of it.
 	end     int64
 	asked   bool // somebody waits for those in list
 	reclaim bool // a restarted service has to be told of those in list
@@ -110,8 +110,8 @@ func (i *inode) reserve(ctx context.Context, n int64, s *sessionLife) (*reservat
 	return p, nil
 }
 
-// wroteAt counts out a part of n bytes of a place that the data plane had; acknowledged says how that ended. The place is written when all
-// its parts are. mu is held.
+// wroteAt counts out a part of n bytes of a place that the data plane had; acknowledged says how that ended. The place
+// is written when all its parts are. mu is held.
 func (i *inode) wroteAt(p *reservation, n int64, acknowledged bool) {
 	p.writing--
 	if acknowledged {
@@ -138,8 +138,8 @@ func (i *inode) leavePlace(p *reservation) {
 	}
 }
 
-// endPlace takes a place off the list, if it is there, and puts its number where it is told from: with the next report or Reserve, or at once
-// if somebody waits for it or it is given up. mu is held.
+// endPlace takes a place off the list, if it is there, and puts its number where it is told from: with the next report
+// or Reserve, or at once if somebody waits for it or it is given up. mu is held.
 func (i *inode) endPlace(p *reservation, numbers *[]uint64) {
 	r := &i.reserved
 	at := slices.Index(r.list, p)
@@ -169,11 +169,11 @@ func (i *inode) publishPlaces(ctx context.Context) {
 	}
 }
 
-// OnReserveRecall has appends to a file find other places, up to one that has a number, and tells the service which of them are written.
-// It is for metaclient.Config.
+// OnReserveRecall has appends to a file find other places, up to one that has a number, and tells the service which of
+// them are written. It is for metaclient.Config.
 //
-// It waits for data servers and for LayoutCommits only. What the data plane has is finished; what waits for a layout, or for its turn to
-// be tried again, is not written there any more.
+// It waits for data servers and for LayoutCommits only. What the data plane has is finished; what waits for a layout,
+// or for its turn to be tried again, is not written there any more.
 func (fs *FS) OnReserveRecall(ctx context.Context, id layout.FileID, upto uint64) {
 	i := fs.holdKnown(id)
 	if i == nil {
@@ -197,7 +197,8 @@ func (fs *FS) OnReserveRecall(ctx context.Context, id layout.FileID, upto uint64
 	i.publishPlaces(ctx)
 }
 
-// tellPlaces tells the service of places that are written, before it is asked for the size: otherwise it would ask for them.
+// tellPlaces tells the service of places that are written, before it is asked for the size: otherwise it would ask for
+// them.
 func (i *inode) tellPlaces(ctx context.Context) {
 	i.mu.Lock()
 	told := !i.reserved.toTell()

@@ -132,8 +132,8 @@ func TestPlaceFinished(t *testing.T) {
 	r.wantRead(id, 0, 100, []byte("headrecord"))
 }
 
-// Places that are written are told with the next append, so a loop of appends costs no other call; who asks for one that is under way
-// hears of it as soon as it is written.
+// Places that are written are told with the next append, so a loop of appends costs no other call; who asks for one
+// that is under way hears of it as soon as it is written.
 func TestPlacesTold(t *testing.T) {
 	s := newService(1, 64<<10)
 	r, id := reserving(t, s)

@@ -450,11 +450,12 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 	return nil
 }
 
-// reserveWorking is how often a service hears that ReserveRecall is being worked on, which it does not wait for as long as for others.
+// reserveWorking is how often a service hears that ReserveRecall is being worked on, which it does not wait for as long
+// as for others.
 const reserveWorking = 500 * time.Millisecond
 
-// keepWorking tells the service that data servers keep the answer to a callback waiting, every so often when that is so, until stop is
-// called. One that comes after the answer does no harm.
+// keepWorking tells the service that data servers keep the answer to a callback waiting, every so often when that is
+// so, until stop is called. One that comes after the answer does no harm.
 func (c *Client) keepWorking(cn *conn, number uint64, every time.Duration) (stop func()) {
 	if c.cfg.Waiting == nil {
 		return func() {}

@@ -34,8 +34,8 @@
 // (claim.writer), none is granted. The flag is set before a layout for writing recalls the leases there are. Instead of
 // being given a lease, who asks for attributes gets true ones: the writers are asked how far they have got (askWriters),
 // one question at a time for each session, in which all that is waiting to be asked goes together. A session that
-// only appends where Reserve has told it to is asked only while it has places. A session that has ended without its doing is not asked
-// either, its data files are (makeSure).
+// only appends where Reserve has told it to is asked only while it has places. A session that has ended without its
+// doing is not asked either, its data files are (makeSure).
 //
 // Answers in the catalog are stored without leases.
 //
@@ -370,20 +370,25 @@
 //
 // # Appends
 //
-// Reserve gives an append a place behind all that is reported and all other places. It finds that end and adds the place under
-// Service.mu in one step; file.moves tells it whether a report has left memory for the inode row that it read. A place is the claim's
-// (reservations.go) until its session says that it is written, and is a report from then on, or that it is given up.
+// Reserve gives an append a place behind all that is reported and all other places. It finds that end and adds the
+// place under Service.mu in one step; file.moves tells it whether a report has left memory for the inode row that it
+// read. A place is the claim's (reservations.go) until its session says that it is written, and is a report from then
+// on, or that it is given up.
 //
-//	shown     a file ends at its first place for everybody (hidePlaces), which is looked at after the inode row was read: numbers and ends of
-//	          places only grow, so the size does not go backwards
-//	asked     who asks for the size first has those asked who have places, itself as well, as the last append of each is reported with its next one
-//	awaited   it then waits for the places that were there when it came and lie in front of what has been reported (file.shown)
-//	recalled  after placePatience; a session that leaves that unanswered for placeAnswer is ended. Its places stay until it is fenced, and
-//	          everybody waits for them, as nobody knows whether they are written. After placeWait the client is told to ask again
-//	cut       setSize recalls all places first, when f.cut keeps new ones away. A session that sets the size has finished its own
+//	shown     a file ends at its first place for everybody (hidePlaces). That is looked at after the inode row was
+//	          read: ends of places only grow, so the size does not go backwards
+//	asked     before a size is told those who have places are asked, the asker as well, as the last append of each
+//	          is reported with its next one
+//	awaited   the call then waits for the places that were there when it came and lie in front of what has been
+//	          reported (file.shown)
+//	recalled  after placePatience; a session that leaves that unanswered for placeAnswer is ended. Its places stay
+//	          until it is fenced, and everybody waits for them, as nobody knows whether they are written. After
+//	          placeWait the client is told to ask again
+//	cut       setSize recalls all places first, when f.cut keeps new ones away. A session that sets the size has
+//	          finished its own
 //
-// Owners answer a recall when data servers have answered, by LayoutCommit, as they answer a recall of layouts. Places are in memory,
-// and reclaimed. Quotas count them as reported.
+// Owners answer a recall when data servers have answered, by LayoutCommit, as they answer a recall of layouts. Places
+// are in memory, and reclaimed. Quotas count them as reported.
 //
 // # Times that are set
 //

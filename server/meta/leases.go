@@ -310,8 +310,8 @@ type sizeQuery struct {
 }
 
 // askWriters has the sessions that may be writing files report how far they have got, except sess, which asks, and those
-// that write only where they were told to. With places it also asks who has some, be it sess, which of them are written. What a
-// session has to say that is not in touch is found out by makeSure.
+// that write only where they were told to. With places it also asks who has some, be it sess, which of them are
+// written. What a session has to say that is not in touch is found out by makeSure.
 func (s *Service) askWriters(ctx context.Context, sess *session, places bool, ids ...layout.FileID) error {
 	var queries []*sizeQuery
 	s.mu.Lock()
@@ -395,8 +395,8 @@ func (s *Service) show(ctx context.Context, sess *session, id layout.FileID) (me
 	return attr, lease, err
 }
 
-// settleSize waits until it can be told how long files are: writers have said it, appends that others follow on are written, and a size
-// that others have been told to expect is set.
+// settleSize waits until it can be told how long files are: writers have said it, appends that others follow on are
+// written, and a size that others have been told to expect is set.
 func (s *Service) settleSize(ctx context.Context, sess *session, ids ...layout.FileID) error {
 	err := s.settlePlacesOf(ctx, ids, func(ctx context.Context) error { return s.askWriters(ctx, sess, true, ids...) })
 	if err != nil {

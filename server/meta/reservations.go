@@ -16,7 +16,8 @@ const (
 	placePatience = time.Second
 	// placeAnswer is how long a session may leave such a recall unanswered.
 	placeAnswer = 2 * time.Second
-	// placeWait is how long a call waits for places before the client is told to ask again, so that such calls do not keep all slots.
+	// placeWait is how long a call waits for places before the client is told to ask again, so that such calls do not
+	// keep all slots.
 	placeWait = 5 * time.Second
 )
 
@@ -62,7 +63,8 @@ func (cl *claim) endPlaces() {
 	cl.places = nil
 }
 
-// reclaimPlaces takes over the places that a session had at an earlier instance, of a file that is size bytes long without them; s.mu is held.
+// reclaimPlaces takes over the places that a session had at an earlier instance, of a file that is size bytes long
+// without them; s.mu is held.
 func (s *Service) reclaimPlaces(cl *claim, places []metarpc.Place, size int64) {
 	if cl.sess.reclaimed || !cl.open {
 		return
@@ -93,15 +95,16 @@ func (f *file) placedEnd() (end int64) {
 	return end
 }
 
-// raise notes that f is to be shown with so many bytes as soon as all places in front of its end are written; Service.mu is held.
+// raise notes that f is to be shown with so many bytes as soon as all places in front of its end are written;
+// Service.mu is held.
 func (f *file) raise(end int64) {
 	if f.hasPlaces() {
 		f.shown = max(f.shown, end)
 	}
 }
 
-// hidePlaces makes attributes of f, which may be nil, end where the first place begins that is not written. They are read before that is
-// looked for. Service.mu is held.
+// hidePlaces makes attributes of f, which may be nil, end where the first place begins that is not written. They are
+// read before that is looked for. Service.mu is held.
 func (f *file) hidePlaces(a *metarpc.Attr) {
 	if f == nil {
 		return
@@ -121,7 +124,8 @@ func (s *Service) shownWith(id layout.FileID, a metarpc.Attr) metarpc.Attr {
 	return a
 }
 
-// waitsFor reports whether a place up to a number keeps what is written behind it, or may be, from being shown; Service.mu is held.
+// waitsFor reports whether a place up to a number keeps what is written behind it, or may be, from being shown;
+// Service.mu is held.
 func (f *file) waitsFor(upto uint64) bool {
 	return slices.ContainsFunc(f.claims, func(cl *claim) bool {
 		return slices.ContainsFunc(cl.places, func(p reservation) bool {
@@ -137,8 +141,9 @@ func (s *Service) placesNow(ids []layout.FileID) (upto uint64, any bool) {
 	return s.lastPlace, slices.ContainsFunc(ids, func(id layout.FileID) bool { return s.files[id].hasPlaces() })
 }
 
-// settlePlacesOf waits until files can be shown with all that has been written to them: those who have places have said which ones are
-// written, by asking, and there is none in front of what is. Places for which that takes too long are recalled.
+// settlePlacesOf waits until files can be shown with all that has been written to them: those who have places have said
+// which ones are written, by asking, and there is none in front of what is. Places for which that takes too long are
+// recalled.
 func (s *Service) settlePlacesOf(ctx context.Context, ids []layout.FileID, asking func(context.Context) error) error {
 	upto, any := s.placesNow(ids)
 	if !any {
@@ -175,8 +180,8 @@ func (s *Service) settlePlacesOf(ctx context.Context, ids []layout.FileID, askin
 	return err
 }
 
-// recallPlaces takes all places of f from those who have them, and returns when each is written or given up. The caller has seen to it that
-// none is given meanwhile.
+// recallPlaces takes all places of f from those who have them, and returns when each is written or given up. The caller
+// has seen to it that none is given meanwhile.
 func (s *Service) recallPlaces(ctx context.Context, f *file) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

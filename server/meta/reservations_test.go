@@ -19,7 +19,8 @@ type appender struct {
 	upto  atomic.Uint64
 }
 
-// newAppender has the file open and a layout for appending to it. back says what it answers when places are recalled, nil: at once.
+// newAppender has the file open and a layout for appending to it. back says what it answers when places are recalled,
+// nil: at once.
 func newAppender(h *host, f layout.FileID, back func(*metarpc.ReserveRecallArgs) metarpc.Status) *appender {
 	a := &appender{client: h.client(), file: f}
 	must[metarpc.AttrResult](a.client, metarpc.OpOpen, &metarpc.OpenArgs{ID: f, Access: metarpc.AccessWrite})
@@ -57,8 +58,8 @@ func inBubble(t *testing.T, do func(h *host, f layout.FileID, reader *client)) {
 	})
 }
 
-// A size is shown as far as all appends in front of it are written. Who has a place is asked first, so an append that has returned counts; one
-// that nothing lies behind keeps nobody waiting.
+// A size is shown as far as all appends in front of it are written. Who has a place is asked first, so an append that
+// has returned counts; one that nothing lies behind keeps nobody waiting.
 func TestPlacesHidden(t *testing.T) {
 	inBubble(t, func(h *host, f layout.FileID, reader *client) {
 		a, b := newAppender(h, f, nil), newAppender(h, f, nil)
@@ -92,8 +93,8 @@ func TestPlacesHidden(t *testing.T) {
 	})
 }
 
-// A place that is not written in time is recalled, and read as zeros if it is given up with something behind it. One behind which there is nothing
-// is used again.
+// A place that is not written in time is recalled, and read as zeros if it is given up with something behind it. One
+// behind which there is nothing is used again.
 func TestPlacesLate(t *testing.T) {
 	inBubble(t, func(h *host, f layout.FileID, reader *client) {
 		a, b := newAppender(h, f, nil), newAppender(h, f, nil)
@@ -145,7 +146,8 @@ func TestPlacesOfSilent(t *testing.T) {
 	})
 }
 
-// The file is cut when all places are written or given up, whoever cuts it, and those who have finished theirs are not asked.
+// The file is cut when all places are written or given up, whoever cuts it, and those who have finished theirs are not
+// asked.
 func TestPlacesCut(t *testing.T) {
 	inBubble(t, func(h *host, f layout.FileID, reader *client) {
 		var a *appender

@@ -11,8 +11,8 @@ import (
 )
 
 // reserve finds the place of an append, and keeps it for the session until that has said what became of it. It is in
-// memory only, and the client tells of it again after a restart. A place that is found twice is given up with a recall, as its
-// session does not know the first one.
+// memory only, and the client tells of it again after a restart. A place that is found twice is given up with a recall,
+// as its session does not know the first one.
 //
 // A client that does not number its places reports each one ahead of the write.
 func (s *Service) reserve(ctx context.Context, c *call, a *metarpc.ReserveArgs) (*metarpc.ReserveResult, error) {

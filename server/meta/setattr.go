@@ -240,8 +240,8 @@ var errLaidOut = errors.New("it has got data files on namespaces meanwhile")
 // commitSize recalls layouts and commits the size, with an intent if data has to be cut. The caller has the file's
 // sizing, and has made the cut.
 func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.SetAttrArgs, lease metarpc.Lease, p *pending) (r *metarpc.AttrResult, intent bool, err error) {
-	// What was reserved at the end of the file is somewhere else, or nowhere, once it has another size. A session that sets one has no append
-	// under way.
+	// What was reserved at the end of the file is somewhere else, or nowhere, once it has another size. A session that
+	// sets one has no append under way.
 	s.mu.Lock()
 	if cl := f.claimOf(c.sess); cl != nil {
 		cl.endPlaces()

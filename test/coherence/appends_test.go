@@ -50,7 +50,8 @@ func openAppend(t *testing.T, path string) *os.File {
 	return open(t, path, os.O_CREATE|os.O_WRONLY|os.O_APPEND)
 }
 
-// shareAppends makes appends to a file ask the service for their places: another mount has read it since the last lease.
+// shareAppends makes appends to a file ask the service for their places: another mount has read it since the last
+// lease.
 func shareAppends(t *testing.T, path string) {
 	t.Helper()
 	if _, err := os.ReadFile(path); err != nil {
@@ -58,8 +59,8 @@ func shareAppends(t *testing.T, path string) {
 	}
 }
 
-// TestAppendsBesideTruncation appends on one mount while another one makes the file shorter. What is appended lies behind what is left, with
-// nothing in between: a place at the old end of the file must not outlive that.
+// TestAppendsBesideTruncation appends on one mount while another one makes the file shorter. What is appended lies
+// behind what is left, with nothing in between: a place at the old end of the file must not outlive that.
 func TestAppendsBesideTruncation(t *testing.T) {
 	const left = 20
 	head := bytes.Repeat([]byte("h"), left)
@@ -133,7 +134,8 @@ func TestAppendsBesideTruncation(t *testing.T) {
 	})
 }
 
-// TestAppendsFollowed appends on two mounts to a file that others follow, each in its way: whatever is shown to be there is whole records.
+// TestAppendsFollowed appends on two mounts to a file that others follow, each in its way: whatever is shown to be
+// there is whole records.
 func TestAppendsFollowed(t *testing.T) {
 	const size = 16
 	eachAppendKind(t, func(t *testing.T, v *harness.Volume, a, b *harness.Mount) {
@@ -304,8 +306,8 @@ func TestAppendsRsync(t *testing.T) {
 	}
 }
 
-// TestAppendsOfLost has a mount that appends killed, or stopped, while another one appends, too. Everybody else goes on: they see the file with all
-// that has returned, and zeros at most where the lost one was writing.
+// TestAppendsOfLost has a mount that appends killed, or stopped, while another one appends, too. Everybody else goes
+// on: they see the file with all that has returned, and zeros at most where the lost one was writing.
 func TestAppendsOfLost(t *testing.T) {
 	if *mounts == 1 {
 		t.Skip("takes two mounts")
@@ -315,7 +317,8 @@ func TestAppendsOfLost(t *testing.T) {
 		sig  syscall.Signal
 	}{{"killed", syscall.SIGKILL}, {"stopped", syscall.SIGSTOP}} {
 		t.Run(way.name, func(t *testing.T) {
-			// It is not the lease that ends it. What the data servers have lent a stopped process, nobody can take away before.
+			// It is not the lease that ends it. What the data servers have lent a stopped process, nobody can take away
+			// before.
 			v := harness.NewVolume(t, harness.Options{Lease: time.Minute, Remote: way.sig == syscall.SIGSTOP})
 			a, b := v.Mount(mountOptions()...), v.Mount(mountOptions()...)
 			here, there := filepath.Join(a.Dir, "f"), filepath.Join(b.Dir, "f")

@@ -201,21 +201,21 @@
 // asks again from time to time, and is answered after half a second at the latest. What cannot be moved is told once, to whoever asks next:
 // ENODEV, the device is not known, not reached, or drained; ENOSPC; EBUSY, the file is being moved elsewhere.
 //
-// Reserve finds the place of an append, behind all others, so that each append of any client has a place of its own. The time of
-// that step is the time of the append; its client reports no other. The service keeps the place, by its number, until the session
-// says that it is written (Ended) or that it never will be (GivenUp), with the next Reserve or LayoutCommit. Until then the file is
-// shown to everybody as far as the first place that is not written. A place that was given up reads as zeros if something was written
-// behind it; otherwise it is the next append's.
+// Reserve finds the place of an append, behind all others, so that each append of any client has a place of its own.
+// The time of that step is the time of the append; its client reports no other. The service keeps the place, by its
+// number, until the session says that it is written (Ended) or that it never will be (GivenUp), with the next Reserve
+// or LayoutCommit. Until then the file is shown to everybody as far as the first place that is not written. A place
+// that was given up reads as zeros if something was written behind it; otherwise it is the next append's.
 //
-// An append that has returned is visible at once: before the service tells a size it asks those who have places (SizeQuery), the
-// asking session as well. A session that is asked while it writes a place reports it as soon as it is written. If something is written
-// behind a place that is not, or its session does not answer, the service waits for a second and then recalls the place
-// (ReserveRecall). The session finishes what it has sent to data servers, reports that, and answers; its other places are void, and
-// the appends take new ones. A session that neither answers nor says StatusWorking for two seconds is ended and fenced. No lease on
-// the attributes is granted beside a place.
+// An append that has returned is visible at once: before the service tells a size it asks those who have places
+// (SizeQuery), the asking session as well. A session that is asked while it writes a place reports it as soon as it is
+// written. If something is written behind a place that is not, or its session does not answer, the service waits for a
+// second and then recalls the place (ReserveRecall). The session finishes what it has sent to data servers, reports
+// that, and answers; its other places are void, and the appends take new ones. A session that neither answers nor says
+// StatusWorking for two seconds is ended and fenced. No lease on the attributes is granted beside a place.
 //
-// A truncation recalls all places first. The session that asks for it has finished its own appends before. After a restart of the
-// service a session tells of its places again (Reserved), before ReclaimComplete.
+// A truncation recalls all places first. The session that asks for it has finished its own appends before. After a
+// restart of the service a session tells of its places again (Reserved), before ReclaimComplete.
 //
 // In versions before 6 a place has no number: it counts as written when Reserve is answered, and is not recalled.
 //

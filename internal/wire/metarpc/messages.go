@@ -450,7 +450,8 @@ type (
 		// written does not change.
 		Renew bool
 	}
-	// ReserveArgs asks for the place of an append: Len bytes at the end of the file, behind all places that others have.
+	// ReserveArgs asks for the place of an append: Len bytes at the end of the file, behind all places that others
+	// have.
 	ReserveArgs struct {
 		_msgpack struct{} `msgpack:",as_array"`
 		ID       layout.FileID
@@ -496,8 +497,9 @@ type (
 		// one call are MaxRanges at most.
 		Written []Written
 		Set     Times
-		// Ended are the places of Reserve that the session has written, GivenUp those that it does not write any more. Unknown numbers are
-		// ignored. Reserved is what it tells a restarted service of the others. There are MaxPlaces in one call at most.
+		// Ended are the places of Reserve that the session has written, GivenUp those that it does not write any more.
+		// Unknown numbers are ignored. Reserved is what it tells a restarted service of the others. There are MaxPlaces
+		// in one call at most.
 		Ended    []uint64 `since:"6"`
 		GivenUp  []uint64 `since:"6"`
 		Reserved []Place  `since:"6"`
@@ -731,8 +733,9 @@ type (
 		_msgpack struct{} `msgpack:",as_array"`
 		IDs      []layout.FileID
 	}
-	// ReserveRecallArgs: the session writes no place of the file with a number up to Upto any more. What it has begun to write it finishes. It
-	// reports which of them it has written, by a provisional LayoutCommit, and then answers; the others are given up.
+	// ReserveRecallArgs: the session writes no place of the file with a number up to Upto any more. What it has begun
+	// to write it finishes. It reports which of them it has written, by a provisional LayoutCommit, and then answers;
+	// the others are given up.
 	ReserveRecallArgs struct {
 		_msgpack struct{} `msgpack:",as_array"`
 		ID       layout.FileID
