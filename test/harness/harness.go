@@ -74,6 +74,7 @@ type Options struct {
 	Apart       bool          // the data servers are processes of their own, which Kill and Stop leave alone
 	Room        int64         // bytes of a file system for each data server that is apart, in memory; 0: they share the disk
 	Disks       []*Disk       // where the data servers that are apart keep their directories, in turn
+	Disk        *Disk         // where the service keeps its directory
 	Devices     []string      // URLs as for weft admin device add, in place of data servers of its own; they are not stopped with the volume
 	Remote      bool          // data servers lend no descriptors, so that all goes by RPC
 	Cluster     bool          // three metadata services on a catalog in three etcd members; the data servers are apart
@@ -123,6 +124,9 @@ func NewVolume(t testing.TB, opts Options) *Volume {
 	}
 	v := &Volume{t: t, opts: opts, base: Dir(t), Addr: FreeAddr(t)}
 	v.Dir = filepath.Join(v.base, "volume")
+	if opts.Disk != nil {
+		v.Dir = filepath.Join(opts.Disk.Dir, "volume")
+	}
 	v.log = openLog(t, v.base, "weftd")
 	if opts.Cluster {
 		v.Cluster = newCluster(v, opts.Links)
