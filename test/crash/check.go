@@ -198,12 +198,12 @@ func (c *checker) checkBlocks(f file, final [][]string, at int64) {
 	for _, seen := range final {
 		longest = max(longest, len(seen))
 	}
-	for mount, seen := range final {
+	for i, seen := range final {
 		seen = slices.Clone(seen)
 		for len(seen) < longest {
 			seen = append(seen, value{}.String())
 		}
-		add(look{by: fmt.Sprintf("the end, mount %d", mount), begin: at, end: forever, final: true}, 0, seen)
+		add(look{by: fmt.Sprint("view ", i), begin: at, end: forever, final: true}, 0, seen)
 	}
 	placed := map[value]int{} // where an append was found at the end
 	for b := range longest {
@@ -214,7 +214,7 @@ func (c *checker) checkBlocks(f file, final [][]string, at int64) {
 			if l := &looks[b][i]; l.final && first == nil {
 				first = l
 			} else if l.final && l.seen.String() != first.seen.String() {
-				c.report(f, b, *l, fmt.Sprintf("mount 0 sees %s", first.seen), c.effects(f.Path, b))
+				c.report(f, b, *l, fmt.Sprintf("view 0 is %s (views are those of the mounts, then the copies)", first.seen), c.effects(f.Path, b))
 			}
 		}
 	}
@@ -328,8 +328,8 @@ func (c *checker) checkLog(f file, final [][]string, at int64) {
 			c.checkRecords(f, look{by: fmt.Sprint("writer ", o.Writer), begin: o.Begin, end: o.End}, o.Seen)
 		}
 	}
-	for mount, seen := range final {
-		c.checkRecords(f, look{by: fmt.Sprintf("the end, mount %d", mount), begin: at, end: forever, final: true}, seen)
+	for i, seen := range final {
+		c.checkRecords(f, look{by: fmt.Sprint("view ", i), begin: at, end: forever, final: true}, seen)
 	}
 }
 

@@ -2,6 +2,8 @@ package crash
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -298,7 +300,7 @@ func TestBlocks(t *testing.T) {
 	m.write(2, 11, 21)
 	checker := newChecker(m.history)
 	checker.checkBlocks(file{Path: "f", Block: cell, Blocks: 1}, [][]string{{"1.2.0"}, {"2.2.0"}}, 1000)
-	expect(t, checker.found, "mount 0 sees")
+	expect(t, checker.found, "view 0 is")
 }
 
 // TestLogs shows which records a file may have that is appended to and truncated to nothing.
@@ -369,6 +371,44 @@ func TestLogs(t *testing.T) {
 			checker := newChecker(m.history)
 			checker.checkLog(file{Path: "f", Block: cell}, [][]string{end}, 1000)
 			expect(t, checker.found, c.wrong)
+		})
+	}
+}
+
+// TestNames shows which names and contents a directory may have.
+func TestNames(t *testing.T) {
+	one, two, gone := change{Name: "n", N: 1}, change{Name: "n", N: 2}, change{Name: "n", N: 2, Gone: true}
+	promised := func(c change) change { c.Promised = true; return c }
+	for name, c := range map[string]struct {
+		changes []change
+		version int // that is there; 0: none
+		right   bool
+	}{
+		"begun":                   {[]change{one}, 0, true},
+		"begun and done":          {[]change{one}, 1, true},
+		"promised":                {[]change{one, promised(one)}, 1, true},
+		"promised and not there":  {[]change{one, promised(one)}, 0, false},
+		"replaced":                {[]change{one, promised(one), two}, 1, true},
+		"replaced and done":       {[]change{one, promised(one), two}, 2, true},
+		"replaced and not there":  {[]change{one, promised(one), two}, 0, false},
+		"replaced, promised":      {[]change{one, promised(one), two, promised(two)}, 2, true},
+		"back":                    {[]change{one, promised(one), two, promised(two)}, 1, false},
+		"removed":                 {[]change{one, promised(one), gone}, 0, true},
+		"not yet removed":         {[]change{one, promised(one), gone}, 1, true},
+		"removed, promised":       {[]change{one, gone, promised(gone)}, 0, true},
+		"removed and there again": {[]change{one, gone, promised(gone)}, 1, false},
+		"of nobody":               {[]change{one}, 7, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if c.version > 0 {
+				if err := os.WriteFile(filepath.Join(dir, "n"), contentOf("n", c.version), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if found := checkNames(dir, c.changes); (len(found) == 0) != c.right {
+				t.Errorf("found %q", found)
+			}
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -200,16 +201,16 @@ func (s *site) round(name string, files []file, names bool) {
 	s.work = work{Seed: s.seed, Without: list(*without)}
 	s.seed++
 	root := s.clients[0].m.Dir
-	make := func(path string) {
+	mkdir := func(path string) {
 		if err := os.Mkdir(filepath.Join(root, path), 0o755); err != nil {
 			s.t.Fatal(err)
 		}
 	}
-	make(name)
+	mkdir(name)
 	for _, f := range files {
 		f.Path = filepath.Join(name, f.Path)
 		if dir := filepath.Dir(f.Path); !slices.ContainsFunc(s.work.Files, func(f file) bool { return filepath.Dir(f.Path) == dir }) {
-			make(dir)
+			mkdir(dir)
 			copies := "1"
 			if filepath.Base(dir) == "two" {
 				copies = "2"
@@ -223,7 +224,7 @@ func (s *site) round(name string, files []file, names bool) {
 	}
 	if names {
 		s.work.Names = filepath.Join(name, "names")
-		make(s.work.Names)
+		mkdir(s.work.Names)
 	}
 	for _, c := range s.clients {
 		s.begin(c)
@@ -256,11 +257,12 @@ func (h harm) String() string {
 // plan draws the harm of a round.
 func (s *site) plan(rng *rand.Rand, d time.Duration) (all []harm) {
 	for at := time.Duration(0); ; {
-		at += 200*time.Millisecond + time.Duration(rng.Int64N(int64(1800*time.Millisecond)))
+		at += time.Duration((0.3 + 2*rng.Float64()) * float64(time.Second))
 		if at > d {
 			return all
 		}
-		h := harm{at: at, hold: time.Duration(rng.Int64N(int64(4 * time.Second)))}
+		// Most of it is over soon, so that there is something to lose the next time.
+		h := harm{at: at, hold: time.Duration(math.Pow(rng.Float64(), 2) * float64(lease))}
 		kinds := []string{"kill", "term", "stop"}
 		switch n := rng.IntN(10); {
 		case n < 3:
@@ -410,15 +412,47 @@ func (s *site) settle() {
 	}
 }
 
-// contents reads a file through each mount.
+// contents reads a file through each mount, and each of its copies by itself. It waits until all are the same, which copies may not be
+// before the sessions of mounts that were lost have ended; at the latest after a minute.
 func (s *site) contents(f file) (all [][]string) {
 	s.t.Helper()
-	for _, c := range s.clients {
-		b, err := os.ReadFile(filepath.Join(c.m.Dir, f.Path))
-		if err != nil {
-			s.t.Fatalf("mount %d: %v", c.number, err)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		all = nil
+		for _, c := range s.clients {
+			b, err := os.ReadFile(filepath.Join(c.m.Dir, f.Path))
+			if err != nil {
+				s.t.Fatalf("mount %d: %v", c.number, err)
+			}
+			all = append(all, decodeAll(b, f.Block))
 		}
-		all = append(all, decodeAll(b, f.Block))
+		if len(s.v.Servers) > 0 {
+			all = append(all, s.copies(f, len(all[0]))...)
+		}
+		if time.Now().After(deadline) || !slices.ContainsFunc(all, func(one []string) bool { return !slices.Equal(one, all[0]) }) {
+			return all
+		}
+	}
+}
+
+// copies reads so many blocks of each copy of a file from the data files. A data file has its bytes where the file has them.
+func (s *site) copies(f file, blocks int) (all [][]string) {
+	s.t.Helper()
+	l := harness.LayoutOf(s.t, filepath.Join(s.clients[0].m.Dir, f.Path))
+	for _, m := range l.Mirrors {
+		whole := make([]byte, blocks*f.Block)
+		for i, d := range m.Servers {
+			if d.DataFile == "" {
+				continue
+			}
+			b, err := os.ReadFile(s.v.ServerAt(d.Address).Path(d.DataFile))
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			for at := int64(i) * l.StripeUnit; at < int64(min(len(b), len(whole))); at += int64(len(m.Servers)) * l.StripeUnit {
+				copy(whole[at:min(at+l.StripeUnit, int64(len(whole)))], b[at:])
+			}
+		}
+		all = append(all, decodeAll(whole, f.Block))
 	}
 	return all
 }
