@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// made is a history in which writers 1 and 2 are on mounts of their own, and writer 3 on that of writer 1. Times are small numbers.
+// made is a history in which writers 1 and 2 are on mounts of their own, and writer 3 on that of writer 1. Times are
+// small numbers.
 type made struct {
 	*history
 	n map[int]int

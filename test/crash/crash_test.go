@@ -67,10 +67,13 @@ type site struct {
 	// Of a round:
 	work    work
 	history *history
-	names   map[string]string // which log there is of each directory of names
-	writers int               // so far
-	harmed  map[string]int64  // since when
-	leaving int               // how many of those are mounts that are told to end
+	names   map[string]string        // which log there is of each directory of names
+	writers int                      // so far
+	harmed  map[string]int64         // since when
+	leaving int                      // how many of those are mounts that are told to end
+	stopped map[string]func()        // what makes those go on that stand still
+	ending  map[string]chan struct{} // closed when a server that was told to end has ended
+	said    []string                 // by workers: what is no operation
 }
 
 // client is a mount with the process that writes through it.
@@ -170,7 +173,7 @@ func (s *site) end(c *client) {
 		}
 	}
 	if out := c.worker.out.String(); out != "" {
-		s.t.Logf("a worker of mount %d: %s", c.number, out)
+		s.said = append(s.said, fmt.Sprintf("a worker of mount %d: %s", c.number, out))
 	}
 	if strings.Contains(c.m.Log(), "ended the session") {
 		s.history.stops[c.number] = append(s.history.stops[c.number], span{0, forever})
@@ -198,7 +201,8 @@ func (s *site) unfinished(w *worker) string {
 func (s *site) round(name string, files []file, names bool) {
 	s.t.Helper()
 	s.history, s.names, s.harmed = newHistory(), map[string]string{}, map[string]int64{}
-	s.work = work{Seed: s.seed, Without: list(*without)}
+	s.stopped, s.ending, s.said = map[string]func(){}, map[string]chan struct{}{}, nil
+	s.work = work{Seed: s.seed, Rare: s.seed%2 == 0, Without: list(*without)}
 	s.seed++
 	root := s.clients[0].m.Dir
 	mkdir := func(path string) {
@@ -301,26 +305,40 @@ func (s *site) do(h harm) {
 			s.disks[0].Cut()
 		}
 	case "service term":
-		s.v.Stop()
+		s.tellToEnd(h.who, s.v.Stop)
 	case "service stop":
 		s.v.Pause()
+		s.stopped[h.who] = s.v.Continue
 	case "server kill", "server cut":
 		s.v.Servers[h.server].Kill()
 		if h.what == "cut" {
 			s.disks[1+h.server].Cut()
 		}
 	case "server term":
-		s.v.Servers[h.server].Stop()
+		s.tellToEnd(h.who, s.v.Servers[h.server].Stop)
 	case "server stop":
 		s.v.Servers[h.server].Pause()
+		s.stopped[h.who] = s.v.Servers[h.server].Continue
 	case "mount kill":
 		s.kill(s.clients[h.client])
 	case "mount term":
 		s.leaving++
 		s.clients[h.client].worker.in.Close()
 	case "mount stop":
-		s.clients[h.client].m.Signal(syscall.SIGSTOP)
+		m := s.clients[h.client].m
+		m.Signal(syscall.SIGSTOP)
+		s.stopped[h.who] = func() { m.Signal(syscall.SIGCONT) }
 	}
+}
+
+// tellToEnd has a server end while others are harmed, which it may wait for.
+func (s *site) tellToEnd(who string, stop func()) {
+	ended := make(chan struct{})
+	s.ending[who] = ended
+	go func() { // ends with the server
+		defer close(ended)
+		stop()
+	}()
 }
 
 // kill ends a mount as the kernel does when it is out of memory.
@@ -331,26 +349,35 @@ func (s *site) kill(c *client) {
 
 // undo ends the harm. It reports false if that has to be tried later.
 func (s *site) undo(h harm) bool {
+	if ended := s.ending[h.who]; ended != nil {
+		select {
+		case <-ended:
+			delete(s.ending, h.who)
+		default:
+			return false
+		}
+	}
 	c := s.clients[h.client]
-	_, noService := s.harmed["service"]
 	switch who, _, _ := strings.Cut(h.who, " "); who + " " + h.what {
 	case "service cut":
 		s.disks[0].Remount()
 		s.v.Start()
 	case "service kill", "service term":
 		s.v.Start()
-	case "service stop":
-		s.v.Continue()
 	case "server cut":
 		s.disks[1+h.server].Remount()
 		s.v.Servers[h.server].Start()
 		s.history.cuts = append(s.history.cuts, span{s.harmed[h.who], now()})
 	case "server kill", "server term":
 		s.v.Servers[h.server].Start()
-	case "server stop":
-		s.v.Servers[h.server].Continue()
+	case "service stop", "server stop", "mount stop":
+		s.stopped[h.who]()
+		delete(s.stopped, h.who)
+		if who == "mount" {
+			s.history.stops[c.number] = append(s.history.stops[c.number], span{s.harmed[h.who], now()})
+		}
 	case "mount kill":
-		if noService {
+		if _, ok := s.harmed["service"]; ok {
 			return false
 		}
 		s.anew(c)
@@ -362,12 +389,27 @@ func (s *site) undo(h harm) bool {
 		s.end(c)
 		c.m.Unmount()
 		s.anew(c)
-	case "mount stop":
-		c.m.Signal(syscall.SIGCONT)
-		s.history.stops[c.number] = append(s.history.stops[c.number], span{s.harmed[h.who], now()})
 	}
 	delete(s.harmed, h.who)
 	return true
+}
+
+// release ends what a test that fails has left, so that its end does not wait for what stands still.
+func (s *site) release() {
+	if !s.t.Failed() {
+		return
+	}
+	for _, goOn := range s.stopped {
+		goOn()
+	}
+	for _, ended := range s.ending {
+		<-ended
+	}
+	for _, c := range s.clients {
+		if c.m != nil {
+			c.m.Abort()
+		}
+	}
 }
 
 // anew gives a client whose mount has gone another one, and a worker.
@@ -412,8 +454,8 @@ func (s *site) settle() {
 	}
 }
 
-// contents reads a file through each mount, and each of its copies by itself. It waits until all are the same, which copies may not be
-// before the sessions of mounts that were lost have ended; at the latest after a minute.
+// contents reads a file through each mount, and each of its copies by itself. It waits until all are the same, which
+// copies may not be before the sessions of mounts that were lost have ended; at the latest after a minute.
 func (s *site) contents(f file) (all [][]string) {
 	s.t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
@@ -434,7 +476,8 @@ func (s *site) contents(f file) (all [][]string) {
 	}
 }
 
-// copies reads so many blocks of each copy of a file from the data files. A data file has its bytes where the file has them.
+// copies reads so many blocks of each copy of a file from the data files. A data file has its bytes where the file
+// has them.
 func (s *site) copies(f file, blocks int) (all [][]string) {
 	s.t.Helper()
 	l := harness.LayoutOf(s.t, filepath.Join(s.clients[0].m.Dir, f.Path))
@@ -475,9 +518,9 @@ func (s *site) check() int {
 	return len(s.history.ops)
 }
 
-// TestOrder has several mounts write, overwrite, append, truncate, punch and lock the same few blocks, while one or the other process is
-// killed, told to end or stopped, and the power of disks is cut. Each block is what some order of the operations explains that respects
-// what was promised.
+// TestOrder has several mounts write, overwrite, append, truncate, punch and lock the same few blocks, while one or
+// the other process is killed, told to end or stopped, and the power of disks is cut. Each block is what some order
+// of the operations explains that respects what was promised.
 func TestOrder(t *testing.T) {
 	t.Run("files", func(t *testing.T) {
 		order(t, newSite(t, 3, 0), *duration, "one", "two")
@@ -492,6 +535,7 @@ func TestOrder(t *testing.T) {
 
 func order(t *testing.T, s *site, d time.Duration, dirs ...string) {
 	t.Logf("-seed %d -mounts %d", *seed, *mounts)
+	defer s.release()
 	for range *mounts {
 		c := &client{}
 		s.clients = append(s.clients, c)
@@ -526,15 +570,16 @@ func order(t *testing.T, s *site, d time.Duration, dirs ...string) {
 	s.v.Fsck()
 }
 
-// TestPowerCut cuts the power of the disks of the service and of the data servers at a random moment. What was promised is there when they
-// are back: by fsync, by weft sync, by unlock of a file that another mount has open, and names by fsync of their directory. Mounts that
-// live on lose nothing at all, and their programs get no error.
+// TestPowerCut cuts the power of the disks of the service and of the data servers at a random moment. What was
+// promised is there when they are back: by fsync, by weft sync, by unlock of a file that another mount has open, and
+// names by fsync of their directory. Mounts that live on lose nothing at all, and their programs get no error.
 func TestPowerCut(t *testing.T) {
 	if *local {
 		t.Skip("mounts that have descriptors of files would keep their disks in use")
 	}
 	t.Logf("-seed %d -cuts %d", *seed, *cuts)
 	s := newSite(t, 2, 0)
+	defer s.release()
 	ops := 0
 	for i := range *cuts {
 		rng := rand.New(rand.NewPCG(s.seed, 3))
@@ -561,6 +606,9 @@ func TestPowerCut(t *testing.T) {
 		if survive {
 			wait()
 			s.settle()
+			for _, said := range s.said {
+				t.Error(said)
+			}
 			for _, o := range s.history.ops {
 				if o.Err != "" {
 					t.Errorf("writer %d: %s of %s: %s", o.Writer, o.Kind, o.File, o.Err)

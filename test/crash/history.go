@@ -46,7 +46,8 @@ type op struct {
 	Seen   []string `json:",omitempty"` // by a read: each block as block.String has it
 }
 
-// forever is when an operation ends that has not returned, or with an error: it may be carried out at any time from its beginning on.
+// forever is when an operation ends that has not returned, or with an error: it may be carried out at any time from
+// its beginning on.
 const forever = math.MaxInt64
 
 // ok reports whether the operation has returned, and without an error.
@@ -68,7 +69,8 @@ func now() int64 {
 	return ts.Nano()
 }
 
-// value is what a block was made by: a block of a write or an append by its place in that operation. The zero value is zeros.
+// value is what a block was made by: a block of a write or an append by its place in that operation. The zero value
+// is zeros.
 type value struct{ writer, n, index int }
 
 func (v value) String() string {
@@ -103,7 +105,8 @@ func fillCell(p []byte, v value, at int) {
 	}
 }
 
-// block is what was read of a block: one value, or several where it is a mixture. garbage is set if some of it was never written.
+// block is what was read of a block: one value, or several where it is a mixture. garbage is set if some of it was
+// never written.
 type block struct {
 	values  []value
 	garbage bool

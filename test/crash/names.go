@@ -16,8 +16,8 @@ import (
 // nameCount is how many names a writer of names changes.
 const nameCount = 6
 
-// change is what a writer of names does to one of them: version N of a file takes the place of the one before, or nothing does.
-// The log has it when it begins and when it has been promised.
+// change is what a writer of names does to one of them: version N of a file takes the place of the one before, or
+// nothing does. The log has it when it begins and when it has been promised.
 type change struct {
 	Name     string
 	N        int
@@ -35,8 +35,8 @@ func contentOf(name string, n int) []byte {
 	return b
 }
 
-// runNames replaces files by new versions, each of which is stable before it gets its name, removes them, and has the directory made stable
-// now and then.
+// runNames replaces files by new versions, each of which is stable before it gets its name, removes them, and has the
+// directory made stable now and then.
 func runNames(w work, stop *atomic.Bool) error {
 	log, err := os.OpenFile(w.Log+".names", os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {

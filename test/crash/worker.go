@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// workerEnv makes this test binary a worker: a process whose writers do random operations through one mount until standard input ends.
+// workerEnv makes this test binary a worker: a process whose writers do random operations through one mount until
+// standard input ends.
 const workerEnv = "WEFT_TEST_CRASH_WORKER"
 
 // work is what a worker is told, as JSON in workerEnv.
@@ -27,6 +28,7 @@ type work struct {
 	Writers []int    // their numbers; their logs are LOG.NUMBER
 	Log     string   // path
 	Seed    uint64   // with the number of a writer, of what it does
+	Rare    bool     // fsync is rare, so that other promises have something to hold
 	Without []string // operations that are left out
 }
 
@@ -119,8 +121,8 @@ func (f *open) close() {
 	f.plain, f.dsync, f.tail = -1, -1, -1
 }
 
-// do logs an operation, carries it out and logs how it went. An error is no failure of the test: it is in the history, and the file is
-// opened anew.
+// do logs an operation, carries it out and logs how it went. An error is no failure of the test: it is in the
+// history, and the file is opened anew.
 func (w *writer) do(f *open, o op, call func(o *op) error) bool {
 	w.n++
 	o.Writer, o.N, o.File, o.Epoch, o.Begin = w.number, w.n, f.Path, f.epoch, now()
@@ -183,6 +185,7 @@ func (w *writer) step(f *open) error {
 		}
 	}
 	at, n := 0, 1+w.rng.IntN(3)
+	syncs := !w.Rare || w.rng.IntN(8) == 0
 	if f.Blocks > 0 {
 		at = w.rng.IntN(f.Blocks)
 		n = min(n, f.Blocks-at)
@@ -196,14 +199,14 @@ func (w *writer) step(f *open) error {
 			w.read(f, 0, 0)
 		case chance < 87:
 			w.truncate(f, 0)
-		default:
+		case syncs:
 			w.sync(f)
 		}
 		return nil
 	}
 	switch {
 	case chance < 30:
-		w.overwrite(f, at, n, chance < 8)
+		w.overwrite(f, at, n, syncs && chance < 8)
 	case chance < 60:
 		w.read(f, at, n)
 	case chance < 65:
@@ -214,7 +217,7 @@ func (w *writer) step(f *open) error {
 		w.punch(f, at, n)
 	case chance < 87:
 		w.locked(f, at, n)
-	default:
+	case syncs:
 		w.sync(f)
 	}
 	return nil

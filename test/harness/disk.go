@@ -80,6 +80,12 @@ func (d *Disk) room(bytes int64) string { return fmt.Sprintf("size=%d,mode=755",
 
 func (d *Disk) mount() {
 	d.t.Helper()
+	// A device tells whoever syncs it next that something could not be written, also after it was mounted anew. One
+	// that was without power does not.
+	if f, err := os.Open(d.device); err == nil {
+		unix.IoctlSetInt(int(f.Fd()), unix.BLKFLSBUF, 0)
+		f.Close()
+	}
 	if err := unix.Mount(d.device, d.Dir, "ext4", 0, "errors=remount-ro"); err != nil {
 		d.t.Fatalf("mounting %s: %v", d.device, err)
 	}
