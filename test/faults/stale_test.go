@@ -212,7 +212,7 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// restartData ends the data servers of a volume, and starts them again.
+// restartData ends the data servers of a volume and starts them again, with other verifiers: clients send again what they still keep.
 func restartData(v *harness.Volume, kill bool) {
 	if len(v.Servers) == 0 {
 		if kill {
@@ -228,6 +228,7 @@ func restartData(v *harness.Volume, kill bool) {
 		} else {
 			d.Stop()
 		}
+		d.Forget()
 		d.Start()
 	}
 }
