@@ -35,8 +35,8 @@
 //
 // # Lock order
 //
-// Range table entry (rangeTable, waited for only by later entries), then stripes in ascending order, then Pebble's own
-// locks. rangeTable.mu, latch.mu, gate.mu and Engine.snapMu are leaves: nothing is waited for while one is held.
+// Range table entry (rangeTable, waited for only by later entries), then stripes in ascending order, then Engine.logging,
+// then Pebble's own locks. rangeTable.mu, latch.mu, gate.mu and Engine.snapMu are leaves: nothing is waited for while one is held.
 //
 // # Stored form
 //

@@ -31,6 +31,7 @@ type Engine struct {
 	gate    gate.Gate
 	latches *latchTable
 	ranges  rangeTable
+	logging sync.RWMutex // read-locked while a commit writes the log, locked while Checkpoint copies it
 
 	snapMu    sync.Mutex
 	snapshots map[*snapshot]struct{} // the open ones
@@ -68,6 +69,8 @@ func (e *Engine) Commit(ctx context.Context, b *catalog.Batch) error {
 		e.ranges.release(&c.entry)
 		return err
 	}
+	e.logging.RLock()
+	defer e.logging.RUnlock()
 	pending, err := e.apply(c, b)
 	e.latches.release(c.claims)
 	e.ranges.release(&c.entry)
