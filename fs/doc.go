@@ -147,7 +147,8 @@
 //
 // Answers of the service may be overtaken by what happens here meanwhile. FS.clock counts such events, inode.changed
 // remembers the file's last one, and an answer to a question asked before it teaches nothing (merge): whoever must know asks again.
-// For the answer to a report the service asks no other writer, so it makes no size smaller that is known (told).
+// For the answer to a report the service asks no other writer, so it makes no size smaller that is known (told). Questions
+// move the clock on, too, as answers may come in another order: of two the one to the later question tells the size.
 //
 // # Set-ID bits and file capabilities
 //

@@ -107,7 +107,7 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 		return r.status(err)
 	}
 	fs := r.fs
-	asked := fs.clock.Load()
+	asked := fs.clock.Add(1)
 	args := &metarpc.CreateArgs{
 		Parent: fs.id(in.NodeId), Name: name, Mode: in.Mode & 07777, Exclusive: in.Flags&unix.O_EXCL != 0,
 		Umask: in.Umask & 07777, Access: accessOf(in.Flags),

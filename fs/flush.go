@@ -416,7 +416,7 @@ func (fs *FS) tell(ctx context.Context, reports []report, provisional bool) (out
 	// A report must not arrive after a truncation that did not wait for it.
 	_, err = carry(ctx, fs, live[0].i.id, func(ctx context.Context) (struct{}, error) {
 		send := func(live []report, args []metarpc.SizeReport) error {
-			asked := fs.clock.Load()
+			asked := fs.clock.Add(1)
 			answers, err := fs.meta.LayoutCommit(session.during(ctx), args, provisional)
 			switch {
 			case err != nil && session != current.Load():
@@ -633,7 +633,7 @@ func (i *inode) openAs(ctx context.Context, who metarpc.Cred, access metarpc.Acc
 	i.mu.Lock()
 	i.opens++
 	i.mu.Unlock()
-	asked := i.fs.clock.Load()
+	asked := i.fs.clock.Add(1)
 	a, err := i.fs.meta.Open(ctx, who, &metarpc.OpenArgs{ID: i.id, Access: access})
 	if err != nil {
 		i.cancelOpen()

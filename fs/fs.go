@@ -171,7 +171,7 @@ type FS struct {
 	// sessions are those with the services, by shard; see OnLost.
 	sessions []atomic.Pointer[sessionLife]
 
-	// clock counts the changes after which answers to earlier questions about a size are out of date.
+	// clock counts questions to the service, and the changes after which answers to earlier ones about a size are out of date.
 	clock atomic.Uint64
 
 	waiting limiter // of messages about what is being tried again

@@ -100,6 +100,8 @@ type inode struct {
 	blocks allocation
 	// changed is the clock at the last change that makes older answers wrong about size or mtime.
 	changed uint64
+	// sized is the clock of the latest question whose answer told the size.
+	sized uint64
 
 	// lateErr is why acknowledged data could not be made stable when that went wrong last, late how often it has begun
 	// to go wrong.
@@ -375,7 +377,8 @@ type attrs struct {
 	keep  time.Duration // how long the kernel may use them
 }
 
-// merge brings an answer of the service and what is known here together. asked is the clock before the question.
+// merge brings an answer of the service and what is known here together. asked is the clock before the question, which
+// moves it on: an answer that comes after that to a later question says nothing of the size.
 func (i *inode) merge(answer metaclient.Answer, asked uint64) attrs {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -386,6 +389,10 @@ func (i *inode) mergeLocked(answer metaclient.Answer, asked uint64) attrs {
 	a := attrs{answer.Attr, i.changed <= asked, answer.Keep}
 	setTimes(&a.Attr, i.putOff)
 	if a.fresh {
+		if asked < i.sized {
+			a.Attr.Size = i.size.Load()
+		}
+		i.sized = max(i.sized, asked)
 		i.take(&a.Attr, asked)
 	}
 	a.Size = i.size.Load()
@@ -446,7 +453,7 @@ func (i *inode) refresh(ctx context.Context) error {
 	for {
 		i.lookAt()
 		i.tellPlaces(ctx)
-		asked := i.fs.clock.Load()
+		asked := i.fs.clock.Add(1)
 		answer, err := i.fs.meta.GetAttr(ctx, i.id)
 		if err != nil {
 			return byID(i.id, err)

@@ -19,7 +19,7 @@ func (r *raw) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out
 	if err := checkName(name); err != nil {
 		return r.status(err)
 	}
-	asked := r.fs.clock.Load()
+	asked := r.fs.clock.Add(1)
 	a, err := r.fs.meta.Lookup(ctx, cred(in), r.fs.id(in.NodeId), name)
 	return r.entry(in, out, place{in.NodeId, name}, a, asked, err)
 }
@@ -33,7 +33,7 @@ func (r *raw) makeNode(cancel <-chan struct{}, in *fuse.InHeader, args *metarpc.
 		return r.status(err)
 	}
 	args.Parent = r.fs.id(in.NodeId)
-	asked := r.fs.clock.Load()
+	asked := r.fs.clock.Add(1)
 	a, err := r.fs.meta.MakeNode(ctx, cred(in), args)
 	r.fs.unsure(err, args.Parent)
 	return r.entry(in, out, place{in.NodeId, args.Name}, a, asked, err)
@@ -67,7 +67,7 @@ func (r *raw) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	if err := checkName(name); err != nil {
 		return r.status(err)
 	}
-	asked := r.fs.clock.Load()
+	asked := r.fs.clock.Add(1)
 	id, parent := r.fs.id(in.Oldnodeid), r.fs.id(in.NodeId)
 	a, err := r.fs.meta.Link(ctx, cred(&in.InHeader), id, parent, name)
 	r.fs.unsure(err, id, parent)

@@ -88,7 +88,7 @@ func (i *inode) clearPrivileges(ctx context.Context, setID bool) error {
 	if !caps && !(setID && bits) {
 		return nil
 	}
-	asked := i.fs.clock.Load()
+	asked := i.fs.clock.Add(1)
 	if bits && !setID {
 		// Root keeps the bits, but not if the service takes it for nobody special.
 		err := i.fs.meta.RemoveXattr(ctx, nobody, i.id, capability)

@@ -17,7 +17,7 @@ func (fs *FS) getAttr(ctx context.Context, id layout.FileID) (a attrs, err error
 			i.lookAt()
 			i.tellPlaces(ctx)
 		}
-		asked := fs.clock.Load()
+		asked := fs.clock.Add(1)
 		answer, err := fs.meta.GetAttr(ctx, id)
 		if err != nil {
 			return attrs{}, byID(id, err)
@@ -79,7 +79,7 @@ func (fs *FS) setAttr(ctx context.Context, who metarpc.Cred, args *metarpc.SetAt
 		}
 	}
 	if i == nil {
-		asked := fs.clock.Load()
+		asked := fs.clock.Add(1)
 		a, err := set(ctx)
 		if err != nil {
 			return attrs{}, err
@@ -132,7 +132,7 @@ func (i *inode) change(ctx context.Context, args *metarpc.SetAttrArgs, set func(
 		defer i.drop()
 		defer i.unlockSize()
 		defer unlock()
-		asked := i.fs.clock.Load()
+		asked := i.fs.clock.Add(1)
 		a, err := set(ctx)
 		if err == nil && size >= 0 {
 			i.data.Drop(size)

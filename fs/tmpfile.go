@@ -12,7 +12,7 @@ func (r *raw) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 	ctx := r.begin(cancel, &in.InHeader)
 	defer ctx.end()
 	fs := r.fs
-	asked := fs.clock.Load()
+	asked := fs.clock.Add(1)
 	args := &metarpc.TmpFileArgs{Parent: fs.id(in.NodeId), Mode: in.Mode & 07777, Umask: in.Umask & 07777}
 	made, err := fs.meta.TmpFile(ctx, cred(&in.InHeader), args)
 	if err != nil {

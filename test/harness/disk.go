@@ -22,6 +22,7 @@ type Disk struct {
 	host   string // the tmpfs that holds the image
 	size   int64
 	device string
+	cut    bool
 	frozen bool
 }
 
@@ -49,16 +50,23 @@ func NewDisk(t testing.TB, size int64) *Disk {
 		t.Fatal(err)
 	}
 	Run(t, "", "mkfs.ext4", "-q", "-F", "-m", "0", "-J", "size=4", "-E", "packed_meta_blocks=1", image)
-	out, err := exec.Command("losetup", "--find", "--show", image).CombinedOutput()
-	if err != nil {
-		t.Skipf("missing: a loop device (losetup: %v: %s)", err, out)
-	}
-	d.device = strings.TrimSpace(string(out))
-	t.Cleanup(func() { exec.Command("losetup", "--detach", d.device).Run() })
+	d.attach()
 	d.mount()
 	t.Cleanup(func() { unix.Unmount(d.Dir, unix.MNT_DETACH) })
 	d.allocateMetadata(image)
 	return d
+}
+
+// attach makes a loop device of the image.
+func (d *Disk) attach() {
+	d.t.Helper()
+	out, err := exec.Command("losetup", "--find", "--show", filepath.Join(d.host, "image")).CombinedOutput()
+	if err != nil {
+		d.t.Skipf("missing: a loop device (losetup: %v: %s)", err, out)
+	}
+	device := strings.TrimSpace(string(out))
+	d.device = device
+	d.t.Cleanup(func() { exec.Command("losetup", "--detach", device).Run() })
 }
 
 // allocateMetadata allocates in the image what a new file system uses, which lies at its beginning, so that FailWrites
@@ -97,6 +105,7 @@ func (d *Disk) Cut() {
 	d.t.Helper()
 	noLogFlush := uint32(2) // FSOP_GOING_FLAGS_NOLOGFLUSH
 	d.ioctl("shutdown", 0x8004587d, uintptr(unsafe.Pointer(&noLogFlush)))
+	d.cut = true
 }
 
 // Remount unmounts the file system and mounts it again. It waits until no process has it in use any more, which
@@ -110,7 +119,24 @@ func (d *Disk) Remount() {
 		}
 		return err == nil
 	})
+	if d.cut && d.mountedElsewhere() {
+		// The kernel would mount the dead file system once more. What its journal has committed is written now, and not
+		// over what another device writes.
+		if f, err := os.Open(d.device); err == nil {
+			f.Sync()
+			f.Close()
+		}
+		d.attach()
+	}
+	Await(d.t, "the last mount of "+d.device, func() bool { return !d.mountedElsewhere() })
+	d.cut = false
 	d.mount()
+}
+
+// mountedElsewhere reports whether the unmounted disk is still mounted in mount namespaces that others have made meanwhile.
+func (d *Disk) mountedElsewhere() bool {
+	_, err := os.Stat(filepath.Join("/sys/fs/ext4", filepath.Base(d.device)))
+	return err == nil
 }
 
 // ReadOnly makes it read-only, as ext4 does by itself after an error: all writes fail, and so do syncs where something

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"sync/atomic"
@@ -51,6 +52,39 @@ func TestDiskCut(t *testing.T) {
 	d.Remount()
 	if b, err := os.ReadFile(lost); string(b) != "not synced" {
 		t.Errorf("after unmounting: %q, %v", b, err)
+	}
+}
+
+// A mount namespace that somebody has made keeps the file system that was cut mounted.
+func TestDiskMountedElsewhere(t *testing.T) {
+	d := NewDisk(t, 32<<20)
+	other := exec.Command("unshare", "--mount", "sh", "-c", "echo ready; read line")
+	hold, err := other.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready, err := other.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		hold.Close()
+		other.Wait()
+	}()
+	if _, err := ready.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	kept := filepath.Join(d.Dir, "kept")
+	for i := range 3 {
+		write(t, kept, fmt.Sprint(i), true)
+		d.Cut()
+		d.Remount()
+		if b, err := os.ReadFile(kept); err != nil || string(b) != fmt.Sprint(i) {
+			t.Fatalf("cut %d: %q, %v", i, b, err)
+		}
 	}
 }
 

@@ -193,7 +193,8 @@ func sizeChecks() []check {
 			st := lstat(p)
 			return say(after(st.Mtim, before.Mtim), after(st.Ctim, before.Ctim))
 		}},
-		{"blocks count what was written", "true", func(w world) any { return lstat(w.file("f", string(pattern(stripe)))).Blocks >= stripe/512 }},
+		// Where it is not known what is allocated they are one less.
+		{"blocks count what was written", "true", func(w world) any { return lstat(w.file("f", string(pattern(stripe)))).Blocks >= stripe/512-1 }},
 		{"blocks do not count a hole", "true", func(w world) any {
 			p := w.file("f", "")
 			try(unix.Truncate(p, 64<<20))
