@@ -59,7 +59,8 @@
 // there too. An error of COMMIT makes all data it was to cover count as lost, since a server may have thrown it away
 // with the error and need not tell twice.
 //
-// Acknowledged data is given up only by [File.Drop] and, before another client writes the same bytes, by [File.Surrender]. If it cannot be sent again it stays retained, Commit returns the error, and
+// Acknowledged data is dropped only by [File.Drop] and, before another client writes the same bytes, by
+// [File.Surrender]. If it cannot be sent again it stays retained, Commit returns the error, and
 // the next Commit tries again. So there is no error to remember between calls: either the data is stable, or the
 // next Commit fails too. Who finds the file removed ends this with [File.Drop](0); after a fence, [File.Renew] brings the
 // new credentials. What nobody drops takes up memory until the plane is closed, and writes go DATA_SYNC once it is full.

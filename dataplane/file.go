@@ -177,8 +177,8 @@ func (f *File) Drop(from int64) {
 	f.eachValidator(func(v Validator, df *layout.DataFile) { v.Cut(df, from) })
 }
 
-// Surrender forgets unstable data, which cannot be made stable, as others are to write there. The caller has kept new writes out, and
-// waited for those under way.
+// Surrender forgets unstable data that cannot be made stable, because another client is about to write there. The caller
+// keeps new writes out and has waited for those under way.
 func (f *File) Surrender(ctx context.Context) error {
 	// Once it is forgotten nothing of it is sent again.
 	f.forgetFrom(0)

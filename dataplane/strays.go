@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// strays counts what is on its way to data servers and what nobody waits for as for a write: data that is sent again, and writes whose
-// callers do not wait any more because the servers' patience is over.
+// strays counts requests on their way to data servers that no caller waits for: data that is sent again, and writes
+// whose callers were told Overdue.
 type strays struct {
 	mu    sync.Mutex
 	count int
@@ -22,8 +22,8 @@ func (s *strays) add(n int) {
 	}
 }
 
-// AwaitStrays waits until no data of before is being sent again, and no write is on its way that has ended for its caller as Overdue. It does not
-// wait for ranges, and may be called by whoever holds one.
+// AwaitStrays waits until no data is being sent again, and no write is on its way that has ended for its caller as
+// Overdue. It waits for no range, so a caller may hold one. It returns ctx.Err() if ctx ends first.
 func (f *File) AwaitStrays(ctx context.Context) error {
 	for {
 		f.strays.mu.Lock()

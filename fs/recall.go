@@ -19,8 +19,8 @@ func (fs *FS) holdKnown(id layout.FileID) *inode {
 	return i
 }
 
-// surrender gives up what the data servers refuse to take, as others are waiting for the layout, and may write there; err says why it is
-// refused. The application is told as of a lost session. Other errors are returned.
+// surrender drops data that data servers refuse to make stable with err, since another client waits for the layout and
+// may write there. The next fsync or close reports it, as after a lost session. Other errors are returned.
 func (i *inode) surrender(ctx context.Context, err error) error {
 	i.mu.Lock()
 	refused := i.failing && ctx.Err() == nil && !errors.Is(err, errSessionLost)
