@@ -151,18 +151,63 @@ func controlSocket(dir string, minor uint32) string {
 	return filepath.Join(dir, fmt.Sprintf("mount-%d.sock", minor))
 }
 
+// controlListener has the socket of a mount. The kernel gives out the number of a mount again when it is unmounted, before
+// its process has ended, and the next mount of that number puts its own socket there.
+type controlListener struct {
+	*net.UnixListener
+	path string
+	made os.FileInfo
+}
+
 // listenControl makes the socket of the mount with the given minor device number. Only the mount's owner may use it.
 func listenControl(minor uint32) (net.Listener, error) {
 	dir, err := privateDir()
 	if err != nil {
 		return nil, err
 	}
-	// One that was killed leaves its socket, and the kernel gives out the number again.
+	lock, err := lockDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Close()
 	path := controlSocket(dir, minor)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	return net.Listen("unix", path)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false)
+	made, err := os.Lstat(path)
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return &controlListener{l, path, made}, nil
+}
+
+// Close removes the socket, if it is still that of this mount.
+func (l *controlListener) Close() error {
+	lock, err := lockDir(filepath.Dir(l.path))
+	if err != nil {
+		return errors.Join(err, l.UnixListener.Close())
+	}
+	defer lock.Close()
+	if now, gone := os.Lstat(l.path); gone == nil && os.SameFile(now, l.made) {
+		err = os.Remove(l.path)
+	}
+	return errors.Join(err, l.UnixListener.Close())
+}
+
+// lockDir waits until no other process makes or removes sockets in a directory, and keeps it so until the lock is closed.
+func lockDir(dir string) (lock *os.File, err error) {
+	if lock, err = os.Open(dir); err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), lock.Close())
+	}
+	return lock, nil
 }
 
 // serveControl answers requests until l is closed. Each connection has a goroutine that ends with it.

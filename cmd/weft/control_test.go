@@ -86,8 +86,17 @@ func TestControl(t *testing.T) {
 	if pid := serverOf(t.Context(), other); pid != 0 {
 		t.Errorf("asked process %d for a mount of another user", pid)
 	}
+	// The kernel has given the number to another mount before the process of this one has ended.
+	next, err := listenControl(minor)
+	if err != nil {
+		t.Fatal(err)
+	}
 	l.Close()
 	<-served
+	if pid := serverOf(t.Context(), m); pid != os.Getpid() {
+		t.Error("the end of a mount takes away the socket of the next one with its number")
+	}
+	next.Close()
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket stays behind: %v", err)
 	}

@@ -131,7 +131,6 @@ func serveMount(ctx context.Context, cfg mountConfig) error {
 	go d.unmountOnSignal(ctx) // ends with the process
 	go d.watchSlow(ctx)       // ends with the process
 	d.server.Wait()
-	// At once: the kernel may give the number of this mount, which names the socket, to the next one.
 	control.Close()
 	slog.Info("unmounted", "from", cfg.mountpoint)
 	return d.close()
