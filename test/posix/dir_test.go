@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -325,7 +326,12 @@ func events(dir string, f func()) string {
 	fd := must(unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC))
 	defer unix.Close(fd)
 	must(unix.InotifyAddWatch(fd, dir, unix.IN_ALL_EVENTS&^(unix.IN_OPEN|unix.IN_ACCESS|unix.IN_CLOSE_NOWRITE)))
-	f()
+	// A program that another check starts meanwhile would have f's descriptors until it is executed, and close them late.
+	func() {
+		syscall.ForkLock.RLock()
+		defer syscall.ForkLock.RUnlock()
+		f()
+	}()
 	buf := make([]byte, 4096)
 	n, err := unix.Read(fd, buf)
 	if err != nil {
