@@ -368,9 +368,6 @@ func TestLastSync(t *testing.T) {
 
 // Syncs that begin after the time for them is over are left to the next server.
 func TestLastSyncIsBounded(t *testing.T) {
-	if testing.Short() {
-		t.Skip("waits for lastSyncTime")
-	}
 	var last atomic.Bool
 	var begun atomic.Int32
 	goOn := make(chan bool)

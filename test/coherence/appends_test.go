@@ -310,7 +310,7 @@ func TestAppendsRsync(t *testing.T) {
 // on: they see the file with all that has returned, and zeros at most where the lost one was writing.
 func TestAppendsOfLost(t *testing.T) {
 	if *mounts == 1 {
-		t.Skip("takes two mounts")
+		t.Skip("missing: a second mount, which -mounts 2 makes")
 	}
 	for _, way := range []struct {
 		name string
