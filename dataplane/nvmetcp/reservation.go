@@ -33,7 +33,7 @@ type registration struct {
 	key     uint64 // 0: none
 	reserve bool   // hold the reservation, too
 	asked   uint64 // how often Reserve was called
-	made    int64  // last, by clock
+	made    int64  // last, or asked for since, by clock
 	refused bool   // a command was since: another host has taken the registration away, and it is not made again without being asked for
 	err     error  // why it cannot be made; nil: nothing is known against it
 
@@ -82,7 +82,7 @@ func (n *Namespace) enlist(ctx context.Context, what string, change func(*regist
 	s := n.s
 	s.mu.Lock()
 	change(&n.reg)
-	n.reg.refused, n.reg.err = false, nil
+	n.reg.refused, n.reg.err, n.reg.made = false, nil, clock() // what is still refused was sent before
 	s.relist(n)
 	for {
 		changed, err := s.changed, n.reg.err

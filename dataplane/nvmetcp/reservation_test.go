@@ -18,7 +18,7 @@ type registrar struct {
 	key    uint64
 	log    map[string][]string
 	refuse wire.Status // what I/O gets without a registration
-	hold   string      // the address at which registrations are not answered
+	hold   []string    // addresses at which registrations are not answered
 	taken  bool        // another host holds the reservation
 }
 
@@ -54,7 +54,7 @@ func (r *registrar) answer(addr string, cmd *Command) (error, bool) {
 	if status := a.Decode(cmd.Raw, cmd.Data); status != wire.StatusSuccess || cmd.Raw.Opcode != wire.OpReservationRegister {
 		return testStatus(wire.StatusInvalidOpcode, true), true
 	}
-	if r.hold == addr {
+	if slices.Contains(r.hold, addr) {
 		return nil, false
 	}
 	r.log[addr] = append(r.log[addr], "register")
@@ -175,11 +175,47 @@ func TestRegisterNotAgain(t *testing.T) {
 	})
 }
 
+// TestRegisterAfterRefusal: a request that was sent before another key is registered may be refused while that is done. The key
+// is registered all the same, and on later connections.
+func TestRegisterAfterRefusal(t *testing.T) {
+	registered(t, func(t *testing.T, f *fakeTarget, r *registrar, n *Namespace) {
+		r.mu.Lock()
+		r.hold = []string{addrA, addrB}
+		r.mu.Unlock()
+		time.Sleep(time.Millisecond)
+		sent := clock()
+		time.Sleep(time.Millisecond)
+		done := make(chan error, 1)
+		go func() { done <- n.Register(t.Context(), 6) }() // ends with the registration
+		synctest.Wait()
+		n.refused(sent)
+		r.mu.Lock()
+		r.key, r.hold = 0, nil // the target is started anew
+		r.mu.Unlock()
+		for _, addr := range []string{addrA, addrB} {
+			f.ctl(addr).cut(nil)
+			f.ctl(addr).back()
+		}
+		time.Sleep(time.Minute)
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Error(err)
+			}
+		default:
+			t.Fatal("the key is not registered")
+		}
+		if err := someIO(t, n); err != nil || r.now() != 6 {
+			t.Errorf("with key %d: %v", r.now(), err)
+		}
+	})
+}
+
 // TestRegisterLost: a registration with an older key that may yet be carried out does not outlive the newer one.
 func TestRegisterLost(t *testing.T) {
 	registered(t, func(t *testing.T, f *fakeTarget, r *registrar, n *Namespace) {
 		r.mu.Lock()
-		r.hold = addrA
+		r.hold = []string{addrA}
 		r.mu.Unlock()
 		for _, key := range []uint64{6, 7} { // A has a command with 6 when 7 is registered
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
