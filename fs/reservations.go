@@ -4,10 +4,15 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
+
+// finishPatience is how long an append that is begun may take to be finished at its place when that is recalled. The
+// service waits a little longer for the answer.
+const finishPatience = 1500 * time.Millisecond
 
 // reservation is a place that the service keeps for an append. inode.mu guards what changes of it.
 type reservation struct {
@@ -18,9 +23,13 @@ type reservation struct {
 
 	done     int64 // acknowledged bytes
 	writing  int   // parts at the data plane
+	tried    bool  // a part failed, of which data servers may have some all the same
 	recalled bool  // nothing that the data plane does not have is written there any more
 	over     bool  // nobody goes on writing
 }
+
+// begun reports whether some of the append may be at its place already. At another place it would be there twice. inode.mu is held.
+func (p *reservation) begun() bool { return p.writing > 0 || p.tried || p.done > 0 }
 
 // reservations are the appends to a file for which the service finds the places. inode.mu guards them.
 type reservations struct {
@@ -117,6 +126,8 @@ func (i *inode) wroteAt(p *reservation, n int64, acknowledged bool) {
 	if acknowledged {
 		p.done += n
 		i.wroteSome(p.at)
+	} else {
+		p.tried = true
 	}
 	switch {
 	case p.done == p.end-p.off:
@@ -136,6 +147,7 @@ func (i *inode) leavePlace(p *reservation) {
 	if p.writing == 0 {
 		i.endPlace(p, &i.reserved.givenUp)
 	}
+	i.notify()
 }
 
 // endPlace takes a place off the list, if it is there, and puts its number where it is told from: with the next report
@@ -172,8 +184,8 @@ func (i *inode) publishPlaces(ctx context.Context) {
 // OnReserveRecall has appends to a file find other places, up to one that has a number, and tells the service which of
 // them are written. It is for metaclient.Config.
 //
-// It waits for data servers and for LayoutCommits only. What the data plane has is finished; what waits for a layout,
-// or for its turn to be tried again, is not written there any more.
+// It waits for data servers and for LayoutCommits only, but for finishPatience. What the data plane has is finished. What waits for a layout,
+// or for its turn to be tried again, is not written there any more; if it is begun, that is so after finishPatience only.
 func (fs *FS) OnReserveRecall(ctx context.Context, id layout.FileID, upto uint64) {
 	i := fs.holdKnown(id)
 	if i == nil {
@@ -182,11 +194,18 @@ func (fs *FS) OnReserveRecall(ctx context.Context, id layout.FileID, upto uint64
 	defer i.drop()
 	i.mu.Lock()
 	i.reserved.upto = max(i.reserved.upto, upto)
-	for _, p := range i.reserved.list {
-		p.recalled = p.recalled || p.number != 0 && p.number <= upto
-	}
-	i.notify()
+	begun := i.recallPlaces(upto, false)
 	i.mu.Unlock()
+	if begun {
+		patient, cancel := context.WithTimeout(ctx, finishPatience)
+		defer cancel()
+		if i.await(patient, func() bool { return !i.recallPlaces(upto, false) }) == nil {
+			i.mu.Unlock()
+		}
+		i.mu.Lock()
+		i.recallPlaces(upto, true)
+		i.mu.Unlock()
+	}
 	err := i.await(ctx, func() bool {
 		return !slices.ContainsFunc(i.reserved.list, func(p *reservation) bool { return p.recalled && p.writing > 0 })
 	})
@@ -195,6 +214,22 @@ func (fs *FS) OnReserveRecall(ctx context.Context, id layout.FileID, upto uint64
 	}
 	i.mu.Unlock()
 	i.publishPlaces(ctx)
+}
+
+// recallPlaces recalls the places up to one that has a number, all or only those where nothing is begun, and reports whether
+// there are others. mu is held.
+func (i *inode) recallPlaces(upto uint64, all bool) (begun bool) {
+	for _, p := range i.reserved.list {
+		switch {
+		case p.number == 0 || p.number > upto || p.recalled:
+		case p.begun() && !all:
+			begun = true
+		default:
+			p.recalled = true
+			i.notify()
+		}
+	}
+	return begun
 }
 
 // tellPlaces tells the service of places that are written, before it is asked for the size: otherwise it would ask for

@@ -5,11 +5,13 @@ import (
 	"context"
 	"slices"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/dataplane/faulty"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -128,6 +130,43 @@ func TestPlaceFinished(t *testing.T) {
 	r.want(<-done, 0, "append")
 	if n := r.m.called("Reserve"); n != 1 || s.servers[0].Count(layout.OpWrite) == writes {
 		t.Errorf("%d places", n)
+	}
+	r.wantRead(id, 0, 100, []byte("headrecord"))
+}
+
+// Of an append whose WRITE has failed a data server may have some. A recall waits for it to be finished where it is, so that
+// others do not find it twice.
+func TestPlaceTriedAgain(t *testing.T) {
+	s := newService(1, 64<<10)
+	r, id := reserving(t, s)
+	gate := make(chan struct{})
+	var waiting atomic.Bool
+	r.m.setHook(func(ctx context.Context, call string) error {
+		if call == "Layout" && r.faults[0].Applied(0) > 0 {
+			waiting.Store(true)
+			<-gate
+		}
+		return nil
+	})
+	r.faults[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: &testError{syscall.EACCES}, Times: 1})
+	done := r.startAppend(id, "record")
+	eventually(t, "the append waits for another layout", waiting.Load)
+	answered := make(chan struct{})
+	go func() { // ends with the answer
+		defer close(answered)
+		r.OnReserveRecall(t.Context(), id, s.newest())
+	}()
+	eventually(t, "the recall is heard", func() bool {
+		i := r.peek(id)
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		return i.reserved.upto > 0
+	})
+	close(gate)
+	<-answered
+	r.want(<-done, 0, "append")
+	if n := r.m.called("Reserve"); n != 1 || s.outstanding() != 0 {
+		t.Errorf("%d places, of which %d are not told of", n, s.outstanding())
 	}
 	r.wantRead(id, 0, 100, []byte("headrecord"))
 }

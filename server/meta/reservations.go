@@ -154,6 +154,9 @@ func (s *Service) settlePlacesOf(ctx context.Context, ids []layout.FileID, askin
 	late := time.AfterFunc(placePatience, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		if s.grace {
+			return // nobody gets a layout to finish anything with; who waits asks again
+		}
 		for _, id := range ids {
 			if f := s.files[id]; f != nil {
 				s.startPlaceRecalls(f, upto)
