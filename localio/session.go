@@ -402,7 +402,10 @@ func (s *session) opened(m *wire.Opened, fds []int) {
 		s.waiting--
 		close(f.known)
 	}
-	spare := s.spare(f)
+	var spare []*file // more than one, if there was none to spare before
+	for n := s.spare(f); n != nil; n = s.spare(f) {
+		spare = append(spare, n)
+	}
 	t.mu.Unlock()
 	if !taken {
 		closeAll(fds)
@@ -410,8 +413,8 @@ func (s *session) opened(m *wire.Opened, fds []int) {
 			s.send(&wire.Closed{ID: m.ID})
 		}
 	}
-	if spare != nil {
-		spare.close()
+	for _, f := range spare {
+		f.close()
 	}
 }
 
