@@ -79,7 +79,7 @@ func newFakeFiles(engine catalog.Engine) *fakeFiles {
 	return f
 }
 
-func (f *fakeFiles) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, appends bool, near []layout.DeviceID) (schema.Layout, error) {
+func (f *fakeFiles) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, near []layout.DeviceID) (schema.Layout, error) {
 	f.mu.Lock()
 	err := f.assign
 	f.mu.Unlock()
@@ -122,7 +122,7 @@ func (f *fakeFiles) Assign(ctx context.Context, id layout.FileID, ino schema.Ino
 			b.GuardAbsent(schema.LayoutKey(id))
 		}
 		b.Put(schema.LayoutKey(id), schema.Encode(&row))
-		b.Put(schema.WriterKey(id, session), schema.Encode(&schema.Writer{Appends: appends, OnNamespaces: f.OnNamespaces(row)}))
+		b.Put(schema.WriterKey(id, session), nil)
 		err = f.engine.Commit(ctx, &b)
 		guard := (*catalog.GuardError)(nil)
 		if errors.As(err, &guard) && guard.Index == 0 {
