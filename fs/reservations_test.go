@@ -56,6 +56,22 @@ func (r *rig) startAppend(id layout.FileID, data string) <-chan fuse.Status {
 	return done
 }
 
+// startRecall recalls places. It returns when that is heard, and closes answered with the answer.
+func (r *rig) startRecall(t *testing.T, id layout.FileID, upto uint64) (answered <-chan struct{}) {
+	done := make(chan struct{})
+	go func() { // ends with the answer
+		defer close(done)
+		r.OnReserveRecall(t.Context(), id, upto)
+	}()
+	eventually(t, "the recall is heard", func() bool {
+		i := r.peek(id)
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		return i.reserved.upto > 0
+	})
+	return done
+}
+
 // Of an append that waits for its layout the place is given up at once when it is recalled, and it goes elsewhere.
 func TestPlaceGivenUp(t *testing.T) {
 	s := newService(1, 64<<10)
@@ -106,17 +122,7 @@ func TestPlaceFinished(t *testing.T) {
 		defer i.mu.Unlock()
 		return slices.ContainsFunc(i.reserved.list, func(p *reservation) bool { return p.writing > 0 })
 	})
-	answered := make(chan struct{})
-	go func() { // ends with the answer
-		defer close(answered)
-		r.OnReserveRecall(t.Context(), id, s.newest())
-	}()
-	eventually(t, "the recall is heard", func() bool {
-		i := r.peek(id)
-		i.mu.Lock()
-		defer i.mu.Unlock()
-		return i.reserved.upto > 0
-	})
+	answered := r.startRecall(t, id, s.newest())
 	select {
 	case <-answered:
 		t.Error("a recall was answered while the write was on its way")
@@ -134,8 +140,8 @@ func TestPlaceFinished(t *testing.T) {
 	r.wantRead(id, 0, 100, []byte("headrecord"))
 }
 
-// Of an append whose WRITE has failed a data server may have some. A recall waits for it to be finished where it is, so that
-// others do not find it twice.
+// A data server may have some of an append whose WRITE has failed. A recall waits until that append is finished at its
+// place, so that others do not find it twice.
 func TestPlaceTriedAgain(t *testing.T) {
 	s := newService(1, 64<<10)
 	r, id := reserving(t, s)
@@ -151,17 +157,7 @@ func TestPlaceTriedAgain(t *testing.T) {
 	r.faults[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: &testError{syscall.EACCES}, Times: 1})
 	done := r.startAppend(id, "record")
 	eventually(t, "the append waits for another layout", waiting.Load)
-	answered := make(chan struct{})
-	go func() { // ends with the answer
-		defer close(answered)
-		r.OnReserveRecall(t.Context(), id, s.newest())
-	}()
-	eventually(t, "the recall is heard", func() bool {
-		i := r.peek(id)
-		i.mu.Lock()
-		defer i.mu.Unlock()
-		return i.reserved.upto > 0
-	})
+	answered := r.startRecall(t, id, s.newest())
 	close(gate)
 	<-answered
 	r.want(<-done, 0, "append")

@@ -151,8 +151,8 @@ func controlSocket(dir string, minor uint32) string {
 	return filepath.Join(dir, fmt.Sprintf("mount-%d.sock", minor))
 }
 
-// controlListener has the socket of a mount. The kernel gives out the number of a mount again when it is unmounted, before
-// its process has ended, and the next mount of that number puts its own socket there.
+// controlListener is the socket of a mount. Its name has the mount's minor device number. The kernel may give that to
+// another mount before our process has ended, which then makes its own socket of this name.
 type controlListener struct {
 	*net.UnixListener
 	path string
@@ -199,7 +199,7 @@ func (l *controlListener) Close() error {
 	return errors.Join(err, l.UnixListener.Close())
 }
 
-// lockDir waits until no other process makes or removes sockets in a directory, and keeps it so until the lock is closed.
+// lockDir locks a directory in which processes make and remove sockets, until the returned file is closed.
 func lockDir(dir string) (lock *os.File, err error) {
 	if lock, err = os.Open(dir); err != nil {
 		return nil, err

@@ -175,8 +175,8 @@ func TestRegisterNotAgain(t *testing.T) {
 	})
 }
 
-// TestRegisterAfterRefusal: a request that was sent before another key is registered may be refused while that is done. The key
-// is registered all the same, and on later connections.
+// TestRegisterAfterRefusal: a request of before may be refused while another key is being registered. The key is
+// registered all the same, and on later connections.
 func TestRegisterAfterRefusal(t *testing.T) {
 	registered(t, func(t *testing.T, f *fakeTarget, r *registrar, n *Namespace) {
 		r.mu.Lock()

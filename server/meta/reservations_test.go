@@ -113,6 +113,36 @@ func TestPlacesLate(t *testing.T) {
 	})
 }
 
+// In the grace period no place is recalled, since its owner could not get a layout to finish what it has begun there. Who waits
+// is told to ask again.
+func TestPlacesInGrace(t *testing.T) {
+	inBubble(t, func(h *host, f layout.FileID, reader *client) {
+		a, b := newAppender(h, f, nil), newAppender(h, f, nil)
+		first, second := a.reserve(10), b.reserve(5)
+		h.files.write(t, f, 15)
+		b.report(false, metarpc.SizeReport{ID: f, End: 15, Mtime: second.Mtime, Ended: []uint64{second.Number}})
+		h.restart()
+		for _, w := range []*appender{a, b} {
+			w.connect()
+			must[metarpc.AttrResult](w.client, metarpc.OpOpen, &metarpc.OpenArgs{ID: f, Access: metarpc.AccessWrite, Reclaim: true})
+		}
+		told := metarpc.Place{Number: first.Number, Off: first.Off, Len: 10, Mtime: first.Mtime}
+		a.report(true, metarpc.SizeReport{ID: f, Reserved: []metarpc.Place{told}})
+		for _, w := range []*appender{a, b} {
+			must[metarpc.Empty](w.client, metarpc.OpReclaimComplete, &metarpc.Empty{})
+		}
+		reader.connect()
+		_, err := ask[metarpc.AttrResult](reader, metarpc.OpGetAttr, &metarpc.IDArgs{ID: f})
+		if wantStatus(t, err, metarpc.StatusGrace); a.upto.Load() != 0 {
+			t.Errorf("recalled up to %d", a.upto.Load())
+		}
+		must[metarpc.Empty](reader, metarpc.OpReclaimComplete, &metarpc.Empty{})
+		if got := reader.attr(f).Size; got != 15 || a.upto.Load() != first.Number {
+			t.Errorf("size %d, recalled up to %d of %d", got, a.upto.Load(), first.Number)
+		}
+	})
+}
+
 // A session that does not say what becomes of its place loses it with its life, and is fenced first.
 func TestPlacesOfSilent(t *testing.T) {
 	inBubble(t, func(h *host, f layout.FileID, reader *client) {
