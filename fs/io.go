@@ -481,7 +481,7 @@ func (i *inode) leaseDue() bool {
 
 // appendReserved lets the service find the place: others append, too, or write. Several of one mount go on at once. A
 // place that is lost, as the file was cut or others have waited for it too long, is no failure: what was written there
-// does not count.
+// does not count. With the session it is lost to nobody's knowledge, and what was written there may count.
 func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.Stability, t terms) (int, error) {
 	t.mine = true
 	resume := i.wait()
@@ -508,10 +508,13 @@ func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.S
 		if err == nil {
 			n, err := i.write(ctx, data, t.place.off, stable, &t, nil)
 			i.leavePlace(t.place)
-			if errors.Is(err, errUnleased) {
-				continue
+			if !errors.Is(err, errUnleased) {
+				return n, err
 			}
-			return n, err
+			if i.uncertain(t.place) {
+				return 0, errUncertain
+			}
+			continue
 		}
 		if err = again.after(ctx, i, byID(i.id, err)); err != nil {
 			return 0, err

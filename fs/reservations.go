@@ -2,6 +2,7 @@ package fs
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"time"
@@ -30,6 +31,16 @@ type reservation struct {
 
 // begun reports whether some of the append may be at its place already. At another place it would be there twice. inode.mu is held.
 func (p *reservation) begun() bool { return p.writing > 0 || p.tried || p.done > 0 }
+
+// errUncertain is what becomes of an append that was begun in a session that has ended.
+var errUncertain = errors.New("the session ended during an append, which may be in the file: it was not tried again")
+
+// uncertain reports whether what is at a place that was left may count.
+func (i *inode) uncertain(p *reservation) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return p.session != i.session() && p.begun()
+}
 
 // reservations are the appends to a file for which the service finds the places. inode.mu guards them.
 type reservations struct {

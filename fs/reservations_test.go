@@ -17,9 +17,9 @@ import (
 )
 
 // reserving is a mount that appends where the service says, as another one has written, and a file of four bytes.
-func reserving(t *testing.T, s *service) (r *rig, id layout.FileID) {
+func reserving(t *testing.T, s *service) (r *rig, id layout.FileID, fh uint64) {
 	r, other := newRig(t, s), newRig(t, s)
-	id, fh := r.create("f")
+	id, fh = r.create("f")
 	there := other.open(id, unix.O_WRONLY)
 	other.write(id, 0, []byte("head"))
 	other.want(other.fsync(id, there), 0, "fsync")
@@ -27,7 +27,7 @@ func reserving(t *testing.T, s *service) (r *rig, id layout.FileID) {
 		other.closeFile(id, there)
 		r.closeFile(id, fh)
 	})
-	return r, id
+	return r, id, fh
 }
 
 // outstanding is how many places nobody has said anything of.
@@ -75,7 +75,7 @@ func (r *rig) startRecall(t *testing.T, id layout.FileID, upto uint64) (answered
 // Of an append that waits for its layout the place is given up at once when it is recalled, and it goes elsewhere.
 func TestPlaceGivenUp(t *testing.T) {
 	s := newService(1, 64<<10)
-	r, id := reserving(t, s)
+	r, id, _ := reserving(t, s)
 	gate := make(chan struct{})
 	var waiting atomic.Bool
 	r.m.setHook(func(ctx context.Context, call string) error {
@@ -101,7 +101,7 @@ func TestPlaceGivenUp(t *testing.T) {
 // A place that was recalled before the mount heard of it is void.
 func TestPlaceRecalledEarly(t *testing.T) {
 	s := newService(1, 64<<10)
-	r, id := reserving(t, s)
+	r, id, _ := reserving(t, s)
 	r.OnReserveRecall(t.Context(), id, s.newest()+1)
 	r.want(<-r.startAppend(id, "record"), 0, "append")
 	if n := r.m.called("Reserve"); n != 2 {
@@ -112,7 +112,7 @@ func TestPlaceRecalledEarly(t *testing.T) {
 // What the data plane has is finished, and told, before a recall is answered.
 func TestPlaceFinished(t *testing.T) {
 	s := newService(1, 64<<10)
-	r, id := reserving(t, s)
+	r, id, _ := reserving(t, s)
 	s.servers[0].Pause()
 	writes := s.servers[0].Count(layout.OpWrite)
 	done := r.startAppend(id, "record")
@@ -144,7 +144,7 @@ func TestPlaceFinished(t *testing.T) {
 // place, so that others do not find it twice.
 func TestPlaceTriedAgain(t *testing.T) {
 	s := newService(1, 64<<10)
-	r, id := reserving(t, s)
+	r, id, _ := reserving(t, s)
 	gate := make(chan struct{})
 	var waiting atomic.Bool
 	r.m.setHook(func(ctx context.Context, call string) error {
@@ -167,11 +167,32 @@ func TestPlaceTriedAgain(t *testing.T) {
 	r.wantRead(id, 0, 100, []byte("headrecord"))
 }
 
+// What an append wrote in a session that has ended may be in the file, so it is not written at another place, too. One that had written nothing is.
+func TestPlaceOfEndedSession(t *testing.T) {
+	s := newService(1, 64<<10)
+	r, id, fh := reserving(t, s)
+	s.servers[0].Pause()
+	begun := r.startAppend(id, "begun")
+	eventually(t, "the append is on its way", func() bool {
+		places := r.reservedPlaces(id)
+		return len(places) == 1 && r.begun(id, places[0])
+	})
+	r.OnLost(0)
+	r.OnReset(t.Context(), 0, true)
+	s.servers[0].Resume()
+	r.want(<-begun, syscall.EIO, "an append of before")
+	if n := r.m.called("Reserve"); n != 1 {
+		t.Errorf("%d places", n)
+	}
+	r.want(r.fsync(id, fh), syscall.EIO, "fsync")
+	r.want(<-r.startAppend(id, "next"), 0, "append")
+}
+
 // Places that are written are told with the next append, so a loop of appends costs no other call; who asks for one
 // that is under way hears of it as soon as it is written.
 func TestPlacesTold(t *testing.T) {
 	s := newService(1, 64<<10)
-	r, id := reserving(t, s)
+	r, id, _ := reserving(t, s)
 	r.want(<-r.startAppend(id, "first"), 0, "append")
 	reports := r.m.called("LayoutCommit provisional")
 	for range 10 {
@@ -202,7 +223,7 @@ func TestPlacesTold(t *testing.T) {
 // A restarted service is told of the places that are not written yet.
 func TestPlacesReclaimed(t *testing.T) {
 	s := newService(1, 64<<10)
-	r, id := reserving(t, s)
+	r, id, _ := reserving(t, s)
 	s.servers[0].Pause()
 	done := r.startAppend(id, "record")
 	eventually(t, "the append is on its way", func() bool { return s.newest() == 1 && len(r.reservedPlaces(id)) == 1 })
@@ -224,6 +245,13 @@ func TestPlacesReclaimed(t *testing.T) {
 	s.servers[0].Resume()
 	r.want(<-done, 0, "append")
 	r.wantRead(id, 0, 100, []byte("headrecord"))
+}
+
+func (r *rig) begun(id layout.FileID, p *reservation) bool {
+	i := r.peek(id)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return p.begun()
 }
 
 func (r *rig) reservedPlaces(id layout.FileID) []*reservation {
