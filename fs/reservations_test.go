@@ -167,7 +167,8 @@ func TestPlaceTriedAgain(t *testing.T) {
 	r.wantRead(id, 0, 100, []byte("headrecord"))
 }
 
-// What an append wrote in a session that has ended may be in the file, so it is not written at another place, too. One that had written nothing is.
+// What an append wrote in a session that has ended may be in the file, so it is not written at another place, too.
+// One that had written nothing is.
 func TestPlaceOfEndedSession(t *testing.T) {
 	s := newService(1, 64<<10)
 	r, id, fh := reserving(t, s)

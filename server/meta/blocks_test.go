@@ -828,22 +828,26 @@ func TestBlockRandom(t *testing.T) {
 			if round%2 == 1 {
 				h.restart()
 			}
-			live := 0
+			var live []func() // each of them stops renewing its lease
 			for _, u := range users {
 				if !u.lost.IsZero() {
 					continue
 				}
-				live++
 				if round%2 == 1 {
 					u.connect()
 					must[metarpc.AttrResult](u.client, metarpc.OpOpen, &metarpc.OpenArgs{ID: id, Access: metarpc.AccessRead | metarpc.AccessWrite, Reclaim: true})
 					must[metarpc.Empty](u.client, metarpc.OpReclaimComplete, &metarpc.Empty{})
 				}
+				live = append(live, renewing(u.client))
 			}
-			for ; live < 4; live++ {
+			for len(live) < 4 {
 				w := newRangeWriter(h.root(), id)
-				w.open(id)
+				w.openAwaited(id)
+				live = append(live, renewing(w.client))
 				add(w)
+			}
+			for _, stop := range live {
+				stop()
 			}
 		}
 		h.kill(h.svc)

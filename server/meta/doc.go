@@ -161,6 +161,20 @@
 // whose writers have not reported yet is asked of its data files, so that nobody sees it shorter than before the
 // restart. Truncations that a crash cut short go on in the background.
 //
+// Data files tell too much of a file that sessions append to, as they may lack bytes in front of the end, and
+// namespaces tell nothing. So writer rows say which sessions append, or write on namespaces (schema.Writer). Such a
+// session is awaited (Service.awaits):
+//
+//	waiting     every call that tells the size waits for it (awaitTold) for graceWait, then the client asks again
+//	not waiting a session that has not reclaimed yet, except in GetAttr, or two would wait for each other. It is told what is known: the file
+//	            is at least so long. No lease on the attributes is granted, and the data files are not asked
+//	until       ReclaimComplete. A report alone is not enough: it may have been under way since before the restart, and say nothing of places
+//	or until    the session has ended, then the file is fenced, for which a lease is waited at most, and the data files tell. On a namespace
+//	            nothing counts that it has not reported
+//
+// Reserve, as other changes, waits for all of the grace period. Rows of earlier versions say nothing: for those the
+// data files are asked.
+//
 // Nobody is granted anything of a file on namespaces, nor is one cut, gated or removed, before that is over (Service.quiet), and for a lease if there
 // are sessions that had ended before: of their clients it is not known what they were reading, and they may not have noticed.
 //
@@ -388,7 +402,9 @@
 //	          finished its own
 //
 // Owners answer a recall when data servers have answered, by LayoutCommit, as they answer a recall of layouts. Places
-// are in memory, and reclaimed. Quotas count them as reported.
+// are in memory, and reclaimed. Before anything is written at a place, the writer row says that the session is
+// awaited: it gets the row with its layout, after it has the place; if it has the row already, for other writes,
+// Reserve adds that first (announceAppends). Quotas count them as reported.
 //
 // # Times that are set
 //

@@ -61,6 +61,7 @@ type claim struct {
 	unfence    func()          // ends the fencing, because the file is gone
 	assigning  int             // calls that may be making that row
 	returning  bool            // it is being deleted
+	awaited    bool            // the row says so
 	unsure     bool            // the row is of an earlier instance, and what it was told of sizes is not known again yet
 	report                     // what the session says of the file and is not yet in its inode row
 
@@ -203,8 +204,9 @@ func (s *Service) look(ids []layout.FileID) (all []report, unsure []layout.FileI
 			continue
 		}
 		all[i] = f.reported()
-		// A file that is being cut is as long as its row says.
-		if f.unsure() && (f.cut == nil || f.cut.phase != cutCutting) {
+		// A file that is being cut is as long as its row says. Of one that sessions are awaited for the data files
+		// tell too much, or nothing: who does not wait is told what is known.
+		if f.unsure() && !s.awaitsAny(f) && (f.cut == nil || f.cut.phase != cutCutting) {
 			unsure = append(unsure, id)
 		}
 	}

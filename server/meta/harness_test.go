@@ -79,7 +79,7 @@ func newFakeFiles(engine catalog.Engine) *fakeFiles {
 	return f
 }
 
-func (f *fakeFiles) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, near []layout.DeviceID) (schema.Layout, error) {
+func (f *fakeFiles) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, appends bool, near []layout.DeviceID) (schema.Layout, error) {
 	f.mu.Lock()
 	err := f.assign
 	f.mu.Unlock()
@@ -122,7 +122,7 @@ func (f *fakeFiles) Assign(ctx context.Context, id layout.FileID, ino schema.Ino
 			b.GuardAbsent(schema.LayoutKey(id))
 		}
 		b.Put(schema.LayoutKey(id), schema.Encode(&row))
-		b.Put(schema.WriterKey(id, session), nil)
+		b.Put(schema.WriterKey(id, session), schema.Encode(&schema.Writer{Awaited: appends || f.OnNamespaces(row)}))
 		err = f.engine.Commit(ctx, &b)
 		guard := (*catalog.GuardError)(nil)
 		if errors.As(err, &guard) && guard.Index == 0 {
@@ -1130,6 +1130,18 @@ func (c *client) closeFile(id layout.FileID) {
 func (c *client) open(id layout.FileID) {
 	c.t.Helper()
 	must[metarpc.AttrResult](c, metarpc.OpOpen, &metarpc.OpenArgs{ID: id, Access: metarpc.AccessRead | metarpc.AccessWrite})
+}
+
+// openAwaited opens a file whose writers may still come back after a restart.
+func (c *client) openAwaited(id layout.FileID) {
+	c.t.Helper()
+	for {
+		_, err := ask[metarpc.AttrResult](c, metarpc.OpOpen, &metarpc.OpenArgs{ID: id, Access: metarpc.AccessRead | metarpc.AccessWrite})
+		if statusOf(err) != metarpc.StatusGrace {
+			wantStatus(c.t, err, metarpc.StatusOK)
+			return
+		}
+	}
 }
 
 // layout asks for a layout for writing and returns up to where it reaches. If the file is not open for writing it is opened.

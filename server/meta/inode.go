@@ -174,6 +174,9 @@ func touch(t *tx, dir layout.FileID, entries, subdirs int64, now int64) {
 }
 
 func (s *Service) getAttr(ctx context.Context, c *call, a *metarpc.IDArgs) (*metarpc.AttrResult, error) {
+	if err := s.awaitTold(ctx, nil, a.ID); err != nil {
+		return nil, err
+	}
 	attr, lease, err := s.show(ctx, c.sess, a.ID)
 	if errors.Is(err, errStale) {
 		if row, ok := s.removed.find(a.ID); ok {

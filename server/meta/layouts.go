@@ -204,6 +204,7 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 	// recalled, so that nobody else gets one.
 	cl.appends = a.Append && (cl.appends || !cl.writer)
 	cl.becomeWriter()
+	appends := a.Append || cl.awaited || len(cl.places) > 0
 	cl.assigning++
 	assigned := func() {
 		cl.assigning--
@@ -228,7 +229,7 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 	for again := true; again; {
 		gates := f.gates
 		s.mu.Unlock()
-		l, err = s.cfg.Files.Assign(ctx, a.ID, row, a.Off, min(a.Len, got.End()-a.Off), c.sess.id, a.Near)
+		l, err = s.cfg.Files.Assign(ctx, a.ID, row, a.Off, min(a.Len, got.End()-a.Off), c.sess.id, appends, a.Near)
 		if err == nil && len(l.Caches) > 0 {
 			_, l.Caches, err = s.dropCaches(ctx, a.ID, anyCache) // but those that are pinned, which are written, too
 		}
@@ -253,6 +254,7 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 			return nil, err
 		}
 		got.Len = min(got.End(), allowed) - got.Off
+		cl.awaited = appends || on
 		// A gate that came meanwhile had nothing to recall here, and a layout of before it lacks the copies that it began.
 		again = f.gates != gates
 	}
@@ -429,7 +431,7 @@ func (s *Service) layoutReturn(ctx context.Context, c *call, a *metarpc.LayoutRe
 		if !cl.writer || cl.report != (report{}) || len(cl.places) > 0 {
 			continue
 		}
-		cl.writer, cl.appends, cl.unsure, cl.returning, cl.ranges, cl.shares = false, false, false, true, nil, nil
+		cl.writer, cl.appends, cl.awaited, cl.unsure, cl.returning, cl.ranges, cl.shares = false, false, false, false, true, nil, nil
 		returning = append(returning, cl)
 		keys = append(keys, schema.WriterKey(id, c.sess.id))
 	}
@@ -599,7 +601,7 @@ func (s *Service) note(ctx context.Context, sess *session, reports []fileReport)
 		cl.report = cl.report.and(now)
 		f.raise(now.end)
 		s.reclaimPlaces(cl, r.reserved, rows[i].Size)
-		cl.unsure = false
+		cl.unsure = s.awaits(cl) // there may be places besides
 		r.attr = attrOf(r.id, rows[i], counters[i], f.reported().and(before[i]).to(sess))
 		f.hideCut(&r.attr)
 		f.hidePlaces(&r.attr)

@@ -70,7 +70,8 @@ func (s *Service) leaseUpTo(limit int, sess *session, id layout.FileID, want met
 		return 0
 	}
 	// What is shown of a file changes by itself when a place is written, also one of the session's own.
-	if f := s.files[id]; want&metarpc.LeaseAttrs != 0 && (f.writtenByOthers(sess) || f.hasPlaces()) {
+	// Nor is it known yet of a file that a session is awaited for, which may be this one.
+	if f := s.files[id]; want&metarpc.LeaseAttrs != 0 && f != nil && (f.writtenByOthers(sess) || f.hasPlaces() || s.awaitsAny(f)) {
 		return 0
 	}
 	have := sess.leases[id]
@@ -396,8 +397,12 @@ func (s *Service) show(ctx context.Context, sess *session, id layout.FileID) (me
 }
 
 // settleSize waits until it can be told how long files are: writers have said it, appends that others follow on are
-// written, and a size that others have been told to expect is set.
+// written, and a size that others have been told to expect is set. A session that is still reclaiming does not wait
+// for others that are: it learns how long they are at least.
 func (s *Service) settleSize(ctx context.Context, sess *session, ids ...layout.FileID) error {
+	if err := s.awaitTold(ctx, sess, ids...); err != nil {
+		return err
+	}
 	err := s.settlePlacesOf(ctx, ids, func(ctx context.Context) error { return s.askWriters(ctx, sess, true, ids...) })
 	if err != nil {
 		return err

@@ -271,9 +271,22 @@ func (s *Service) checkGrace() {
 	}
 }
 
+// sure notes that a session has had time to say what it knows; Service.mu is held.
+func (s *Service) sure(sess *session) {
+	for _, cl := range sess.claims {
+		if cl.unsure {
+			cl.unsure = false
+			s.changedFile(cl.file)
+		}
+	}
+}
+
 func (s *Service) reclaimComplete(_ context.Context, c *call, _ *metarpc.Empty) (*metarpc.Empty, error) {
 	s.mu.Lock()
-	c.sess.reclaimed = true
+	if s.sessions[c.sess.id] == c.sess { // else nobody knows any more what it does
+		c.sess.reclaimed = true
+		s.sure(c.sess)
+	}
 	s.mu.Unlock()
 	s.checkGrace()
 	return &metarpc.Empty{}, nil
@@ -318,11 +331,9 @@ func (s *Service) endGrace() {
 		if f.orphan && !f.removing && !f.opened() {
 			orphans = append(orphans, id)
 		}
-		for _, cl := range f.claims {
-			if s.sessions[cl.sess.id] != nil {
-				cl.unsure = false // it has had time to say what it knows
-			}
-		}
+	}
+	for _, sess := range s.sessions {
+		s.sure(sess)
 	}
 	s.reap(orphans...)
 	s.log.Info("grace period over", "unclaimed files without names", len(orphans))

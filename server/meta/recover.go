@@ -337,7 +337,7 @@ func (s *Service) makeStable(f *file, sess *session) error {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				if cl := f.claimOf(sess); cl != nil {
-					cl.writer, cl.unsure, cl.report, cl.ranges, cl.shares = false, false, report{}, nil, nil
+					cl.writer, cl.awaited, cl.unsure, cl.report, cl.ranges, cl.shares = false, false, false, report{}, nil, nil
 				}
 				f.moves++
 				s.changedFile(f)
@@ -402,13 +402,17 @@ func (s *Service) sync(ctx context.Context, id layout.FileID) (end int64, err er
 	return s.cfg.Files.Sync(ctx, l)
 }
 
-// makeSure finds out how long a file is whose writers have not yet said it to this instance. What they said to an earlier
-// one is lost, but others may have seen it, so it must not seem shorter now: its data files tell. If they are out of
-// reach for a lease, what is durable has to do.
+// makeSure finds out how long a file is whose writers have not yet said it to this instance. What they said to an
+// earlier one is lost, but others may have seen it, so it must not seem shorter now: its data files tell. If they are
+// out of reach for a lease, what is durable has to do. It is called when no session is awaited.
 func (s *Service) makeSure(ctx context.Context, id layout.FileID) error {
 	waiting, cancel := context.WithTimeout(ctx, s.cfg.Lease)
 	defer cancel()
-	f, err := s.beginUnsure(waiting, id)
+	err := s.awaitAppendersFenced(waiting, id)
+	var f *file
+	if err == nil {
+		f, err = s.beginUnsure(waiting, id)
+	}
 	end := int64(0)
 	if err == nil {
 		if f == nil {
@@ -434,13 +438,65 @@ func (s *Service) makeSure(ctx context.Context, id layout.FileID) error {
 	defer s.mu.Unlock()
 	f = s.file(id) // that whose sizing could not be had, if so
 	for _, cl := range f.claims {
-		if cl.unsure {
+		if cl.unsure && !s.awaits(cl) {
 			cl.unsure = false
 			cl.end = max(cl.end, end)
 		}
 	}
 	f.raise(end)
 	s.changedFile(f)
+	return nil
+}
+
+// awaits reports whether a session that has not come back yet, or only begun to, has to say before others are told
+// how long the file is: what it has appended, or written on namespaces, and where else it may be appending.
+// Service.mu is held.
+func (s *Service) awaits(cl *claim) bool {
+	return cl.awaited && cl.unsure && !cl.sess.reclaimed && s.grace && s.sessions[cl.sess.id] == cl.sess
+}
+
+// awaitsAny reports whether there is such a session; Service.mu is held.
+func (s *Service) awaitsAny(f *file) bool { return slices.ContainsFunc(f.claims, s.awaits) }
+
+// awaitTold waits until no session is awaited for any of the files. A client that would wait long is told to ask
+// again. Except in calls that hold up nothing of what a client does to reclaim, sess does not wait until it has: else
+// two could wait for each other.
+func (s *Service) awaitTold(ctx context.Context, sess *session, ids ...layout.FileID) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	awaited := func(id layout.FileID) bool { return s.files[id] != nil && s.awaitsAny(s.files[id]) }
+	if sess != nil && !sess.reclaimed || !slices.ContainsFunc(ids, awaited) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, graceWait, refusef(metarpc.StatusGrace, "clients may still come back that were writing"))
+	defer cancel()
+	for _, id := range ids {
+		for awaited(id) {
+			if err := s.wait(ctx, s.files[id]); err != nil {
+				return context.Cause(ctx)
+			}
+		}
+		if f := s.files[id]; f != nil {
+			s.changedFile(f) // there may be nothing in it
+		}
+	}
+	return nil
+}
+
+// awaitAppendersFenced waits until no append that an ended session had under way gets to a file any more, if the data
+// files are to tell where that ends.
+func (s *Service) awaitAppendersFenced(ctx context.Context, id layout.FileID) error {
+	if on, err := s.onNamespaces(ctx, id); on || err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.file(id)
+	for slices.ContainsFunc(f.claims, func(cl *claim) bool { return cl.awaited && cl.unsure && cl.unfenced }) {
+		if err := s.wait(ctx, f); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -520,10 +576,14 @@ func (s *Service) load(ctx context.Context) error {
 		if !s.mine(schema.IDOf(kv.Key)) {
 			continue
 		}
+		var row schema.Writer
+		if err := decode(kv.Key, kv.Value, &row); err != nil {
+			return err
+		}
 		sess := owner([16]byte(kv.Key[9:]), kv.Key)
 		cl := s.file(schema.IDOf(kv.Key)).claim(sess)
 		cl.writer, cl.unsure, cl.unfenced = true, true, sess.ended // perhaps by its client; to fence it then is needless
-		cl.unbarred, cl.crowded = sess.ended, true
+		cl.unbarred, cl.crowded, cl.awaited = sess.ended, true, row.Awaited
 		cl.ranges = []layout.Range{{Len: layout.ToEOF}} // whichever they are
 	}
 	for kv, err := range s.rows(ctx, schema.PrefixOrphan, 1+8) {

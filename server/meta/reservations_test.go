@@ -9,6 +9,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/schema"
 )
 
 // appender is a client that appends to a file.
@@ -285,6 +286,176 @@ func TestPlacesReclaimed(t *testing.T) {
 	if got := b.attr(f).Size; got != 100 {
 		t.Errorf("size %d", got)
 	}
+}
+
+// wantGrace has a client ask for attributes of a file, and be told to ask again.
+func (c *client) wantGrace(f layout.FileID) {
+	c.t.Helper()
+	_, err := ask[metarpc.AttrResult](c, metarpc.OpGetAttr, &metarpc.IDArgs{ID: f})
+	wantStatus(c.t, err, metarpc.StatusGrace)
+}
+
+// comeBack opens a file again after a restart.
+func (a *appender) comeBack() metarpc.AttrResult {
+	a.t.Helper()
+	a.connect()
+	return must[metarpc.AttrResult](a.client, metarpc.OpOpen, &metarpc.OpenArgs{ID: a.file, Reclaim: true})
+}
+
+func (c *client) reclaimed() {
+	c.t.Helper()
+	must[metarpc.Empty](c, metarpc.OpReclaimComplete, &metarpc.Empty{})
+}
+
+// After a restart nobody is told how long a file is before those who append to it have told of their places, and
+// nobody gets a place: the data files may have what lies behind one that is not written. Those who only begin to come
+// back do not wait for each other.
+func TestPlacesAwaited(t *testing.T) {
+	inBubble(t, func(h *host, f layout.FileID, reader *client) {
+		a, b := newAppender(h, f, nil), newAppender(h, f, nil)
+		first, second := a.reserve(10), b.reserve(5)
+		h.files.write(t, f, 15)
+		b.report(true, metarpc.SizeReport{ID: f, End: 15, Mtime: second.Mtime, Ended: []uint64{second.Number}})
+		h.restart()
+		reader.connect()
+		reader.wantGrace(f)
+		reader.reclaimed()
+		reader.wantGrace(f)
+		_, err := ask[metarpc.ReadDirResult](reader, metarpc.OpReadDir, &metarpc.ReadDirArgs{ID: layout.RootID, Limit: 10})
+		wantStatus(t, err, metarpc.StatusGrace)
+		for _, w := range []*appender{a, b} {
+			began := time.Now()
+			if r := w.comeBack(); r.Attr.Size != 0 || r.Lease != 0 || time.Since(began) != 0 {
+				t.Errorf("%+v after %v", r, time.Since(began))
+			}
+			w.wantGrace(f)
+		}
+		b.report(true, metarpc.SizeReport{ID: f, End: 15, Mtime: second.Mtime})
+		b.reclaimed()
+		a.report(true, metarpc.SizeReport{ID: f, Atime: 1}) // which it had under way and says nothing of its place
+		reader.wantGrace(f)
+		_, err = ask[metarpc.ReserveResult](b.client, metarpc.OpReserve, &metarpc.ReserveArgs{ID: f, Len: 5})
+		wantStatus(t, err, metarpc.StatusGrace)
+		a.report(true, metarpc.SizeReport{ID: f, Reserved: []metarpc.Place{{Number: first.Number, Off: first.Off, Len: 10, Mtime: first.Mtime}}})
+		a.reclaimed()
+		hdr, ch := reader.begin(metarpc.OpGetAttr, &metarpc.IDArgs{ID: f})
+		synctest.Wait()
+		if len(ch) != 0 {
+			t.Error("the size was told with an unwritten place in front of its end")
+		}
+		a.ended(first.Number)
+		var r metarpc.AttrResult
+		if err := reader.finish(hdr, ch, &r); err != nil || r.Attr.Size != 15 {
+			t.Errorf("%+v, %v", r.Attr, err)
+		}
+	})
+}
+
+// A place that is given up after a restart does not count, although something of it was written before.
+func TestPlacesAwaitedGivenUp(t *testing.T) {
+	inBubble(t, func(h *host, f layout.FileID, reader *client) {
+		a := newAppender(h, f, nil)
+		place := a.reserve(10)
+		h.files.write(t, f, 7)
+		h.restart()
+		reader.connect()
+		reader.reclaimed()
+		a.comeBack()
+		a.report(true, metarpc.SizeReport{ID: f, Reserved: []metarpc.Place{{Number: place.Number, Off: place.Off, Len: 10, Mtime: place.Mtime}}})
+		a.reclaimed()
+		if got := reader.attr(f).Size; got != 0 {
+			t.Errorf("size %d", got)
+		}
+		a.report(true, metarpc.SizeReport{ID: f, GivenUp: []uint64{place.Number}})
+		if got := reader.attr(f).Size; got != 0 {
+			t.Errorf("size %d after it was given up", got)
+		}
+	})
+}
+
+// One who does not come back is waited for until the data files get nothing of him any more.
+func TestPlacesAwaitedInVain(t *testing.T) {
+	inBubble(t, func(h *host, f layout.FileID, reader *client) {
+		a := newAppender(h, f, nil)
+		a.reserve(10)
+		h.files.write(t, f, 10)
+		h.restart()
+		reader.connect()
+		defer renewing(reader)()
+		reader.reclaimed()
+		release := h.files.hold() // the fence
+		began := time.Now()
+		for time.Since(began) < h.lease {
+			reader.wantGrace(f)
+		}
+		time.Sleep(h.lease / 2)
+		hdr, ch := reader.begin(metarpc.OpGetAttr, &metarpc.IDArgs{ID: f})
+		synctest.Wait()
+		if len(ch) != 0 {
+			t.Error("the size was told while an append may still arrive")
+		}
+		release()
+		var r metarpc.AttrResult
+		if err := reader.finish(hdr, ch, &r); err != nil || r.Attr.Size != 10 || a.asked.Load() != 0 {
+			t.Errorf("%+v, %v, asked %d times", r.Attr, err, a.asked.Load())
+		}
+	})
+}
+
+// A namespace does not tell where a file ends, so whoever writes one is awaited, for as long as he may come back.
+func TestNamespaceWriterAwaited(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		w := blockUsers(t, h, 3)
+		a, lost, reader := w[0], w[1], w[2]
+		f := a.id
+		lost.mustGet(0, 1, all)
+		lost.report(false, metarpc.SizeReport{ID: f, End: 1000, Mtime: 5})
+		a.must(layout.IOModeRW, testUnit, 1, upTo(testUnit, layout.ToEOF))
+		a.report(true, metarpc.SizeReport{ID: f, End: 9000, Mtime: 6})
+		h.restart()
+		defer renewing(reader.client)()
+		reader.connect()
+		reader.reclaimed()
+		reader.wantGrace(f)
+		a.connect()
+		a.report(true, metarpc.SizeReport{ID: f, End: 9000, Mtime: 6})
+		a.reclaimed()
+		defer renewing(a.client)()
+		reader.wantGrace(f)
+		time.Sleep(h.lease + h.lease/2)
+		if got := reader.attr(f).Size; got != 9000 {
+			t.Errorf("size %d", got)
+		}
+	})
+}
+
+// A session that has its row for other writes says in it that it appends before it gets a place, and it stays said.
+func TestPlacesAnnounced(t *testing.T) {
+	h := startMemory(t)
+	a := h.client()
+	f := a.create(layout.RootID, "f")
+	says := func(want bool) {
+		t.Helper()
+		key := schema.WriterKey(f, a.hello.Session)
+		raw, err := h.engine.Get(t.Context(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var row schema.Writer
+		if err := schema.Decode(raw, &row); err != nil || row.Awaited != want {
+			t.Errorf("%+v, %v", row, err)
+		}
+	}
+	if _, err := a.layout(f, 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	says(false)
+	must[metarpc.ReserveResult](a, metarpc.OpReserve, &metarpc.ReserveArgs{ID: f, Len: 5})
+	says(true)
+	if _, err := a.layout(f, 3*testUnit, 1); err != nil {
+		t.Fatal(err)
+	}
+	says(true)
 }
 
 // A client that knows nothing of numbers reports its places as it always did: ahead of the write.

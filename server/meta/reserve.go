@@ -2,6 +2,7 @@ package meta
 
 import (
 	"context"
+	"errors"
 	"math"
 	"syscall"
 
@@ -20,6 +21,9 @@ func (s *Service) reserve(ctx context.Context, c *call, a *metarpc.ReserveArgs) 
 	s.settlePlaces(c.sess.claims[a.ID], a.Ended, a.GivenUp)
 	s.mu.Unlock()
 	if _, _, err := s.regular(ctx, a.ID); err != nil {
+		return nil, err
+	}
+	if err := s.awaitGrace(ctx); err != nil { // somebody may have a place that this instance does not know of
 		return nil, err
 	}
 	p := pending{s: s, by: c.sess}
@@ -69,6 +73,12 @@ func (s *Service) reserve(ctx context.Context, c *call, a *metarpc.ReserveArgs) 
 			return nil, refuse(syscall.EFBIG)
 		}
 		cl := f.claim(c.sess)
+		if cl.writer && !cl.awaited {
+			if err := s.announceAppends(ctx, c, cl, row); err != nil {
+				return nil, err
+			}
+			continue
+		}
 		at := now()
 		if !metarpc.BackReserveRecall.In(c.from.version) {
 			cl.report = cl.report.and(report{end: off + a.Len, mtime: at})
@@ -77,6 +87,25 @@ func (s *Service) reserve(ctx context.Context, c *call, a *metarpc.ReserveArgs) 
 		}
 		return &metarpc.ReserveResult{Off: off, Mtime: at, Number: s.addPlace(cl, off, a.Len, at)}, nil
 	}
+}
+
+// announceAppends has the row of a session say that it is awaited, which it got for other writes; s.mu is held, and
+// released meanwhile. The row of a session that has none yet says it when it is put.
+func (s *Service) announceAppends(ctx context.Context, c *call, cl *claim, row schema.Inode) error {
+	id := cl.file.id
+	cl.assigning++
+	s.mu.Unlock()
+	_, err := s.cfg.Files.Assign(ctx, id, row, 0, 1, c.sess.id, true, nil)
+	if err != nil && ctx.Err() != nil {
+		err = errors.Join(err, s.cfg.Files.AwaitKnown(s.ctx, id))
+	}
+	if err != nil {
+		err = s.assignError(ctx, c, id, err)
+	}
+	s.mu.Lock()
+	cl.assigning--
+	cl.awaited = err == nil
+	return err
 }
 
 // admitAppend is EDQUOT if the quotas of a file have no room for what is about to be appended to it. Else nobody would take back that

@@ -17,13 +17,14 @@ import (
 )
 
 // Assign returns a layout row of file id with data files for the n bytes at off, and records that session may write
-// them (the writer row). ino is the file's inode as the caller read it; its policy counts. If the rows in the catalog do
-// already, nothing is committed. What a file has is not exchanged, but for stale copies, so the layout of a concurrent
-// Assign, and any that was handed out, stays valid until the file is fenced.
+// them (the writer row), and there whether it is awaited. ino is the file's inode as the caller read it; its policy
+// counts. If the rows in the catalog do already, nothing is committed. What a file has is not exchanged, but for
+// stale copies, so the layout of a concurrent Assign, and any that was handed out, stays valid until the file is
+// fenced.
 //
 // Errors that callers can tell apart: ErrNoDevice, ErrNoSpace, ErrNoInode, extent.ErrTooFar (EFBIG), those of the catalog. If ctx ends the rows may
 // still change, see AwaitKnown.
-func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, near []layout.DeviceID) (schema.Layout, error) {
+func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, appends bool, near []layout.DeviceID) (schema.Layout, error) {
 	unlock, err := m.files.lock(ctx, id)
 	if err != nil {
 		return schema.Layout{}, err
@@ -32,7 +33,7 @@ func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode
 	policy := ino.Policy.Layout().Or(defaultPolicy)
 	end := layout.Range{Off: off, Len: max(n, 1)}.End()
 	for {
-		row, done, err := m.assign(ctx, id, policy, off, end, session, near)
+		row, done, err := m.assign(ctx, id, policy, off, end, session, appends, near)
 		if err != nil {
 			return schema.Layout{}, fmt.Errorf("data files for inode %d: %w", id, err)
 		}
@@ -43,13 +44,17 @@ func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode
 }
 
 // assign is one attempt of Assign; done is false if the rows changed under it.
-func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Policy, off, end int64, session metarpc.SessionID, near []layout.DeviceID) (row schema.Layout, done bool, err error) {
+func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Policy, off, end int64, session metarpc.SessionID, appends bool, near []layout.DeviceID) (row schema.Layout, done bool, err error) {
 	layoutKey, writerKey := schema.LayoutKey(id), schema.WriterKey(id, session)
 	values, err := m.cfg.Engine.GetMany(ctx, [][]byte{layoutKey, writerKey})
 	if err != nil {
 		return row, false, err
 	}
 	old, writer := values[0], values[1] != nil
+	var said schema.Writer
+	if err := schema.Decode(values[1], &said); err != nil {
+		return row, false, fmt.Errorf("writer row: %w", err)
+	}
 	if old != nil {
 		if err := schema.Decode(old, &row); err != nil {
 			return row, false, fmt.Errorf("layout row: %w", err)
@@ -62,7 +67,7 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 	var taken []schema.DataFile
 	covered := covers(&row, end)
 	switch {
-	case covered && writer && !m.OnNamespaces(row):
+	case covered && writer && (said.Awaited || !appends) && !m.OnNamespaces(row):
 		return row, true, nil
 	case !covered && row.Moving:
 		return row, false, fmt.Errorf("%w: the file is being moved", ErrNoDevice)
@@ -72,12 +77,13 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 		}
 	}
 
+	says := schema.Writer{Awaited: said.Awaited || appends || m.OnNamespaces(row)}
 	requests, err := m.lacking(ctx, &row, off, end-off)
 	if err != nil {
 		m.putBack(taken)
 		return row, false, err
 	}
-	if covered && writer && len(requests) == 0 {
+	if covered && writer && says == said && len(requests) == 0 {
 		return row, true, nil
 	}
 	inode, firstTaken := 0, 0
@@ -91,8 +97,8 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 			b.GuardAbsent(layoutKey)
 		}
 		b.Put(layoutKey, schema.Encode(&row))
-		if !writer {
-			b.Put(writerKey, nil)
+		if !writer || says != said {
+			b.Put(writerKey, schema.Encode(&says))
 		}
 		firstTaken = own(b, taken)
 	}

@@ -180,7 +180,7 @@ func (w *world) segment(row schema.Layout, mode layout.IOMode, off, n int64) met
 func (w *world) store(d *disks, id layout.FileID, ino schema.Inode, off int64, data []byte) schema.Layout {
 	w.t.Helper()
 	n := int64(len(data))
-	row, err := w.m.Assign(w.t.Context(), id, ino, off, n, session, nil)
+	row, err := w.m.Assign(w.t.Context(), id, ino, off, n, session, false, nil)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -205,7 +205,7 @@ func (w *world) store(d *disks, id layout.FileID, ino schema.Inode, off int64, d
 			w.t.Fatal(err)
 		}
 		if at += s.Len; at < off+n {
-			if row, err = w.m.Assign(w.t.Context(), id, ino, at, off+n-at, session, nil); err != nil {
+			if row, err = w.m.Assign(w.t.Context(), id, ino, at, off+n-at, session, false, nil); err != nil {
 				w.t.Fatal(err)
 			}
 		}
@@ -473,7 +473,7 @@ func TestExtents(t *testing.T) {
 		t.Error("what was written is not what is read")
 	}
 	// What was written before nobody made valid reads as zeros.
-	row, err := w.m.Assign(t.Context(), id, ino, 20*mib, block, session, nil)
+	row, err := w.m.Assign(t.Context(), id, ino, 20*mib, block, session, false, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -536,7 +536,7 @@ func TestNamespaceFull(t *testing.T) {
 	}
 	ino := w.inode(9, layout.Policy{StripeCount: 1})
 	for off := int64(0); ; off += mib {
-		_, err := w.m.Assign(t.Context(), 9, ino, off, mib, session, nil)
+		_, err := w.m.Assign(t.Context(), 9, ino, off, mib, session, false, nil)
 		if errors.Is(err, ErrNoSpace) && errors.Is(err, syscall.ENOSPC) {
 			break
 		}
@@ -551,7 +551,7 @@ func TestNamespaceFull(t *testing.T) {
 		w.remove(id)
 	}
 	w.eventually("it is removed", func() bool { return w.m.GarbageCount(t.Context()) == 0 })
-	if _, err := w.m.Assign(t.Context(), 9, ino, 20*mib, mib, session, nil); err != nil {
+	if _, err := w.m.Assign(t.Context(), 9, ino, 20*mib, mib, session, false, nil); err != nil {
 		t.Error(err)
 	}
 }
@@ -563,7 +563,7 @@ func TestNamespaceFar(t *testing.T) {
 		id := layout.FileID(9 + i)
 		ino := w.inode(id, policy)
 		for _, n := range []int64{4096, 2 * mib, layout.ToEOF} {
-			row, err := w.m.Assign(t.Context(), id, ino, extent.MaxBytes-4096, n, session, nil)
+			row, err := w.m.Assign(t.Context(), id, ino, extent.MaxBytes-4096, n, session, false, nil)
 			if err != nil {
 				t.Fatalf("%d bytes, the first of which a data file can have: %v", n, err)
 			}
@@ -571,7 +571,7 @@ func TestNamespaceFar(t *testing.T) {
 				t.Errorf("the segment is %d bytes at %d", s.Len, s.Off)
 			}
 			for _, off := range []int64{extent.MaxBytes, 1<<63 - 4096} {
-				if _, err := w.m.Assign(t.Context(), id, ino, off, n, session, nil); !errors.Is(err, syscall.EFBIG) {
+				if _, err := w.m.Assign(t.Context(), id, ino, off, n, session, false, nil); !errors.Is(err, syscall.EFBIG) {
 					t.Errorf("%d bytes at %d: %v", n, off, err)
 				}
 				if s := w.segment(row, layout.IOModeRead, off, 2048); len(s.Mirrors[0][0].Extents) > 0 {
@@ -715,7 +715,7 @@ func TestNamespaceRestart(t *testing.T) {
 	var b catalog.Batch
 	b.Delete(schema.InodeKey(1))
 	w.commit(&b)
-	if _, err := w.m.Assign(t.Context(), 1, ino, 0, 30*mib, session, nil); !errors.Is(err, ErrNoInode) {
+	if _, err := w.m.Assign(t.Context(), 1, ino, 0, 30*mib, session, false, nil); !errors.Is(err, ErrNoInode) {
 		t.Errorf("a file that is gone gets space: %v", err)
 	}
 	w.spaces(2 * mib)
@@ -898,7 +898,7 @@ func TestMoveToFull(t *testing.T) {
 		t.Fatalf("%+v, %v", row, err)
 	}
 	for off := int64(0); off < 12*mib; off += mib {
-		if row, err = w.m.Assign(t.Context(), 1, ino, off, mib, session, nil); err != nil {
+		if row, err = w.m.Assign(t.Context(), 1, ino, off, mib, session, false, nil); err != nil {
 			t.Fatalf("at %d: %v", off, err)
 		}
 	}

@@ -29,7 +29,7 @@
 //	"u" shard[2]                       counters   field 0: inodes in use, by what the shard's service has added and removed. One for each shard, so that
 //	                                              services do not collide; all of them together count. The first shard's has no shard in its key
 //	"v"                                Volume     the volume itself
-//	"w" id[8] session[16]              empty      the session may have written data past the durable size
+//	"w" id[8] session[16]              Writer     the session may have written data past the durable size; empty if nothing more is said
 //	"x" id[8] name                     raw        an extended attribute
 //	"y" device[16]                     counters   field 0: units that data files on the namespace have, field 1: units that are condemned
 //	"I"                                raw        an import into the catalog has not ended, so that there is no volume yet

@@ -515,6 +515,16 @@ type Truncate struct {
 	Size     int64
 }
 
+// Writer says of a session that may have written a file what its row says besides. Earlier versions leave the row
+// empty, and do not read it.
+type Writer struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	// Awaited says that data files do not tell how long the session has made the file, so that after a restart of the
+	// service it is waited for: it appends, and what it has not written yet may lie in front of what others have, or
+	// the file is on namespaces.
+	Awaited bool
+}
+
 // plainLayout is the row of a Layout without caches, which is the only one that earlier versions know.
 type plainLayout struct {
 	_msgpack   struct{} `msgpack:",as_array"`
@@ -571,6 +581,10 @@ func Encode(row any) []byte {
 		if r.Fences == 0 {
 			row = &plainReply{Sequence: r.Sequence, Frame: r.Frame}
 		}
+	case *Writer:
+		if *r == (Writer{}) {
+			return nil
+		}
 	}
 	b, err := msgpack.Marshal(row)
 	if err != nil {
@@ -587,6 +601,11 @@ func Decode(b []byte, row any) error {
 		fields = int(b[0] &^ array)
 	}
 	switch r := row.(type) {
+	case *Writer:
+		if len(b) == 0 {
+			*r = Writer{}
+			return nil
+		}
 	case *Layout:
 		if fields == 4 {
 			var p plainLayout
