@@ -131,8 +131,21 @@ func (s *service) listen() string {
 // dial connects to the service through a pipe, which testing/synctest can follow.
 func (s *service) dial(ctx context.Context, addr string) (net.Conn, error) {
 	client, server := net.Pipe()
-	s.accept(server)
+	s.accept(&manyWriters{server, make(chan struct{}, 1)})
 	return client, nil
+}
+
+// manyWriters is an end of a pipe that several goroutines may write to: they wait for each other where
+// testing/synctest can follow, which is not so of the mutex of the pipe.
+type manyWriters struct {
+	net.Conn
+	turn chan struct{}
+}
+
+func (c *manyWriters) Write(b []byte) (int, error) {
+	c.turn <- struct{}{}
+	defer func() { <-c.turn }()
+	return c.Conn.Write(b)
 }
 
 func (s *service) accept(nc net.Conn) {
