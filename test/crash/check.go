@@ -369,8 +369,7 @@ func (c *checker) checkRecords(f file, l look, seen []string) {
 		}
 	}
 	for _, o := range appends {
-		_, stable := c.stable[o]
-		if o.Begin < l.end && o.last() >= truncated && (!stable || !o.ok() || o.End-o.Begin > int64(slow)) {
+		if o.Begin < l.end && o.last() >= truncated && (!c.holds(o, l.begin, l.end) || o.End-o.Begin > int64(slow)) {
 			maybe = true
 		}
 	}

@@ -351,6 +351,26 @@ func TestLogs(t *testing.T) {
 			appended(m, 2, 10, 0)
 			return []string{value{}.String(), a}
 		}, ""},
+		"a hole that is read": {func(m *made) []string {
+			a := appended(m, 1, 10, 20)
+			m.read(26, 27, value{})
+			m.sync(1, 31, 40)
+			return []string{a}
+		}, "every place was written"},
+		"a hole that is read after the power was cut": {func(m *made) []string {
+			m.cuts = []span{{21, 25}}
+			a := appended(m, 1, 10, 20)
+			m.read(26, 27, value{})
+			m.sync(1, 31, 40)
+			return []string{a}
+		}, ""},
+		"a hole that is read after the power was cut, of what was stable": {func(m *made) []string {
+			m.cuts = []span{{35, 38}}
+			a := appended(m, 1, 10, 20)
+			m.sync(1, 21, 30)
+			m.read(41, 42, value{})
+			return []string{a}
+		}, "every place was written"},
 		"truncated": {func(m *made) []string {
 			appended(m, 1, 10, 20)
 			m.add(op{Writer: 2, Kind: opTruncate, Begin: 21, End: 30})

@@ -43,7 +43,7 @@
 //
 // Nobody knows where an append ends up before it is seen. Where it is seen it counts as a write, and the file must
 // not have been longer when it began. A log must have every promised record since the last truncation, once, and
-// records in the order in which they were appended. It must have no hole, unless an append was not promised or took
+// records in the order in which they were appended. It must have no hole, unless an append need not be seen, or took
 // so long that its place may have been recalled.
 //
 // The rule is weaker than a search for one order of all operations, but it needs no search: it compares two at a
