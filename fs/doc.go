@@ -76,8 +76,8 @@
 // The service keeps a place until it hears that it is written, or given up: from the next Reserve, a report, or at once
 // if it has asked. Until then nobody is shown what lies behind it. So such a write says nothing of the size known here:
 // others may be about to write in front of it, and whoever reads on asks the service, which is told of the written
-// places first (tellPlaces). OnReserveRecall makes places void that the data plane does not have: their appends take
-// new ones, however much of them was written.
+// places first (tellPlaces). OnReserveRecall makes places void where nothing is begun: their appends take new ones.
+// An append that is begun is finished at its place, however often it has to be tried, so that it is there once.
 //
 // An error that means the data server does not take the layout (any more) makes the request try again with a new one,
 // a few times; while the service has no layout to give it is waited for. One that concerns a copy of mirrored data is
@@ -225,7 +225,8 @@
 // Two mounts may truncate one file at the same time. Each waits for the service, which waits for the other to answer
 // its recall. So OnRecall, OnLeaseRecall, OnReserveRecall and OnSizeQuery wait for requests to data servers and for
 // LayoutCommits only, which the service answers whatever else it does; never for lockSize, which is held while the
-// service is asked. A write counts as under way only from admit to finish, while the data plane has it, and never waits
+// service is asked. OnReserveRecall also waits for layouts, which the service grants at a place while it waits for
+// that. A write counts as under way only from admit to finish, while the data plane has it, and never waits
 // for the service in between; OnRecall keeps new ones out and then waits for the count to fall to zero, OnLeaseRecall
 // waits for those that had begun. In the same way a read of what lies on namespaces counts only while the data plane
 // has it, from beginRead to endRead.

@@ -204,6 +204,7 @@ func (fs *FS) lose(shard int, list []*inode) {
 		i.known.Store(false)
 		i.recalledLeases++
 		i.reserved.lose()
+		i.notify() // a recall may wait for them
 		i.outdate()
 		i.doubtPrivileges()
 		if i.passed != nil {

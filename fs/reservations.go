@@ -5,15 +5,10 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
-	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
-
-// finishPatience is how long an append that is begun may take to be finished at its place when that is recalled. The
-// service waits a little longer for the answer.
-const finishPatience = 1500 * time.Millisecond
 
 // reservation is a place that the service keeps for an append. inode.mu guards what changes of it.
 type reservation struct {
@@ -25,7 +20,7 @@ type reservation struct {
 	done     int64 // acknowledged bytes
 	writing  int   // parts at the data plane
 	tried    bool  // a part failed, of which data servers may have some all the same
-	recalled bool  // nothing that the data plane does not have is written there any more
+	recalled bool  // nothing is written there: another place is asked for
 	over     bool  // nobody goes on writing
 }
 
@@ -192,11 +187,11 @@ func (i *inode) publishPlaces(ctx context.Context) {
 	}
 }
 
-// OnReserveRecall has appends to a file find other places, up to one that has a number, and tells the service which of
-// them are written. It is for metaclient.Config.
+// OnReserveRecall has appends to a file find other places, up to one that has a number, unless they are begun: those it
+// waits for, so that they are in the file once. Then it tells the service which places are written. It is for
+// metaclient.Config.
 //
-// It waits for data servers and for LayoutCommits only, but for finishPatience. What the data plane has is finished. What waits for a layout,
-// or for its turn to be tried again, is not written there any more; if it is begun, that is so after finishPatience only.
+// An append that has failed at a data server may wait for a layout, which the service grants whoever waits for this.
 func (fs *FS) OnReserveRecall(ctx context.Context, id layout.FileID, upto uint64) {
 	i := fs.holdKnown(id)
 	if i == nil {
@@ -205,35 +200,21 @@ func (fs *FS) OnReserveRecall(ctx context.Context, id layout.FileID, upto uint64
 	defer i.drop()
 	i.mu.Lock()
 	i.reserved.upto = max(i.reserved.upto, upto)
-	begun := i.recallPlaces(upto, false)
 	i.mu.Unlock()
-	if begun {
-		patient, cancel := context.WithTimeout(ctx, finishPatience)
-		defer cancel()
-		if i.await(patient, func() bool { return !i.recallPlaces(upto, false) }) == nil {
-			i.mu.Unlock()
-		}
-		i.mu.Lock()
-		i.recallPlaces(upto, true)
-		i.mu.Unlock()
-	}
-	err := i.await(ctx, func() bool {
-		return !slices.ContainsFunc(i.reserved.list, func(p *reservation) bool { return p.recalled && p.writing > 0 })
-	})
-	if err != nil {
+	if err := i.await(ctx, func() bool { return !i.recallPlaces(upto) }); err != nil {
 		return // nobody waits for us any more
 	}
 	i.mu.Unlock()
 	i.publishPlaces(ctx)
 }
 
-// recallPlaces recalls the places up to one that has a number, all or only those where nothing is begun, and reports whether
-// there are others. mu is held.
-func (i *inode) recallPlaces(upto uint64, all bool) (begun bool) {
+// recallPlaces recalls the places up to one that has a number where nothing is begun, and reports whether there are
+// others. mu is held.
+func (i *inode) recallPlaces(upto uint64) (begun bool) {
 	for _, p := range i.reserved.list {
 		switch {
 		case p.number == 0 || p.number > upto || p.recalled:
-		case p.begun() && !all:
+		case p.begun():
 			begun = true
 		default:
 			p.recalled = true

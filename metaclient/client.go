@@ -41,8 +41,7 @@ type Config struct {
 	// OnSizeQuery reports, by a provisional LayoutCommit, what has been written to these files. It is called like OnRecall.
 	OnSizeQuery func(ctx context.Context, ids []layout.FileID)
 	// OnReserveRecall has appends to a file whose places have numbers up to upto find other places, but for those that
-	// data servers have got already, and reports which of them are written. It is called like OnRecall. nil = there are
-	// none.
+	// are begun, which it waits for, and reports which of them are written. nil = there are none.
 	OnReserveRecall func(ctx context.Context, id layout.FileID, upto uint64)
 	// OnLost is called when the session of a shard has ended without us, before another one is begun: nothing may be done in that one
 	// on the strength of what was so in the old one. Inodes of other shards are not concerned. It must not block or make calls. nil = nobody

@@ -389,7 +389,7 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 		return fmt.Errorf("the service sent more than %d callbacks without waiting for answers", maxRecalls)
 	}
 	var answer func() metarpc.Status
-	every := time.Duration(cn.welcome.Lease) / 4 // to tell that it is being worked on
+	waiting, every := c.cfg.Waiting, time.Duration(cn.welcome.Lease)/4 // to tell that it is being worked on
 	switch a := args.(type) {
 	case *metarpc.LayoutRecallArgs:
 		c.cache.calledBack(a.ID, layout.Range{Off: a.Off, Len: a.Len})
@@ -416,7 +416,7 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 			}
 			return metarpc.StatusOK
 		}
-		every = min(every, reserveWorking)
+		every, waiting = min(every, reserveWorking), func() bool { return true }
 	case *metarpc.CopiesStaleArgs:
 		c.cache.calledBack(a.ID, layout.Range{Len: layout.ToEOF})
 		answer = func() metarpc.Status {
@@ -436,7 +436,7 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 	}
 	// Owns the answer to one callback; ends when what the callback asks for is done, whose context ends with c.ctx.
 	c.tasks.Go(func() {
-		stop := c.keepWorking(cn, h.Number, every)
+		stop := c.keepWorking(cn, h.Number, waiting, every)
 		status := answer()
 		stop()
 		b, err := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: h.Number, Status: status})
@@ -451,26 +451,26 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 }
 
 // reserveWorking is how often a service hears that ReserveRecall is being worked on, which it does not wait for as long
-// as for others.
+// as for others. An append that is to be finished may wait for a layout as well as for data servers.
 const reserveWorking = 500 * time.Millisecond
 
-// keepWorking tells the service that data servers keep the answer to a callback waiting, every so often when that is
-// so, until stop is called. One that comes after the answer does no harm.
-func (c *Client) keepWorking(cn *conn, number uint64, every time.Duration) (stop func()) {
-	if c.cfg.Waiting == nil {
+// keepWorking tells the service that the answer to a callback is kept waiting, every so often when that is so, until
+// stop is called. One that comes after the answer does no harm.
+func (c *Client) keepWorking(cn *conn, number uint64, waiting func() bool, every time.Duration) (stop func()) {
+	if waiting == nil {
 		return func() {}
 	}
 	var timer *time.Timer
 	stopped := false
 	say := func() {
-		waiting := c.cfg.Waiting()
+		working := waiting()
 		b, err := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: number, Status: metarpc.StatusWorking})
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if stopped || err != nil || c.conn != cn {
 			return
 		}
-		if waiting {
+		if working {
 			cn.append(b)
 		}
 		timer.Reset(every)

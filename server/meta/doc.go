@@ -401,7 +401,8 @@
 //	cut       setSize recalls all places first, when f.cut keeps new ones away. A session that sets the size has
 //	          finished its own
 //
-// Owners answer a recall when data servers have answered, by LayoutCommit, as they answer a recall of layouts. Places
+// Owners answer a recall when the appends that they have begun are at their places, and say so by LayoutCommit. For that
+// they may need a layout: it is granted also while a cut waits for the place (file.uncut). Places
 // are in memory, and reclaimed. Before anything is written at a place, the writer row says that the session is
 // awaited: it gets the row with its layout, after it has the place; if it has the row already, for other writes,
 // Reserve adds that first (announceAppends). Quotas count them as reported.

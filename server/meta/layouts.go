@@ -217,7 +217,7 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 	s.mu.Lock()
 	var got layout.Range
 	if err == nil {
-		got, err = s.awaitGrant(ctx, f, a.Off)
+		got, err = s.awaitGrant(ctx, f, cl, a.Off)
 		got.Len = min(got.End(), allowed) - got.Off
 	}
 	if err != nil {
@@ -337,7 +337,7 @@ func (s *Service) awaitTurn(ctx context.Context, f *file, cl *claim, why purpose
 		"inode %d is being used by another client there", f.id))
 	defer cancel()
 	for {
-		if got, err = s.awaitGrant(ctx, f, wanted.Off); err != nil {
+		if got, err = s.awaitGrant(ctx, f, cl, wanted.Off); err != nil {
 			return got, false, err
 		}
 		if why.mode == layout.IOModeRead && (cl == nil || !cl.open) {
@@ -354,22 +354,19 @@ func (s *Service) awaitTurn(ctx context.Context, f *file, cl *claim, why purpose
 	}
 }
 
-// awaitGrant returns the range around off of which a layout may be granted; s.mu is held, and released
-// while it waits for a truncation below off to end, for the copying of what is there, and for the fencing of those who wrote the
-// file before.
-func (s *Service) awaitGrant(ctx context.Context, f *file, off int64) (got layout.Range, err error) {
+// awaitGrant returns the range around off of which a layout may be granted to a session, whose claim may be nil; s.mu
+// is held, and released while it waits for a truncation below off to end, for the copying of what is there, and for the
+// fencing of those who wrote the file before.
+func (s *Service) awaitGrant(ctx context.Context, f *file, cl *claim, off int64) (got layout.Range, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable,
 		"inode %d is being truncated, copied or fenced", f.id))
 	defer cancel()
-	for f.cut != nil && f.cut.from <= off || f.gate.Contains(off, 1) || f.unfenced() {
+	for f.uncut(cl, off) <= off || f.gate.Contains(off, 1) || f.unfenced() {
 		if err := s.wait(ctx, f); err != nil {
 			return got, context.Cause(ctx)
 		}
 	}
-	from, limit := int64(0), int64(layout.ToEOF)
-	if f.cut != nil {
-		limit = f.cut.from
-	}
+	from, limit := int64(0), f.uncut(cl, off)
 	switch {
 	case f.gate.Len == 0:
 	case off < f.gate.Off:
@@ -378,6 +375,23 @@ func (s *Service) awaitGrant(ctx context.Context, f *file, off int64) (got layou
 		from = f.gate.End()
 	}
 	return layout.Range{Off: from, Len: limit - from}, nil
+}
+
+// uncut is where that ends of which layouts may be granted at off although f may be being cut. An append that has its
+// place since before that is finished there first. Service.mu is held.
+func (f *file) uncut(cl *claim, off int64) (end int64) {
+	if f.cut == nil {
+		return layout.ToEOF
+	}
+	end = f.cut.from
+	if cl != nil && f.cut.phase == cutRecalling {
+		for _, p := range cl.places {
+			if p.off <= off && off < p.end {
+				end = max(end, p.end)
+			}
+		}
+	}
+	return end
 }
 
 // clipped cuts off what segments cover before from and from limit on.

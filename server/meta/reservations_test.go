@@ -196,6 +196,13 @@ func TestPlacesCut(t *testing.T) {
 		if len(ch) != 0 || a.upto.Load() != unsent.Number {
 			t.Errorf("cut before the places are gone: recalled up to %d of %d", a.upto.Load(), unsent.Number)
 		}
+		// An append that is begun may need a layout for another try.
+		begin := time.Now()
+		if end, err := a.layout(f, 6, 4); err != nil || end != 10 || time.Since(begin) != 0 {
+			t.Errorf("layout at the place up to %d after %v, %v", end, time.Since(begin), err)
+		}
+		_, err := a.layout(f, 15, 1)
+		wantStatus(t, err, metarpc.StatusLayoutUnavailable)
 		place, placed := a.begin(metarpc.OpReserve, &metarpc.ReserveArgs{ID: f, Len: 5})
 		close(writing)
 		if err := reader.finish(hdr, ch, new(metarpc.AttrResult)); err != nil {

@@ -210,11 +210,12 @@
 // An append that has returned is visible at once: before the service tells a size it asks those who have places
 // (SizeQuery), the asking session as well. A session that is asked while it writes a place reports it as soon as it is
 // written. If something is written behind a place that is not, or its session does not answer, the service waits for a
-// second and then recalls the place (ReserveRecall). The session finishes what it has sent to data servers, reports
-// that, and answers; its other places are void, and the appends take new ones. A session that neither answers nor says
-// StatusWorking for two seconds is ended and fenced. No lease on the attributes is granted beside a place.
+// second and then recalls the place (ReserveRecall). The session finishes the appends that data servers may have some
+// of, reports that, and answers; its other places are void, and the appends take new ones. A session that neither
+// answers nor says StatusWorking for two seconds is ended and fenced. No lease on the attributes is granted beside a
+// place.
 //
-// A truncation recalls all places first. The session that asks for it has finished its own appends before. After a
+// A truncation recalls all places first, and until then layouts are granted there. The session that asks for it has finished its own appends before. After a
 // restart of the service a session tells of its places again (Reserved), before ReclaimComplete.
 //
 // In versions before 6 a place has no number: it counts as written when Reserve is answered, and is not recalled.

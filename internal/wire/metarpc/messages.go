@@ -733,8 +733,8 @@ type (
 		_msgpack struct{} `msgpack:",as_array"`
 		IDs      []layout.FileID
 	}
-	// ReserveRecallArgs: the session writes no place of the file with a number up to Upto any more. What it has begun
-	// to write it finishes. It reports which of them it has written, by a provisional LayoutCommit, and then answers;
+	// ReserveRecallArgs: the session begins to write no place of the file with a number up to Upto. What it has begun
+	// it finishes, for which it may need a layout. It reports which of them it has written, by a provisional LayoutCommit, and then answers;
 	// the others are given up.
 	ReserveRecallArgs struct {
 		_msgpack struct{} `msgpack:",as_array"`
