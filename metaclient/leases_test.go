@@ -592,6 +592,33 @@ func TestLeaseRecall(t *testing.T) {
 	})
 }
 
+// A recall of places may wait for more than data servers: as long as it is under way the service hears of it.
+func TestReserveRecall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(t)
+		finished := make(chan struct{})
+		c := connected(t, s, Config{
+			OnReserveRecall: func(context.Context, layout.FileID, uint64) { <-finished },
+			Waiting:         func() bool { return false },
+		})
+		c.GetAttr(t.Context(), 7)
+		s.backCall(t, metarpc.BackHeader{Number: 1, Op: metarpc.BackReserveRecall}, &metarpc.ReserveRecallArgs{ID: 7, Upto: 3})
+		began := time.Now()
+		for range 4 {
+			if b := <-s.backs; b.Number != 1 || b.Status != metarpc.StatusWorking {
+				t.Errorf("%+v", b)
+			}
+		}
+		if waited := time.Since(began); waited > 2*time.Second {
+			t.Errorf("the service has heard 4 times in %v", waited)
+		}
+		close(finished)
+		if b := <-s.backs; b.Number != 1 || b.Status != metarpc.StatusOK {
+			t.Errorf("%+v", b)
+		}
+	})
+}
+
 // c0 is there to see that the context of callbacks gets slots of its own.
 func c0(ctx context.Context) (bool, error) {
 	if ctx.Value(priorKey{}) == nil {
