@@ -166,9 +166,10 @@
 // session is awaited (Service.awaits):
 //
 //	waiting     every call that tells the size waits for it (awaitTold) for graceWait, then the client asks again
-//	not waiting a session that has not reclaimed yet, except in GetAttr, or two would wait for each other. It is told what is known: the file
-//	            is at least so long. No lease on the attributes is granted, and the data files are not asked
-//	until       ReclaimComplete. A report alone is not enough: it may have been under way since before the restart, and say nothing of places
+//	not waiting who opens a file again (showReclaimed), or two would wait for each other. It is told what is known: the
+//	            file is at least so long. No lease on the attributes is granted, and the data files are not asked
+//	until       ReclaimComplete, also after the grace period. A report alone is not enough: it may have been under way
+//	            since before the restart, and say nothing of places
 //	or until    the session has ended, then the file is fenced, for which a lease is waited at most, and the data files tell. On a namespace
 //	            nothing counts that it has not reported
 //

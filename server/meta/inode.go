@@ -174,7 +174,7 @@ func touch(t *tx, dir layout.FileID, entries, subdirs int64, now int64) {
 }
 
 func (s *Service) getAttr(ctx context.Context, c *call, a *metarpc.IDArgs) (*metarpc.AttrResult, error) {
-	if err := s.awaitTold(ctx, nil, a.ID); err != nil {
+	if err := s.awaitTold(ctx, a.ID); err != nil {
 		return nil, err
 	}
 	attr, lease, err := s.show(ctx, c.sess, a.ID)

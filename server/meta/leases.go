@@ -389,6 +389,17 @@ func (s *Service) show(ctx context.Context, sess *session, id layout.FileID) (me
 	if err := s.settleSize(ctx, sess, id); err != nil {
 		return metarpc.Attr{}, 0, err
 	}
+	return s.showNow(ctx, sess, id, lease)
+}
+
+// showReclaimed is show for who opens a file again after a restart. It does not wait for others, who may get what they
+// need for their answer only when all have reclaimed. The file is at least so long; if others are to say more there is no
+// lease.
+func (s *Service) showReclaimed(ctx context.Context, sess *session, id layout.FileID) (metarpc.Attr, metarpc.Lease, error) {
+	return s.showNow(ctx, sess, id, s.lease(sess, id, metarpc.LeaseAttrs))
+}
+
+func (s *Service) showNow(ctx context.Context, sess *session, id layout.FileID, lease metarpc.Lease) (metarpc.Attr, metarpc.Lease, error) {
 	attr, err := s.attributes(ctx, sess, id)
 	if errors.Is(err, errStale) {
 		s.noLease(sess, id)
@@ -397,10 +408,9 @@ func (s *Service) show(ctx context.Context, sess *session, id layout.FileID) (me
 }
 
 // settleSize waits until it can be told how long files are: writers have said it, appends that others follow on are
-// written, and a size that others have been told to expect is set. A session that is still reclaiming does not wait
-// for others that are: it learns how long they are at least.
+// written, and a size that others have been told to expect is set.
 func (s *Service) settleSize(ctx context.Context, sess *session, ids ...layout.FileID) error {
-	if err := s.awaitTold(ctx, sess, ids...); err != nil {
+	if err := s.awaitTold(ctx, ids...); err != nil {
 		return err
 	}
 	err := s.settlePlacesOf(ctx, ids, func(ctx context.Context) error { return s.askWriters(ctx, sess, true, ids...) })

@@ -51,7 +51,11 @@ func (s *Service) openFile(ctx context.Context, c *call, a *metarpc.OpenArgs) (m
 		s.meet(cl, a.Reclaim)
 	}
 	s.mu.Unlock()
-	attr, lease, err := s.show(ctx, sess, id)
+	show := s.show
+	if a.Reclaim {
+		show = s.showReclaimed
+	}
+	attr, lease, err := show(ctx, sess, id)
 	switch {
 	case err != nil:
 	case !isRegular(attr.Mode):
@@ -271,10 +275,10 @@ func (s *Service) checkGrace() {
 	}
 }
 
-// sure notes that a session has had time to say what it knows; Service.mu is held.
+// sure notes that a session has had time to say what it knows of files for which it is not awaited; Service.mu is held.
 func (s *Service) sure(sess *session) {
 	for _, cl := range sess.claims {
-		if cl.unsure {
+		if cl.unsure && !s.awaits(cl) {
 			cl.unsure = false
 			s.changedFile(cl.file)
 		}

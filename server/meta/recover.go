@@ -452,20 +452,19 @@ func (s *Service) makeSure(ctx context.Context, id layout.FileID) error {
 // how long the file is: what it has appended, or written on namespaces, and where else it may be appending.
 // Service.mu is held.
 func (s *Service) awaits(cl *claim) bool {
-	return cl.awaited && cl.unsure && !cl.sess.reclaimed && s.grace && s.sessions[cl.sess.id] == cl.sess
+	return cl.awaited && cl.unsure && !cl.sess.reclaimed && s.sessions[cl.sess.id] == cl.sess
 }
 
 // awaitsAny reports whether there is such a session; Service.mu is held.
 func (s *Service) awaitsAny(f *file) bool { return slices.ContainsFunc(f.claims, s.awaits) }
 
 // awaitTold waits until no session is awaited for any of the files. A client that would wait long is told to ask
-// again. Except in calls that hold up nothing of what a client does to reclaim, sess does not wait until it has: else
-// two could wait for each other.
-func (s *Service) awaitTold(ctx context.Context, sess *session, ids ...layout.FileID) error {
+// again.
+func (s *Service) awaitTold(ctx context.Context, ids ...layout.FileID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	awaited := func(id layout.FileID) bool { return s.files[id] != nil && s.awaitsAny(s.files[id]) }
-	if sess != nil && !sess.reclaimed || !slices.ContainsFunc(ids, awaited) {
+	if !slices.ContainsFunc(ids, awaited) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, graceWait, refusef(metarpc.StatusGrace, "clients may still come back that were writing"))

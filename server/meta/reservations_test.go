@@ -358,6 +358,40 @@ func TestPlacesAwaited(t *testing.T) {
 	})
 }
 
+// Who opens a file again after a restart does not wait for the appends of others, which may get a layout to be finished
+// with only when all have reclaimed. Who takes longer than the grace period is awaited all the same.
+func TestPlacesReclaimedSlowly(t *testing.T) {
+	inBubble(t, func(h *host, f layout.FileID, reader *client) {
+		a, b := newAppender(h, f, nil), newAppender(h, f, nil)
+		first, second := a.reserve(10), b.reserve(5)
+		h.files.write(t, f, 15)
+		h.restart()
+		reader.connect()
+		defer renewing(reader)()
+		reader.reclaimed()
+		a.comeBack()
+		defer renewing(a.client)()
+		a.report(true, metarpc.SizeReport{ID: f, Reserved: []metarpc.Place{
+			{Number: first.Number, Off: first.Off, Len: 10, Mtime: first.Mtime},
+		}})
+		began := time.Now()
+		b.comeBack()
+		defer renewing(b.client)()
+		if waited := time.Since(began); waited != 0 {
+			t.Errorf("opened again after %v", waited)
+		}
+		a.ended(first.Number)
+		a.reclaimed()
+		time.Sleep(2 * h.lease)
+		reader.wantGrace(f)
+		b.report(true, metarpc.SizeReport{ID: f, End: 15, Mtime: second.Mtime})
+		b.reclaimed()
+		if got := reader.attr(f).Size; got != 15 {
+			t.Errorf("size %d", got)
+		}
+	})
+}
+
 // A place that is given up after a restart does not count, although something of it was written before.
 func TestPlacesAwaitedGivenUp(t *testing.T) {
 	inBubble(t, func(h *host, f layout.FileID, reader *client) {
