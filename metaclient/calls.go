@@ -443,9 +443,11 @@ func splitReport(r metarpc.SizeReport, room int) (now, later metarpc.SizeReport)
 	return r, later
 }
 
-// Reserve finds a place for an append at the end of a file, and the time of the append.
+// Reserve finds a place for an append at the end of a file, and the time of the append. It ends a lease on the
+// attributes: until the place is written the service tells a size in front of it, with which nothing may be done later.
 func (c *Client) Reserve(ctx context.Context, args *metarpc.ReserveArgs) (r metarpc.ReserveResult, err error) {
 	ch := c.leases.begin([]layout.FileID{args.ID}, false)
+	c.leases.recall([]metarpc.LeaseItem{{ID: args.ID, Lease: metarpc.LeaseAttrs}})
 	err = c.change(ctx, metarpc.OpReserve, metarpc.Cred{}, args, &r, ch, nil, nil)
 	return r, err
 }
