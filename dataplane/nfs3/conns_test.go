@@ -229,7 +229,11 @@ func TestStalled(t *testing.T) {
 	tg := newTarget(t, Config{Connections: 2, Timeout: 16 * time.Second}, r.addr)
 	stop := load(t, tg, 128<<10)
 	defer stop()
-	until(t, "two connections", func() bool { return r.connections() >= 2 })
+	// One that is still being made would fail with another error.
+	until(t, "two connections", func() bool {
+		conns := tg.Stats().Connections
+		return conns[0].Up && conns[1].Up
+	})
 	r.stall()
 	until(t, "the end of the connection", func() bool { return tg.Stats().Err != nil })
 	if st := tg.Stats(); !errors.Is(st.Err, errStalled) {
