@@ -250,6 +250,7 @@ type terms struct {
 	// leased says that the place is the end of the file by what was known when recalledLeases was lease.
 	leased bool
 	lease  uint64
+	begun  bool // the data plane has had some of it
 }
 
 // errUnleased says that the place of an append may not be the end of the file any more.
@@ -307,6 +308,7 @@ func (i *inode) acquire(ctx context.Context, off, n int64, t *terms) (*layout.Se
 			return nil, none, errUnleased
 		}
 		admitted := i.admit(seg, off, n)
+		t.begun = true
 		if t.place != nil {
 			t.place.writing++
 			admitted.place, admitted.n = t.place, min(n, seg.End()-off)

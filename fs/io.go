@@ -448,6 +448,7 @@ func (i *inode) appendLeased(ctx context.Context, data []byte, stable layout.Sta
 	i.mu.Lock()
 	t.mine, t.leased, t.lease = true, true, i.recalledLeases
 	i.mu.Unlock()
+	s := i.session()
 	leased := i.exact()
 	if !leased && i.leaseDue() {
 		resume := i.wait()
@@ -461,7 +462,11 @@ func (i *inode) appendLeased(ctx context.Context, data []byte, stable layout.Sta
 	if !leased {
 		return 0, errUnleased
 	}
-	return i.write(ctx, data, i.size.Load(), stable, &t, nil)
+	n, err := i.write(ctx, data, i.size.Load(), stable, &t, nil)
+	if errors.Is(err, errUnleased) && t.begun && s != i.session() {
+		err = errUncertain
+	}
+	return n, err
 }
 
 // leaseInterval is how often an append asks for a lease first.
@@ -480,8 +485,8 @@ func (i *inode) leaseDue() bool {
 }
 
 // appendReserved lets the service find the place: others append, too, or write. Several of one mount go on at once. A
-// place that is lost, as the file was cut or others have waited for it too long, is no failure: what was written there
-// does not count. With the session it is lost to nobody's knowledge, and what was written there may count.
+// place that is recalled before anything was written there is no failure. If the session has ended since something was,
+// nobody knows whether that is in the file, and the append fails.
 func (i *inode) appendReserved(ctx context.Context, data []byte, stable layout.Stability, t terms) (int, error) {
 	t.mine = true
 	resume := i.wait()

@@ -187,11 +187,11 @@ func (i *inode) publishPlaces(ctx context.Context) {
 	}
 }
 
-// OnReserveRecall has appends to a file find other places, up to one that has a number, unless they are begun: those it
-// waits for, so that they are in the file once. Then it tells the service which places are written. It is for
-// metaclient.Config.
+// OnReserveRecall recalls the places of appends to a file, up to one that has a number. Appends of which nothing is
+// written take new places. It waits for the others, so that they are in the file once, and tells the service which places
+// are written. It is for metaclient.Config.
 //
-// An append that has failed at a data server may wait for a layout, which the service grants whoever waits for this.
+// An append that has failed at a data server may need a layout. The service grants it during the recall.
 func (fs *FS) OnReserveRecall(ctx context.Context, id layout.FileID, upto uint64) {
 	i := fs.holdKnown(id)
 	if i == nil {

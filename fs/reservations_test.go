@@ -167,8 +167,7 @@ func TestPlaceTriedAgain(t *testing.T) {
 	r.wantRead(id, 0, 100, []byte("headrecord"))
 }
 
-// What an append wrote in a session that has ended may be in the file, so it is not written at another place, too.
-// One that had written nothing is.
+// An append that was under way when the session ended may be in the file. It fails, and is not tried at another place.
 func TestPlaceOfEndedSession(t *testing.T) {
 	s := newService(1, 64<<10)
 	r, id, fh := reserving(t, s)
@@ -187,6 +186,32 @@ func TestPlaceOfEndedSession(t *testing.T) {
 	}
 	r.want(r.fsync(id, fh), syscall.EIO, "fsync")
 	r.want(<-r.startAppend(id, "next"), 0, "append")
+}
+
+// The same goes for an append that found the end of the file under a lease.
+func TestLeasedAppendOfEndedSession(t *testing.T) {
+	s := newService(1, 64<<10)
+	r := newRig(t, s)
+	id, fh := r.create("f")
+	r.want(<-r.startAppend(id, "head"), 0, "append")
+	r.want(r.fsync(id, fh), 0, "fsync")
+	s.servers[0].Pause()
+	begun := r.startAppend(id, "begun")
+	eventually(t, "the append is on its way", func() bool {
+		i := r.peek(id)
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		return i.writes[0]+i.writes[1] > 0
+	})
+	r.OnLost(0)
+	r.OnReset(t.Context(), 0, true)
+	s.servers[0].Resume()
+	r.want(<-begun, syscall.EIO, "an append of before")
+	if n := r.m.called("Reserve"); n != 0 {
+		t.Errorf("%d places", n)
+	}
+	r.want(r.fsync(id, fh), syscall.EIO, "fsync")
+	r.closeFile(id, fh)
 }
 
 // Places that are written are told with the next append, so a loop of appends costs no other call; who asks for one

@@ -444,7 +444,7 @@ func splitReport(r metarpc.SizeReport, room int) (now, later metarpc.SizeReport)
 }
 
 // Reserve finds a place for an append at the end of a file, and the time of the append. It ends a lease on the
-// attributes: until the place is written the service tells a size in front of it, with which nothing may be done later.
+// attributes: the service tells a size without the place until that is written, and such an answer must not be kept.
 func (c *Client) Reserve(ctx context.Context, args *metarpc.ReserveArgs) (r metarpc.ReserveResult, err error) {
 	ch := c.leases.begin([]layout.FileID{args.ID}, false)
 	c.leases.recall([]metarpc.LeaseItem{{ID: args.ID, Lease: metarpc.LeaseAttrs}})

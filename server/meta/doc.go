@@ -170,8 +170,8 @@
 //	            file is at least so long. No lease on the attributes is granted, and the data files are not asked
 //	until       ReclaimComplete, also after the grace period. A report alone is not enough: it may have been under way
 //	            since before the restart, and say nothing of places
-//	or until    the session has ended, then the file is fenced, for which a lease is waited at most, and the data files tell. On a namespace
-//	            nothing counts that it has not reported
+//	or until    the session has ended. Then its file is fenced, and the data files tell. That is waited for as long as a
+//	            lease at most. On a namespace nothing counts that the session has not reported
 //
 // Reserve, as other changes, waits for all of the grace period. Rows of earlier versions say nothing: for those the
 // data files are asked.
@@ -402,8 +402,8 @@
 //	cut       setSize recalls all places first, when f.cut keeps new ones away. A session that sets the size has
 //	          finished its own
 //
-// Owners answer a recall when the appends that they have begun are at their places, and say so by LayoutCommit. For that
-// they may need a layout: it is granted also while a cut waits for the place (file.uncut). Places
+// The owner of a place finishes the append that it has begun there, reports that by LayoutCommit, and answers the recall.
+// It may need a layout, which it gets also while a cut waits for the place (file.uncut). Places
 // are in memory, and reclaimed. Before anything is written at a place, the writer row says that the session is
 // awaited: it gets the row with its layout, after it has the place; if it has the row already, for other writes,
 // Reserve adds that first (announceAppends). Quotas count them as reported.

@@ -354,9 +354,9 @@ func (s *Service) awaitTurn(ctx context.Context, f *file, cl *claim, why purpose
 	}
 }
 
-// awaitGrant returns the range around off of which a layout may be granted to a session, whose claim may be nil; s.mu
-// is held, and released while it waits for a truncation below off to end, for the copying of what is there, and for the
-// fencing of those who wrote the file before.
+// awaitGrant returns the range around off of which a layout may be granted to a session, whose claim may be nil. It waits
+// for the end of a truncation below off, for data that is being copied there, and until ended sessions that wrote the
+// file are fenced. s.mu is held, and released meanwhile.
 func (s *Service) awaitGrant(ctx context.Context, f *file, cl *claim, off int64) (got layout.Range, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusLayoutUnavailable,
 		"inode %d is being truncated, copied or fenced", f.id))

@@ -392,9 +392,9 @@ func (s *Service) show(ctx context.Context, sess *session, id layout.FileID) (me
 	return s.showNow(ctx, sess, id, lease)
 }
 
-// showReclaimed is show for who opens a file again after a restart. It does not wait for others, who may get what they
-// need for their answer only when all have reclaimed. The file is at least so long; if others are to say more there is no
-// lease.
+// showReclaimed is show for a session that opens a file again after a restart. It waits for no other session: that may
+// need a layout to answer, and layouts are granted when all sessions have reclaimed. The file may be longer than is told;
+// then there is no lease.
 func (s *Service) showReclaimed(ctx context.Context, sess *session, id layout.FileID) (metarpc.Attr, metarpc.Lease, error) {
 	return s.showNow(ctx, sess, id, s.lease(sess, id, metarpc.LeaseAttrs))
 }

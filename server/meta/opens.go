@@ -275,7 +275,7 @@ func (s *Service) checkGrace() {
 	}
 }
 
-// sure notes that a session has had time to say what it knows of files for which it is not awaited; Service.mu is held.
+// sure notes that nothing more is expected of a session, but for files for which it is awaited; Service.mu is held.
 func (s *Service) sure(sess *session) {
 	for _, cl := range sess.claims {
 		if cl.unsure && !s.awaits(cl) {

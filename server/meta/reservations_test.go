@@ -114,8 +114,8 @@ func TestPlacesLate(t *testing.T) {
 	})
 }
 
-// In the grace period no place is recalled, since its owner could not get a layout to finish what it has begun there. Who waits
-// is told to ask again.
+// In the grace period no place is recalled: its owner may need a layout to finish what it has begun there, and gets none.
+// Sessions that wait for the place are told to ask again.
 func TestPlacesInGrace(t *testing.T) {
 	inBubble(t, func(h *host, f layout.FileID, reader *client) {
 		a, b := newAppender(h, f, nil), newAppender(h, f, nil)
@@ -358,8 +358,8 @@ func TestPlacesAwaited(t *testing.T) {
 	})
 }
 
-// Who opens a file again after a restart does not wait for the appends of others, which may get a layout to be finished
-// with only when all have reclaimed. Who takes longer than the grace period is awaited all the same.
+// A session that opens a file again after a restart does not wait for the appends of others: these may need layouts, which
+// are granted when all sessions have reclaimed. A session that takes longer than the grace period is awaited all the same.
 func TestPlacesReclaimedSlowly(t *testing.T) {
 	inBubble(t, func(h *host, f layout.FileID, reader *client) {
 		a, b := newAppender(h, f, nil), newAppender(h, f, nil)

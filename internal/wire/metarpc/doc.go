@@ -215,8 +215,9 @@
 // answers nor says StatusWorking for two seconds is ended and fenced. No lease on the attributes is granted beside a
 // place.
 //
-// A truncation recalls all places first, and until then layouts are granted there. The session that asks for it has finished its own appends before. After a
-// restart of the service a session tells of its places again (Reserved), before ReclaimComplete.
+// A truncation recalls all places first. Until they are written or given up, layouts are granted there. The session that
+// asks for the truncation has finished its own appends before. After a restart of the service a session tells of its
+// places again (Reserved), before ReclaimComplete.
 //
 // In versions before 6 a place has no number: it counts as written when Reserve is answered, and is not recalled.
 //

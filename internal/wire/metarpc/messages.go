@@ -733,9 +733,9 @@ type (
 		_msgpack struct{} `msgpack:",as_array"`
 		IDs      []layout.FileID
 	}
-	// ReserveRecallArgs: the session begins to write no place of the file with a number up to Upto. What it has begun
-	// it finishes, for which it may need a layout. It reports which of them it has written, by a provisional LayoutCommit, and then answers;
-	// the others are given up.
+	// ReserveRecallArgs: the session gives up the places of the file with a number up to Upto, if nothing is written
+	// there. It finishes the appends that it has begun, and may need a layout for that. It reports which places it has
+	// written, by a provisional LayoutCommit, and then answers.
 	ReserveRecallArgs struct {
 		_msgpack struct{} `msgpack:",as_array"`
 		ID       layout.FileID
