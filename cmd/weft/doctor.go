@@ -302,6 +302,8 @@ func (d *doctor) devices(st *mountStatus) {
 			d.say(label, "%s", dev.Problem)
 		case !dev.Reachable:
 			d.find(label, "%s: %s. Is the data server running, and does a firewall let its port through?", dev.Address, dev.Problem)
+		case dev.Problem != "":
+			d.find(label, "%s gets no new files: %s", dev.Address, dev.Problem)
 		case dev.Total > 0 && dev.Free < dev.Total/20:
 			d.find(label, "%s has only %s free of %s: remove files, or move some elsewhere (weft layout move), or add a data server", dev.Address,
 				humanize.IBytes(uint64(dev.Free)), humanize.IBytes(uint64(dev.Total)))

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -294,10 +295,7 @@ func printDevices(out io.Writer, devices []deviceStatus, indent string) {
 	var table bytes.Buffer // a line for each device, in columns
 	w := tabwriter.NewWriter(&table, 0, 8, 2, ' ', 0)
 	for _, d := range devices {
-		state := "ok"
-		if !d.Reachable {
-			state = d.Problem
-		}
+		state := cmp.Or(d.Problem, "ok")
 		if d.Draining {
 			state += ", is drained"
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -98,6 +99,11 @@ func (n *Namespace) Blocks() uint64 { return n.blocks.Load() }
 
 // WriteProtected reports whether it refuses to be written to.
 func (n *Namespace) WriteProtected() bool { return n.fixed.Load() }
+
+// Usable reports whether there is a path that can be used now.
+func (n *Namespace) Usable() bool {
+	return slices.ContainsFunc(n.paths.Load().list, func(p *path) bool { return p.usable() != classOut })
+}
 
 // Lost is how often what was written and not flushed may have been lost: a connection to a controller of the subsystem was, of
 // which nobody knows why. Nothing is sent on a new connection before that has counted.

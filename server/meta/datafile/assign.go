@@ -409,7 +409,7 @@ func (m *Manager) usable() (devices []*device, pending bool, err error) {
 func (m *Manager) allRefuse() error {
 	for _, d := range m.devices {
 		if d.condition == up && !d.full() {
-			return fmt.Errorf("%w: %v: %w", ErrNoDevice, placeOf(&d.row), d.refused)
+			return fmt.Errorf("%w: %v: %w", ErrNoDevice, placeOf(&d.row), d.refusal())
 		}
 	}
 	return ErrNoSpace

@@ -38,7 +38,7 @@ func (m *Manager) CacheRoom(id layout.DeviceID, n, pending int64) error {
 	case d.condition != up:
 		return fmt.Errorf("data server %v cannot be reached: %w", at, ErrNoDevice)
 	case d.room() == none && !d.full():
-		return fmt.Errorf("data server %v: %w: %w", at, ErrNoDevice, d.refused)
+		return fmt.Errorf("data server %v: %w: %w", at, ErrNoDevice, d.refusal())
 	}
 	s := &d.stat
 	left := clip(s.AvailBytes) - clip(s.TotalBytes/100) - max(pending, d.cached[0]+d.cached[1])

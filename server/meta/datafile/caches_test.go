@@ -164,19 +164,19 @@ func TestCacheRoom(t *testing.T) {
 		w := newWorld(t, 2)
 		d := w.device(0)
 		w.m.mu.Lock()
-		d.stat.TotalBytes, d.stat.AvailBytes = 1000, 500
+		d.stat.TotalBytes, d.stat.AvailBytes = 1000<<10, 500<<10
 		w.m.mu.Unlock()
-		if err := w.m.CacheRoom(d.id, 490, 0); err != nil {
+		if err := w.m.CacheRoom(d.id, 490<<10, 0); err != nil {
 			t.Error(err)
 		}
-		for _, c := range []struct{ n, pending int64 }{{491, 0}, {400, 91}} {
+		for _, c := range []struct{ n, pending int64 }{{491 << 10, 0}, {400 << 10, 91 << 10}} {
 			if err := w.m.CacheRoom(d.id, c.n, c.pending); !errors.Is(err, syscall.ENOSPC) {
 				t.Errorf("%d bytes while %d are to come: %v", c.n, c.pending, err)
 			}
 		}
 		w.file(5, layout.Policy{StripeCount: 1, Mirrors: 1}, unit)
-		w.startCache(5, d.id, 300)
-		if err := w.m.CacheRoom(d.id, 200, 0); !errors.Is(err, syscall.ENOSPC) {
+		w.startCache(5, d.id, 300<<10)
+		if err := w.m.CacheRoom(d.id, 200<<10, 0); !errors.Is(err, syscall.ENOSPC) {
 			t.Errorf("what was promised is not counted: %v", err)
 		}
 		calm()

@@ -10,6 +10,11 @@ import (
 // dataStore is where a device has its data files: a directory on an NFSv3 data server ([store.Store]), or an NVMe namespace. Whatever it
 // is, it answers with NFSv3 statuses; any other error means that there was no answer. Calls wait while the device cannot be reached, until ctx ends.
 type dataStore interface {
+	// Null returns when the device has answered anything at all, or when there is a path to a namespace, as keep-alives
+	// watch those. It does not wait while connections are refused (ECONNREFUSED).
+	Null(ctx context.Context) error
+	// Pulse returns when the device has taken a write and has made it stable. One call may be under way at a time.
+	Pulse(ctx context.Context) error
 	// Stat is the space on the device. Info is the largest READ and WRITE.
 	Stat(ctx context.Context) (nfs3.FsstatRes, error)
 	Info(ctx context.Context) (rsize, wsize uint32, err error)

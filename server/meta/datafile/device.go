@@ -1,12 +1,14 @@
 package datafile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
@@ -19,10 +21,15 @@ import (
 )
 
 const (
-	patience  = 10 * time.Second // a data server that does not answer for so long counts as unreachable
-	refresh   = 5 * time.Second  // between looks at a data server that is well
-	firstWait = time.Second      // until the next look at one that is not, doubled up to lastWait
+	patience  = 10 * time.Second // for calls that somebody waits for, where nothing else is said
+	refresh   = 5 * time.Second  // between questions how much space there is
+	firstWait = time.Second      // until the next look at a data server that was not met, doubled up to lastWait
 	lastWait  = 15 * time.Second
+
+	probePeriod   = time.Second     // between probes
+	probePatience = 2 * time.Second // for the answer to one
+	pulsePeriod   = 2 * time.Second // between pulses
+	misses        = 2               // so many probes, or pulses, that fail one after the other make a device down
 )
 
 // device is one data server, or one namespace, and its pool.
@@ -42,6 +49,7 @@ type device struct {
 	changing fileLocks // by the number of a data file that something is done to there
 
 	unwatched chan struct{} // closed when watch has ended
+	pulses    sync.WaitGroup
 	// Guarded by m.mu.
 	row       schema.Device
 	condition condition
@@ -57,6 +65,10 @@ type device struct {
 	rsize     uint32
 	wsize     uint32
 	stat      nfs3.FsstatRes
+	asked     time.Time // when stat was asked for; zero: it is to be asked for at once
+	missed    int       // probes without an answer, one after the other
+	silent    error     // why the latest probe has no answer
+	pulse     pulse
 	refused   error    // why no data file can be made, while that is so
 	cached    [2]int64 // bytes of caches begun since stat was asked for, and between the two times before
 	loads     map[metarpc.SessionID]clientLoad
@@ -65,6 +77,17 @@ type device struct {
 	demand    int                 // the pool is too small for somebody who wants so many at once
 	held      map[uint64]struct{} // numbers whose garbage rows are not garbage: being made, in the pool, being assigned
 	inherited uint64              // numbers below it are an earlier Manager's
+}
+
+// pulse is what is known of whether a device takes writes; guarded by m.mu.
+type pulse struct {
+	began    time.Time     // of the one under way; zero: there is none
+	next     time.Time     // when one is due
+	wait     time.Duration // from one that failed to the next
+	failed   int           // one after the other
+	problem  error         // why the latest of them failed
+	proved   bool          // one has been answered since the device was down
+	readOnly error         // why nothing new can be written, though the file system answers; see unwritable
 }
 
 // condition is how a device is.
@@ -129,17 +152,19 @@ func placeOf(row *schema.Device) place {
 // watch looks at the data server again and again. It alone makes connections, and closes the last one when it ends.
 func (d *device) watch() {
 	defer close(d.unwatched)
+	defer d.pulses.Wait()
 	defer d.disconnect()
 	wait := firstWait
 	for {
-		current, err := d.look()
+		began := time.Now()
+		current, met := d.look()
 		switch {
 		case d.ctx.Err() != nil:
 			return
 		case !current:
-		case err == nil:
+		case met:
 			wait = firstWait
-			d.pause(d.recheck, refresh)
+			d.pause(d.recheck, probePeriod-time.Since(began))
 		default:
 			d.pause(d.recheck, wait)
 			wait = min(2*wait, lastWait)
@@ -147,32 +172,62 @@ func (d *device) watch() {
 	}
 }
 
-// look asks how the data server is and records it. If the address changes meanwhile the outcome is not current.
-func (d *device) look() (current bool, err error) {
+// look asks how the data server is and records it. If the address changes meanwhile the outcome is not current. met says
+// that the data server has shown that it is the device.
+func (d *device) look() (current, met bool) {
 	ctx, cancel := context.WithTimeout(d.ctx, patience)
 	defer cancel()
 	d.m.mu.Lock()
 	d.interrupt = cancel
 	moves := d.moves
 	d.m.mu.Unlock()
-	err = d.ask(ctx)
-	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("no answer for %v: %w", patience, d.m.why(d.url(), err))
+	err := d.ask(ctx)
+	late := errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, syscall.ECONNREFUSED)
+	if late {
+		err = fmt.Errorf("no answer: %w", d.m.why(d.url(), err))
 	}
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	d.addLoads(time.Now())
 	if d.ctx.Err() != nil || moves != d.moves {
-		return false, err
+		return false, false
 	}
-	d.note(err)
-	return true, err
+	d.silent = err
+	switch {
+	case err == nil:
+		d.missed = 0
+	case late && d.condition == up && d.missed+1 < misses:
+		d.missed++
+		d.silent = nil
+	default:
+		d.pulse.next = time.Time{} // when it answers again
+	}
+	d.judge(time.Now())
+	// A namespace that is down is attached anew each time.
+	return true, d.store != nil && (d.space == nil || d.condition == up)
 }
 
+// ask asks for an answer, then begins a pulse if it is time for one, and asks now and then how much space there is.
 func (d *device) ask(ctx context.Context) error {
 	st, err := d.connect(ctx)
 	if err != nil {
 		return err
+	}
+	probing, cancel := context.WithTimeout(ctx, probePatience)
+	defer cancel()
+	if err := st.Null(probing); err != nil {
+		return err
+	}
+	d.m.mu.Lock()
+	if d.store == st {
+		d.sendPulse(time.Now())
+	}
+	due := time.Since(d.asked) >= refresh
+	d.m.mu.Unlock()
+	if !due {
+		return nil
+	}
+	if d.space == nil {
+		ctx = probing // a namespace may have to take another path, once keep-alives have found that the first one is dead
 	}
 	stat, err := st.Stat(ctx)
 	if status, _ := store.Status(err); status == nfs3.ErrStale || status == nfs3.ErrBadHandle {
@@ -183,11 +238,113 @@ func (d *device) ask(ctx context.Context) error {
 		return err
 	}
 	d.m.mu.Lock()
-	d.stat = stat
+	if stat.AvailBytes > d.stat.AvailBytes && d.pulse.readOnly != nil {
+		d.pulse.next = time.Time{} // it may have been full
+	}
+	d.stat, d.asked = stat, time.Now()
+	d.addLoads(d.asked)
 	d.cached = [2]int64{0, d.cached[0]}
 	d.m.mu.Unlock()
 	return nil
 }
+
+// sendPulse begins a pulse if it is time for one and none is under way. The device has just answered; m.mu is held.
+func (d *device) sendPulse(now time.Time) {
+	p := &d.pulse
+	if !p.began.IsZero() || now.Before(p.next) {
+		return
+	}
+	p.began = now
+	st, moves := d.store, d.moves
+	d.pulses.Go(func() { // waits as long as it takes, or until the connection is given up
+		err := st.Pulse(d.ctx)
+		d.m.mu.Lock()
+		defer d.m.mu.Unlock()
+		d.endPulse(err, moves == d.moves)
+	})
+}
+
+// endPulse records how a pulse went; m.mu is held. What was learnt at an address that the device no longer has counts
+// for nothing.
+func (d *device) endPulse(err error, current bool) {
+	p, now := &d.pulse, time.Now()
+	p.next, p.began = p.began.Add(pulsePeriod), time.Time{}
+	_, answered := store.Status(err)
+	switch {
+	case d.ctx.Err() != nil:
+		return
+	case !current || err != nil && !answered:
+		p.next = now
+		return
+	case err == nil:
+		p.wait = 0
+	default:
+		// A sync that fails makes clients write again what they keep, so there are few of them.
+		p.wait = min(max(2*p.wait, pulsePeriod), lastWait)
+		p.next = now.Add(p.wait)
+	}
+	if err == nil || unwritable(err) {
+		d.setReadOnly(err)
+		p.failed, p.proved = 0, true
+		if d.condition != up {
+			kick(d.recheck)
+		}
+	} else {
+		p.failed++
+		p.problem = fmt.Errorf("its file system does not take a write: %w", err)
+	}
+	d.judge(now)
+}
+
+// unwritable reports whether a pulse was answered by a file system that works, but takes nothing new.
+func unwritable(err error) bool {
+	switch status, _ := store.Status(err); status {
+	case nfs3.ErrROFS, nfs3.ErrNoSpc, nfs3.ErrDQuot, nfs3.ErrPerm, nfs3.ErrAcces:
+		return true
+	}
+	return false
+}
+
+// setReadOnly records why nothing new can be written, and logs a change; m.mu is held.
+func (d *device) setReadOnly(err error) {
+	was := d.pulse.readOnly
+	d.pulse.readOnly = err
+	if (err == nil) == (was == nil) {
+		return
+	}
+	log := d.m.log.With("device", d.id, "url", placeOf(&d.row).String())
+	if err != nil {
+		log.Warn("data server is not writable: it gets no new data files", "error", err)
+	} else {
+		log.Info("data server is writable again")
+	}
+	d.asked = time.Time{} // space may have run out
+	kick(d.refill)
+	kick(d.sweep)
+	d.m.signal()
+}
+
+// judge decides how the device is; m.mu is held. A device that was down is up again when it answers, and a pulse and the
+// question for its space have been answered since.
+func (d *device) judge(now time.Time) {
+	p, most := &d.pulse, misses*probePatience
+	if d.space != nil {
+		most = patience
+	}
+	switch {
+	case d.silent != nil:
+		d.note(d.silent)
+	case !p.began.IsZero() && now.Sub(p.began) >= most:
+		d.note(errFrozen)
+	case p.failed >= misses:
+		d.note(p.problem)
+	case p.proved && !d.asked.IsZero():
+		d.note(nil)
+	}
+}
+
+// errFrozen: the data server answers, but not to a pulse.
+var errFrozen = errors.New("its file system, or disk, does not answer")
 
 // connect returns the store, after making sure that it is the one at the device's address.
 func (d *device) connect(ctx context.Context) (dataStore, error) {
@@ -195,10 +352,10 @@ func (d *device) connect(ctx context.Context) (dataStore, error) {
 		return d.attach(ctx)
 	}
 	d.m.mu.Lock()
-	at, dialled, server, st, addrs, condition := placeOf(&d.row), d.dialled, d.server, d.store, d.addrs, d.condition
+	at, dialled, server, st, addrs, silent := placeOf(&d.row), d.dialled, d.server, d.store, d.addrs, d.silent
 	moves := d.moves
 	d.m.mu.Unlock()
-	if st != nil && at == dialled && condition == up {
+	if st != nil && at == dialled && silent == nil {
 		return st, nil
 	}
 
@@ -238,6 +395,7 @@ func (d *device) connect(ctx context.Context) (dataStore, error) {
 		return nil, errMoved
 	}
 	d.store, d.met, d.rsize, d.wsize = st, time.Now(), rsize, wsize
+	d.asked = time.Time{}
 	return st, nil
 }
 
@@ -277,6 +435,9 @@ func (d *device) note(err error) {
 	d.problem = err
 	if before == next {
 		return
+	}
+	if next == down {
+		d.pulse.proved = false
 	}
 	log := d.m.log.With("device", d.id, "url", placeOf(&d.row).String())
 	switch {
@@ -418,6 +579,7 @@ func (d *device) move(ctx context.Context, at place, root []byte) error {
 // doubt makes the data server show again that it is the device; m.mu is held.
 func (d *device) doubt() {
 	d.store, d.condition, d.since = nil, unknown, time.Now()
+	d.missed, d.silent, d.pulse = 0, nil, pulse{began: d.pulse.began}
 	d.moves++
 	d.interrupt()
 	kick(d.recheck)
@@ -433,12 +595,15 @@ const (
 	plenty
 )
 
+// leastRoom is so few bytes that less counts as none: the pulse file takes and gives back half of that.
+const leastRoom = 128 << 10
+
 // room says whether new data files may go to the device, which is up; m.mu is held.
 func (d *device) room() room {
 	s := &d.stat
 	switch {
-	case d.refused != nil,
-		s.TotalBytes > 0 && s.AvailBytes == 0,
+	case d.refusal() != nil,
+		s.TotalBytes > 0 && s.AvailBytes < leastRoom,
 		s.TotalFiles > 0 && s.AvailFiles == 0:
 		return none
 	case s.AvailBytes < s.TotalBytes/100:
@@ -446,6 +611,9 @@ func (d *device) room() room {
 	}
 	return plenty
 }
+
+// refusal is why no data file can be made, if the data server has said so; m.mu is held.
+func (d *device) refusal() error { return cmp.Or(d.pulse.readOnly, d.refused) }
 
 // info describes the device without DataFiles; m.mu is held.
 func (d *device) info() metarpc.DeviceInfo {
@@ -482,6 +650,8 @@ func (d *device) info() metarpc.DeviceInfo {
 		info.Problem = "not yet reached, since " + since(d.since)
 	case d.condition == down:
 		info.Problem = fmt.Sprintf("%v, since %s", d.problem, since(d.since))
+	case d.pulse.readOnly != nil:
+		info.Problem = fmt.Sprintf("not writable: %v", d.pulse.readOnly)
 	case d.refused != nil:
 		info.Problem = fmt.Sprintf("no data file can be made: %v", d.refused)
 	case d.room() == none:
@@ -492,9 +662,9 @@ func (d *device) info() metarpc.DeviceInfo {
 
 // full reports whether it is space that the device lacks, which is up; m.mu is held.
 func (d *device) full() bool {
-	if d.refused == nil {
+	if d.refusal() == nil {
 		return d.room() == none
 	}
-	status, _ := store.Status(d.refused)
+	status, _ := store.Status(d.refusal())
 	return status == nfs3.ErrNoSpc || status == nfs3.ErrDQuot
 }

@@ -34,7 +34,7 @@
 //	          which move away again. Removal waits until other Managers have seen that a device is drained and removed what was in their pools
 //	numbers   Device.Next is raised by a batch that is guarded by the row, as ever
 //	new ones  an empty export that several are told of at the same time gets the same id from all
-//	silence   while Config.Alive says that others may have taken over nothing is sent to data servers. What was sent just before may be carried out late: a CREATE
+//	silence   while Config.Alive says that others may have taken over nothing is sent to data servers but probes. What was sent just before may be carried out late: a CREATE
 //	          leaves a data file that fsck finds; a REMOVE is of a number that is never used again
 //
 // How busy devices are each Manager hears from its own clients only, and each asks every data server how it is. There are no namespaces then: what fences a
@@ -54,9 +54,28 @@
 // A data server that is gone for good is declared lost: its garbage rows are deleted instead, as many at a time as fit a batch,
 // each time guarded by the Device row. Data files that layouts have there are not given up that way.
 //
-// The label and the empty directories stay. An export that is added with a label that no row is known for gets its id back; its
+// The label, the pulse file and the empty directories stay. An export that is added with a label that no row is known for gets its id back; its
 // numbers begin at the time of day in seconds times 2^24, where none can have been taken, so that nothing that is executed late,
 // and no data file that was left there (an orphan for fsck), is taken for a new one.
+//
+// # How a device is
+//
+// Each second a data server gets a NULL, with 2 s to answer. Every 2 s it gets a pulse: a stable WRITE of a block to the
+// pulse file (package store). A pulse is waited for as long as it takes, and there is one at a time. Every 5 s the device
+// is asked for its space.
+//
+//	unknown       not looked at since the start, or since its address changed
+//	up            it answers, and has answered a pulse since it was down
+//	not writable  up, but full, or read-only by the answer to a pulse: it gets no new data files, copies or caches. All
+//	              else is sent there
+//	down          connections are refused, or two probes in a row had no answer; a pulse has none for 4 s (a frozen file
+//	              system), or two in a row failed (EIO)
+//
+// Pulses that fail become rare, 15 s apart: a data server whose sync fails has clients write again what they keep. One is
+// sent at once when the device answers again, or has more space.
+//
+// In place of the NULL a namespace needs a path. Its pulse writes a block of zeros behind the label, and may take 10 s:
+// keep-alives may have to find first that a path is dead. A namespace that is write protected is not writable.
 //
 // # Which data files a file gets
 //

@@ -40,11 +40,40 @@ type disks struct {
 	target *nvme.Target
 	paths  []string
 	files  []*nvme.File
+	sick   *sickness
+}
+
+// sickness is what is wrong with the namespaces of a target.
+type sickness struct {
+	mu    sync.RWMutex // held while writes wait
+	write error        // what they answer
+}
+
+// sickFile is a namespace that may be sick.
+type sickFile struct {
+	*nvme.File
+	*sickness
+}
+
+func (f sickFile) WriteAt(p []byte, off int64) (int, error) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	if f.write != nil {
+		return 0, f.write
+	}
+	return f.File.WriteAt(p, off)
+}
+
+// fail has every write answered with err; nil ends that.
+func (s *sickness) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.write = err
 }
 
 func newDisks(t *testing.T, sizes ...int64) *disks {
 	t.Helper()
-	d := &disks{t: t}
+	d := &disks{t: t, sick: &sickness{}}
 	sub := nvme.Subsystem{NQN: testNQN, Serial: "1", AnyHost: true}
 	dir := t.TempDir()
 	for i, size := range sizes {
@@ -62,7 +91,7 @@ func newDisks(t *testing.T, sizes ...int64) *disks {
 		}
 		t.Cleanup(func() { file.Close() })
 		d.paths, d.files = append(d.paths, path), append(d.files, file)
-		sub.Namespaces = append(sub.Namespaces, nvme.Namespace{NSID: uint32(i + 1), Backing: file, BlockSize: block, NGUID: [16]byte{byte(i + 1)}})
+		sub.Namespaces = append(sub.Namespaces, nvme.Namespace{NSID: uint32(i + 1), Backing: sickFile{file, d.sick}, BlockSize: block, NGUID: [16]byte{byte(i + 1)}})
 	}
 	target, err := nvme.New(nvme.Config{
 		Subsystems: []nvme.Subsystem{sub},
@@ -949,6 +978,46 @@ func TestNamespaceAway(t *testing.T) {
 		kick(dev.recheck)
 		return w.m.Devices(t.Context())[0].Reachable
 	})
+}
+
+// TestNamespacePulse: a namespace that does not take a write is down, or not writable, until it does.
+func TestNamespacePulse(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes half a minute")
+	}
+	for _, c := range []struct {
+		name, problem string
+		reachable     bool
+		begin, end    func(*disks)
+	}{
+		{"frozen", "does not answer", false, func(d *disks) { d.sick.mu.Lock() }, func(d *disks) { d.sick.mu.Unlock() }},
+		{"failing", "does not take a write", false, func(d *disks) { d.sick.fail(syscall.EIO) }, func(d *disks) { d.sick.fail(nil) }},
+		{"read-only", "not writable", true, func(d *disks) { d.sick.fail(syscall.EROFS) }, func(d *disks) { d.sick.fail(nil) }},
+		{"full", "not writable", true, func(d *disks) { d.sick.fail(syscall.ENOSPC) }, func(d *disks) { d.sick.fail(nil) }},
+		{"gone", "no answer", false, func(d *disks) { d.target.PortDown(1) }, func(d *disks) { d.target.PortUp(1) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w, d := newBlockWorld(t, 16*mib)
+			row := w.store(d, 1, w.inode(1, layout.Policy{}), 0, pattern(0, mib))
+			c.begin(d)
+			info := func() metarpc.DeviceInfo { return w.m.Devices(t.Context())[0] }
+			w.eventually(c.problem, func() bool {
+				is := info()
+				return is.Reachable == c.reachable && strings.Contains(is.Problem, c.problem)
+			})
+			if c.reachable {
+				if got := w.get(d, row, 0, mib); !bytes.Equal(got, pattern(0, mib)) {
+					t.Error("it is not read as before")
+				}
+			}
+			c.end(d)
+			w.eventually("it is up", func() bool {
+				kick(w.m.all()[0].recheck)
+				return info().Reachable && info().Problem == ""
+			})
+		})
+	}
 }
 
 func TestRemoveNamespace(t *testing.T) {

@@ -156,8 +156,6 @@ func differs(ns *nvmetcp.Namespace, row *schema.Namespace) string {
 		return fmt.Sprintf("its blocks have %d bytes, and had %d when it was added: was it formatted?", block, row.Block)
 	case sizeOf(ns) != row.Size:
 		return fmt.Sprintf("it has %d bytes, and had %d when it was added: give it the size that it had", sizeOf(ns), row.Size)
-	case ns.WriteProtected():
-		return "it is read-only"
 	}
 	return ""
 }
@@ -214,7 +212,7 @@ func (d *device) attach(ctx context.Context) (dataStore, error) {
 	if moves != d.moves {
 		return nil, errMoved
 	}
-	d.met = time.Now()
+	d.met, d.asked = time.Now(), time.Time{}
 	d.store = &namespaceStore{d: d, space: d.space, ns: ns, met: d.met}
 	d.dialled, d.addrs, d.rsize, d.wsize = placeOf(&row), addrs, fillBlock, fillBlock
 	return d.store, nil
@@ -447,8 +445,15 @@ func (m *Manager) wipe(ctx context.Context, d *device, st dataStore) {
 	}
 	asking, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	select {
+	case <-d.unwatched: // or it would be reserved again, or a pulse written later
+	case <-asking.Done():
+	}
 	blank := make([]byte, extent.LabelSize)
-	err := transfer(asking, s.ns, wire.OpRead, 0, make([]byte, extent.LabelSize))
+	err := asking.Err()
+	if err == nil {
+		err = transfer(asking, s.ns, wire.OpRead, 0, make([]byte, extent.LabelSize))
+	}
 	if err == nil { // it is waited for: it must not be done when the namespace is a device again
 		err = writeLabel(ctx, s.ns, blank)
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 
 	"github.com/weftfs/weft/dataplane/nvmetcp"
@@ -56,10 +57,31 @@ func answered(err error) error {
 		errors.As(err, &noPath), errors.As(err, &path), errors.As(err, &gone), errors.As(err, &late), errors.Is(err, nvmetcp.ErrClosed),
 		errors.As(err, &status) && status.Class() == wire.ClassFenced: // the namespace has forgotten this host's registration
 		return err
-	case errors.Is(err, extent.ErrNoSpace):
+	case errors.Is(err, extent.ErrNoSpace), errors.As(err, &status) && status.Errno() == syscall.ENOSPC:
 		return fmt.Errorf("%w: %w", err, nfs3.ErrNoSpc)
+	case errors.As(err, &status) && status.Errno() == syscall.EROFS:
+		return fmt.Errorf("%w: %w", err, nfs3.ErrROFS)
 	}
 	return fmt.Errorf("%w: %w", err, nfs3.ErrIO)
+}
+
+// Null waits for a path.
+func (s *namespaceStore) Null(ctx context.Context) error {
+	const again = 100 * time.Millisecond
+	for !s.ns.Usable() {
+		select {
+		case <-time.After(again):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// Pulse writes zeros to the block behind the label. Data files begin with the second unit, so the block is none of
+// theirs. It waits for the namespace whatever becomes of ctx.
+func (s *namespaceStore) Pulse(ctx context.Context) error {
+	return answered(s.transfer(ctx, wire.OpWrite, extent.LabelSize, make([]byte, s.ns.Format().BlockSize)))
 }
 
 // Stat also makes sure that the namespace is still the device, and that the reservation is the service's.

@@ -58,7 +58,7 @@ func (d *device) wanted() int {
 		d.demand = 0
 	}
 	switch {
-	case d.condition != up || d.row.Draining:
+	case d.condition != up || d.row.Draining || d.pulse.readOnly != nil:
 		return 0
 	case d.refused != nil:
 		return 1 // to see whether it still refuses
@@ -81,7 +81,8 @@ func (d *device) refuse(err error) {
 		d.m.log.Warn("no data file can be made", "device", d.id, "url", placeOf(&d.row).String(), "error", err)
 	}
 	d.refused = err
-	kick(d.recheck) // space may have run out
+	d.asked = time.Time{} // space may have run out
+	kick(d.recheck)
 	d.m.signal()
 }
 

@@ -44,7 +44,6 @@ func (m *Manager) RemoveDevice(ctx context.Context, id layout.DeviceID, lost boo
 	m.forgetDevice(d)
 	m.mu.Unlock()
 	if condition == up && !lost && d.space != nil {
-		<-d.unwatched // or it would be reserved again
 		m.wipe(ctx, d, st)
 	}
 	return nil

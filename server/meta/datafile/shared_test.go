@@ -320,7 +320,7 @@ func TestSharedAdd(t *testing.T) {
 		adding.Wait()
 		labels := 0
 		e.Walk(func(path string, attr nfs3.Fattr) {
-			if attr.Type == nfs3.TypeReg && strings.Count(path, "/") == 2 {
+			if attr.Type == nfs3.TypeReg && strings.Count(path, "/") == 2 && strings.Contains(path, "/device-") {
 				labels++
 			}
 		})

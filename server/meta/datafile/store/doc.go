@@ -6,12 +6,16 @@
 //
 //	EXPORT/weft-VOLUME/                    schema.VolumeDir; mode 0700
 //	EXPORT/weft-VOLUME/device-DEVICE       the label: an empty file whose name holds the device's id in hex
+//	EXPORT/weft-VOLUME/pulse               written to by metadata services, 64 KiB at most; mode 0600
 //	EXPORT/weft-VOLUME/5e/                 one of 256 directories, made when first needed; mode 0700
 //	EXPORT/weft-VOLUME/5e/000000000000015e a data file, schema.DataFileName; mode 0640, owned by its synthetic ids
 //
 // The label tells a device from others whatever address it has, so that a server that moved is found again and one that
 // took over another's address is not mistaken for it. Clients use file handles and never look anything up, so the
 // directories admit the superuser alone.
+//
+// The pulse file is no data file: fsck and the collection of garbage look into the 256 directories only. If it is
+// removed it is made again.
 //
 // # Calls that may be executed late
 //

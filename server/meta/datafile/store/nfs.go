@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
+	"syscall"
+	"time"
 
 	"github.com/weftfs/weft/dataplane/nfs3"
 	"github.com/weftfs/weft/internal/rpctls"
@@ -60,6 +63,29 @@ func (s *nfsServer) Mount(ctx context.Context, export string) ([]byte, error) {
 		}
 	}
 	return nil, errors.Join(errs...)
+}
+
+// refusedAfter is how long a NULL may have no answer before it is looked whether connections are refused.
+const refusedAfter = 100 * time.Millisecond
+
+func (s *nfsServer) Null(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- s.target.Null(ctx) }() // ends with the answer or ctx
+	ticks := time.NewTicker(refusedAfter)
+	defer ticks.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-ticks.C:
+		}
+		if st := s.target.Stats(); !slices.ContainsFunc(st.Connections, func(c nfs3.ConnStats) bool { return c.Up }) &&
+			!st.Trouble.IsZero() && errors.Is(st.Err, syscall.ECONNREFUSED) {
+			return st.Err
+		}
+	}
 }
 
 func (s *nfsServer) FSInfo(ctx context.Context, file []byte) (wire.FsinfoRes, error) {

@@ -16,6 +16,9 @@ import (
 // error means that there was no answer; if it is ErrDelayed, ctx ended while the server said JUKEBOX. Handles are file handles
 // as the server gave them.
 type Server interface {
+	// Null asks for nothing but an answer. It does not wait while connections are refused: the error is ECONNREFUSED
+	// then (errors.Is).
+	Null(ctx context.Context) error
 	// Mount returns the handle of an export's root (MOUNT version 3). It alone does not wait: it
 	// tries each address once.
 	Mount(ctx context.Context, export string) (root []byte, err error)

@@ -22,6 +22,12 @@ const (
 	fileMode = 0o640 // the owner may write, the group may read (RFC 8435 section 2.2)
 
 	labelPrefix = "device-"
+	pulseName   = "pulse"
+
+	// A pulse adds a block to the pulse file, which has so many at most: a disk without room behind its file system
+	// takes only what overwrites.
+	pulseBlock  = 4096
+	pulseBlocks = 16
 )
 
 var (
@@ -41,6 +47,10 @@ type Store struct {
 	server Server
 	volume string // name of the volume's directory
 	dir    []byte // its handle; nil if there is none
+
+	// Of the one call of Pulse that may be under way.
+	pulse  []byte // the handle of the pulse file; nil = not known
+	pulses int    // how many blocks it has
 
 	mu      sync.Mutex
 	subdirs [Subdirs][]byte // handles, nil = not known
@@ -344,6 +354,51 @@ func Size(a *nfs3.Fattr) int64 { return int64(min(a.Size, uint64(layout.ToEOF)))
 // Stat returns the space of the file system that the store is on. The answer ErrStale means that the volume's directory
 // is gone.
 func (s *Store) Stat(ctx context.Context) (nfs3.FsstatRes, error) { return s.server.FSStat(ctx, s.dir) }
+
+// Null asks the server for nothing but an answer; see [Server].
+func (s *Store) Null(ctx context.Context) error { return s.server.Null(ctx) }
+
+// Pulse writes to the pulse file, stably, which shows that the file system takes writes. It makes the file if there is
+// none. One call may be under way at a time; other processes may write to the same file.
+func (s *Store) Pulse(ctx context.Context) error {
+	made := s.pulse == nil
+	if made {
+		handle, _, err := s.server.Create(ctx, s.dir, pulseName, nfs3.Sattr{SetMode: true, Mode: 0o600, SetSize: true})
+		if err == nil && handle == nil {
+			handle, _, err = s.server.Lookup(ctx, s.dir, pulseName)
+		}
+		if err != nil {
+			return fmt.Errorf("create %s: %w", pulseName, err)
+		}
+		s.pulse, s.pulses = handle, 0
+	}
+	err := s.writePulse(ctx)
+	if is(err, nfs3.ErrStale) {
+		s.pulse = nil
+		if !made {
+			return s.Pulse(ctx)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("write to %s: %w", pulseName, err)
+	}
+	return nil
+}
+
+// writePulse appends a block to the pulse file, and empties the file once it is large. It does that after the write,
+// which would otherwise get the space of before.
+func (s *Store) writePulse(ctx context.Context) error {
+	block := make([]byte, pulseBlock)
+	copy(block, "a metadata service of weft writes here to see whether the file system takes writes\n")
+	if err := s.server.Write(ctx, s.pulse, superuser, int64(s.pulses)*pulseBlock, block); err != nil {
+		return err
+	}
+	if s.pulses++; s.pulses < pulseBlocks {
+		return nil
+	}
+	s.pulses = 0
+	return s.Cut(ctx, s.pulse, 0)
+}
 
 // Info returns the largest READ and WRITE that the server takes.
 func (s *Store) Info(ctx context.Context) (rsize, wsize uint32, err error) {

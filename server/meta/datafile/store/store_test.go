@@ -364,3 +364,64 @@ func TestForeign(t *testing.T) {
 		}
 	})
 }
+
+// TestPulse has two services write to the pulse file, which stays small, and is made again when it is gone.
+func TestPulse(t *testing.T) {
+	servers(t, func(t *testing.T, server store.Server, export string) {
+		ctx := t.Context()
+		first, err := store.Open(ctx, server, export, volume)
+		if !errors.Is(err, store.ErrNoLabel) {
+			t.Fatal(err)
+		}
+		if err := first.Format(ctx, device); err != nil {
+			t.Fatal(err)
+		}
+		second, err := store.Open(ctx, server, export, volume)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir, _, err := server.Lookup(ctx, first.Root, schema.VolumeDir(volume))
+		if err != nil {
+			t.Fatal(err)
+		}
+		size := func() int64 {
+			t.Helper()
+			handle, _, err := server.Lookup(ctx, dir, "pulse")
+			if err != nil {
+				t.Fatal(err)
+			}
+			attr, err := server.GetAttr(ctx, handle)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return store.Size(&attr)
+		}
+		most := int64(0)
+		for i := range 100 {
+			if err := first.Pulse(ctx); err != nil {
+				t.Fatal(err)
+			}
+			most = max(most, size())
+			if i%3 == 0 {
+				if err := second.Pulse(ctx); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if i == 50 {
+				if err := server.Remove(ctx, dir, "pulse"); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if most < 32<<10 || most > 64<<10 {
+			t.Errorf("it had %d bytes at most", most)
+		}
+		third, err := store.Open(ctx, server, export, volume)
+		if err == nil {
+			err = third.Pulse(ctx)
+		}
+		if err != nil || third.ID != device {
+			t.Errorf("device %v, %v", third.ID, err)
+		}
+	})
+}

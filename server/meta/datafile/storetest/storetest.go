@@ -67,9 +67,12 @@ type Export struct {
 	addr  netip.AddrPort
 	down  bool
 	noSpc bool
-	busy  map[string]bool // handles of files whose owner it does not change
-	total uint64
-	avail uint64
+	// sick is what WRITE and CREATE answer; frozen makes them wait.
+	sick   error
+	frozen bool
+	busy   map[string]bool // handles of files whose owner it does not change
+	total  uint64
+	avail  uint64
 }
 
 type node struct {
@@ -140,6 +143,21 @@ func (e *Export) SetSpace(total, avail uint64, refuse bool) {
 	e.net.mu.Lock()
 	defer e.net.mu.Unlock()
 	e.total, e.avail, e.noSpc = total, avail, refuse
+}
+
+// SetSick has the server answer every WRITE with err, and CREATEs of what is not there; nil ends that.
+func (e *Export) SetSick(err error) {
+	e.net.mu.Lock()
+	defer e.net.mu.Unlock()
+	e.sick = err
+}
+
+// SetFrozen makes whatever changes something wait, as a frozen file system does, until it is thawed.
+func (e *Export) SetFrozen(frozen bool) {
+	e.net.mu.Lock()
+	defer e.net.mu.Unlock()
+	e.frozen = frozen
+	e.net.signal()
 }
 
 // Wipe empties the export.
@@ -256,7 +274,7 @@ func (s *server) call(ctx context.Context, name string, f func(e *Export) error)
 		return err
 	}
 	for {
-		ran, changed, err := s.try(f)
+		ran, changed, err := s.try(name, f)
 		if errors.Is(err, errBusy) {
 			select {
 			case <-ctx.Done():
@@ -286,11 +304,14 @@ func (s *server) call(ctx context.Context, name string, f func(e *Export) error)
 	}
 }
 
-func (s *server) try(f func(e *Export) error) (ran bool, changed chan struct{}, err error) {
+// changes are the calls that a frozen file system keeps waiting.
+var changes = []string{"WRITE", "CREATE", "MKDIR", "SETATTR", "REMOVE", "COMMIT"}
+
+func (s *server) try(name string, f func(e *Export) error) (ran bool, changed chan struct{}, err error) {
 	s.net.mu.Lock()
 	defer s.net.mu.Unlock()
 	for _, addr := range s.addrs {
-		if e := s.net.exports[addr]; e != nil && !e.down {
+		if e := s.net.exports[addr]; e != nil && !e.down && !(e.frozen && slices.Contains(changes, name)) {
 			return true, s.net.changed, f(e)
 		}
 	}
@@ -306,6 +327,10 @@ func (s *server) Mount(ctx context.Context, export string) (root []byte, err err
 		return nil
 	})
 	return root, err
+}
+
+func (s *server) Null(ctx context.Context) error {
+	return s.call(ctx, "NULL", func(*Export) error { return nil })
 }
 
 func (s *server) FSInfo(ctx context.Context, file []byte) (res nfs3.FsinfoRes, err error) {
@@ -374,6 +399,9 @@ func (s *server) Write(ctx context.Context, file []byte, cred layout.Credential,
 		if d.attr.UID != cred.UID {
 			return nfs3.ErrAcces
 		}
+		if e.sick != nil {
+			return e.sick
+		}
 		if more := off + int64(len(data)) - int64(len(d.data)); more > 0 {
 			d.data = append(d.data, make([]byte, more)...)
 		}
@@ -435,6 +463,8 @@ func (e *Export) make(dir []byte, name string, t nfs3.Ftype, set *nfs3.Sattr) (*
 		return d.names[name], nil // UNCHECKED
 	case d.names[name] != nil:
 		return nil, nfs3.ErrExist
+	case e.sick != nil:
+		return nil, e.sick
 	case e.noSpc:
 		return nil, nfs3.ErrNoSpc
 	}
