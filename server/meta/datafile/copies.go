@@ -17,7 +17,7 @@ import (
 type LateError struct{ Late []metarpc.CopyRef }
 
 func (e *LateError) Error() string {
-	return fmt.Sprintf("%d data files did not answer for %v, but other copies of them did", len(e.Late), patience)
+	return fmt.Sprintf("%d data files did not answer in time, but other copies of them did", len(e.Late))
 }
 
 // LateCopies names them.
@@ -207,9 +207,9 @@ func (m *Manager) fenceMirrored(ctx context.Context, id layout.FileID, row schem
 	})
 }
 
-// eachCopy calls f for the data files of a layout that are not stale, caches as well, all at once. Of the copies of a column one has to end
-// well; those that have not ended for a while after that are given up, and named by a LateError. It waits for data servers that
-// cannot be reached until ctx ends.
+// eachCopy calls f for the data files of a layout that are not stale, caches as well, all at once. Of the copies of a
+// column one has to end well. Then those on devices that are down are given up at once, and others when they have not
+// ended for lateCopy after that; a LateError names them. It waits for data servers that cannot be reached until ctx ends.
 func (m *Manager) eachCopy(ctx context.Context, row schema.Layout, f func(context.Context, dataStore, *schema.DataFile) error) error {
 	type answer struct {
 		file   *schema.DataFile
@@ -246,42 +246,59 @@ func (m *Manager) eachCopy(ctx context.Context, row schema.Layout, f func(contex
 	for i := range row.Caches {
 		call(&row.Caches[i].File, allColumns)
 	}
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
+	var over <-chan time.Time // nil until none is needed any more that has not ended
+	var spare time.Time       // when that was
 	good := map[int]bool{}
 	var errs []error
 	var failed []metarpc.CopyRef // while another copy may do
 	var late []metarpc.CopyRef
-	overdue := false
 	for len(open) > 0 {
+		m.mu.Lock()
+		changed := m.changed
+		m.mu.Unlock()
 		select {
 		case a := <-answers:
 			delete(open, a.file)
 			switch {
 			case a.err == nil:
 				good[a.column] = good[a.column] || a.file.State == layout.CopyGood
-			case !overdue || late == nil:
+			case late == nil:
 				errs = append(errs, a.err)
 				failed = append(failed, metarpc.CopyRef{Device: a.file.Device, Handle: a.file.Handle})
 			}
-		case <-timer.C:
-			overdue = true
+		case <-over:
+			over = nil
+		case <-changed: // a device may be down now
 		}
-		if !overdue || late != nil {
+		if late != nil {
 			continue
 		}
-		all := true
+		needed := false
 		for _, column := range open {
 			for j := range columns(&row) {
-				all = all && (good[j] || column != j && column != allColumns)
+				needed = needed || !good[j] && (column == j || column == allColumns)
 			}
 		}
-		if all {
-			for file := range open {
-				late = append(late, metarpc.CopyRef{Device: file.Device, Handle: file.Handle})
-			}
-			cancel()
+		if needed {
+			continue
 		}
+		if spare.IsZero() {
+			spare = time.Now()
+			over = time.After(lateCopy)
+		}
+		away, unmet := m.away(open)
+		switch {
+		case away:
+		case over != nil:
+			continue
+		case unmet && time.Since(spare) < patience:
+			over = time.After(lateCopy)
+			continue
+		}
+		for file := range open {
+			late = append(late, metarpc.CopyRef{Device: file.Device, Handle: file.Handle})
+		}
+		cancel()
 	}
 	if ctx.Err() != nil {
 		return errors.Join(append(errs, ctx.Err())...)
@@ -295,4 +312,21 @@ func (m *Manager) eachCopy(ctx context.Context, row schema.Layout, f func(contex
 		return &LateError{late}
 	}
 	return nil
+}
+
+// lateCopy is for how long a copy on a device that answers is waited for when other copies have what is needed.
+const lateCopy = time.Second
+
+// away reports whether all of these data files are on devices that are down, and whether one is on a device that was
+// not looked at yet.
+func (m *Manager) away(files map[*schema.DataFile]int) (away, unmet bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	away = true
+	for file := range files {
+		d := m.find(file.Device) // nil: of another process, not yet learnt of
+		away = away && d != nil && d.condition == down
+		unmet = unmet || d == nil || d.condition == unknown
+	}
+	return away, unmet
 }

@@ -163,3 +163,28 @@ func TestLateCopies(t *testing.T) {
 		w.exports[0].SetDown(false)
 	})
 }
+
+// TestCutSkips: a truncation does not wait for a copy on a device that is down, and a second for one on a device that
+// was thought to be up.
+func TestCutSkips(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		row := w.file(5, layout.Policy{StripeCount: 1, Mirrors: 2}, unit)
+		w.setSizes(row, 100)
+		w.setSizes(schema.Layout{Mirrors: row.Mirrors[1:]}, 100)
+		calm()
+		w.exports[0].SetFrozen(true)
+		for _, most := range []time.Duration{lateCopy, 0} {
+			began := time.Now()
+			var late *LateError
+			if err := w.m.Truncate(t.Context(), row, 1); !errors.As(err, &late) || len(late.Late) != 1 || late.Late[0].Device != w.device(0).id {
+				t.Errorf("cut: %v", err)
+			}
+			if took := time.Since(began); took > most {
+				t.Errorf("it took %v, want %v at most", took, most)
+			}
+			time.Sleep(10 * time.Second)
+		}
+		w.exports[0].SetFrozen(false)
+	})
+}

@@ -77,6 +77,9 @@
 // In place of the NULL a namespace needs a path. Its pulse writes a block of zeros behind the label, and may take 10 s:
 // keep-alives may have to find first that a path is dead. A namespace that is write protected is not writable.
 //
+// Once each column has a copy that has answered, Truncate and Sync do not wait for copies on devices that are down, and a
+// second for others. Truncate names them (LateError), and the truncation is not over before they are stale (package meta).
+//
 // # Which data files a file gets
 //
 // None until it is written to, or made by somebody who is about to (AssignNew: then only what is in the pools at once, and with the batch that makes

@@ -448,12 +448,22 @@ func (m *Manager) block(files ...*schema.DataFile) int64 {
 	return n
 }
 
-// source finds a good copy whose data server answers, and how long it is.
+// isDown reports whether a data file is on a device that is down; m.mu is held.
+func (m *Manager) isDown(file *schema.DataFile) bool {
+	d := m.find(file.Device)
+	return d != nil && d.condition == down
+}
+
+// source finds a good copy whose data server answers, and how long it is. Copies on devices that are down are asked
+// last.
 func (m *Manager) source(ctx context.Context, from []*schema.DataFile) (*schema.DataFile, int64, error) {
 	var errs []error
 	if len(from) == 0 {
 		errs = append(errs, errors.New("no copy is good any more"))
 	}
+	m.mu.Lock()
+	slices.SortStableFunc(from, func(a, b *schema.DataFile) int { return compareBool(m.isDown(a), m.isDown(b)) })
+	m.mu.Unlock()
 	for _, file := range from {
 		asking, cancel := context.WithTimeout(ctx, patience)
 		var size int64
