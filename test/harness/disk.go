@@ -49,7 +49,8 @@ func NewDisk(t testing.TB, size int64) *Disk {
 	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, size)); err != nil {
 		t.Fatal(err)
 	}
-	Run(t, "", "mkfs.ext4", "-q", "-F", "-m", "0", "-J", "size=4", "-E", "packed_meta_blocks=1", image)
+	// Blocks are pages of the image: to a loop device a write that found room for a part of a page is one that was done.
+	Run(t, "", "mkfs.ext4", "-q", "-F", "-b", "4096", "-m", "0", "-J", "size=4", "-E", "packed_meta_blocks=1", image)
 	d.attach()
 	d.mount()
 	t.Cleanup(func() { unix.Unmount(d.Dir, unix.MNT_DETACH) })
