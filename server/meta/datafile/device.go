@@ -199,7 +199,9 @@ func (d *device) look() (current, met bool) {
 		d.missed++
 		d.silent = nil
 	default:
-		d.pulse.next = time.Time{} // when it answers again
+		if _, answered := store.Status(err); !answered {
+			d.pulse.next = time.Time{} // when it answers again
+		}
 	}
 	d.judge(time.Now())
 	// A namespace that is down is attached anew each time.

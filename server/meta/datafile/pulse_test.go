@@ -88,6 +88,29 @@ func TestOneMiss(t *testing.T) {
 	}
 }
 
+// TestFewPulses: pulses that fail become rare.
+func TestFewPulses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		calm()
+		var pulses atomic.Int64
+		w.net.SetHook(func(_ context.Context, name string, _ bool) error {
+			switch name {
+			case "WRITE":
+				pulses.Add(1)
+				return nfs3.ErrIO
+			case "FSSTAT":
+				return nfs3.ErrIO
+			}
+			return nil
+		})
+		time.Sleep(time.Hour)
+		if n, most := pulses.Load(), int64(time.Hour/lastWait)+3; n < most/2 || n > most {
+			t.Errorf("%d pulses in an hour, want %d at most", n, most)
+		}
+	})
+}
+
 // TestPulseMoved: what pulses have said at a device's old address says nothing of the new one.
 func TestPulseMoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
