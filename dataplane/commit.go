@@ -52,8 +52,8 @@ func (f *File) commit(ctx context.Context) error {
 }
 
 // together runs do for each data file at the same time and returns the errors. A copy that was given up does not count. One
-// that has not ended for Config.MirrorTimeout, though another copy of its column has ended without an error or with
-// ErrUnsupported, is waited for no longer; it goes on by itself.
+// that has not ended Config.MirrorTimeout after another copy of its column has, without an error or with ErrUnsupported, is waited for no
+// longer; it goes on by itself. One on a late device is not waited for once a good copy has ended so whose device was not late.
 func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 	errs := make([]error, len(files))
 	if len(files) == 1 {
@@ -69,11 +69,16 @@ func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 		// This goroutine owns one data file's calls and ends with them.
 		go func() { results <- result{i, copyError(d, do(d))} }()
 	}
-	timer := time.NewTimer(f.plane.cfg.MirrorTimeout)
+	p := f.plane
+	dev := func(d *dataFile) *device { return p.device(d.use.Load().Device) }
+	timer := time.NewTicker(time.Duration(p.lookAfter()))
 	defer timer.Stop()
-	good := map[int32]bool{} // columns of which a copy has ended well, or cannot do it
-	ended := make([]bool, len(files))
-	overdue := false
+	good := map[int32]int64{}  // columns of which a copy has ended well, or cannot do it, and since when
+	inTime := map[int32]bool{} // those of which that was a good copy whose device was not late
+	ended, late := make([]bool, len(files)), make([]bool, len(files))
+	for i, d := range files {
+		late[i] = dev(d).late()
+	}
 	for n := 0; n < len(files); {
 		select {
 		case r := <-results:
@@ -83,19 +88,35 @@ func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 			n++
 			errs[r.i], ended[r.i] = r.err, true
 			if d := files[r.i]; (r.err == nil || isUnsupported(r.err)) && !d.forsaken.Load() {
-				good[d.column.Load()] = true
+				column := d.column.Load()
+				if good[column] == 0 {
+					good[column] = p.watch.now()
+				}
+				inTime[column] = inTime[column] || !late[r.i] && d.use.Load().State == layout.CopyGood
 			}
 		case <-timer.C:
-			overdue = true
 		}
 		for i, d := range files {
-			if overdue && !ended[i] && d.mirrored.Load() && good[d.column.Load()] {
-				use := d.use.Load()
+			column := d.column.Load()
+			if ended[i] || !d.mirrored.Load() || good[column] == 0 {
+				continue
+			}
+			use, at := d.use.Load(), p.watch.now()
+			overdue := at-good[column] >= int64(p.cfg.MirrorTimeout)
+			switch c := dev(d).conn.Load(); {
+			case c == nil:
+			case overdue:
+				c.dev.foundLate(use, 0, good[column])
+			case inTime[column] && c.refuses():
+				c.dev.foundLate(use, 0, at)
+			}
+			if overdue || inTime[column] && dev(d).late() {
 				errs[i] = copyError(d, &Error{Op: layout.OpCommit, Device: use.Device, File: use, Err: ErrStuck})
 				ended[i] = true
 				n++
 			}
 		}
+		p.Flush() // what late devices were asked
 	}
 	return errs
 }

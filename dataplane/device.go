@@ -38,6 +38,9 @@ type device struct {
 	unflushed atomic.Bool          // conn was given requests since its last Flush
 	load      load
 	usage     usage
+	heard     atomic.Int64 // when it has answered anything (watch.now)
+	lateAt    atomic.Int64 // when it was found late
+	asking    atomic.Bool  // it has a question to answer, see ask
 
 	mu        sync.Mutex
 	waiting   []ticket        // for conn; a dial is running if not empty
@@ -47,11 +50,12 @@ type device struct {
 // conn is a target in use.
 type conn struct {
 	Target
-	dev   *device
-	epoch func() uint64
-	near  func() bool
-	quick func(*layout.Op) bool // nil: there is nothing that the target could do so
-	keeps func() bool
+	dev     *device
+	epoch   func() uint64
+	near    func() bool
+	quick   func(*layout.Op) bool // nil: there is nothing that the target could do so
+	keeps   func() bool
+	refused func() bool // nil: the target cannot tell
 }
 
 // start queues a request at the target; whoever calls it flushes later.
@@ -73,7 +77,9 @@ func (c *conn) do(ctx context.Context, op *layout.Op) error {
 	began := watch.now()
 	u.outstanding.Add(1)
 	op.Done = func(*layout.Op) {
-		u.ended(op, watch.now()-began)
+		at := watch.now()
+		u.ended(op, at-began)
+		c.dev.hear(op.Err, at)
 		close(done)
 	}
 	c.Target.Start(op)
@@ -163,6 +169,9 @@ func (p *Plane) makeConn(d *device) error {
 	}
 	if q, ok := target.(Quicker); ok {
 		c.quick = q.Quick
+	}
+	if r, ok := target.(Refuser); ok {
+		c.refused = r.Refused
 	}
 	p.mu.Lock()
 	closed := p.closed

@@ -43,6 +43,19 @@
 // the reads (hedgeBudget). The hedge reads into memory of its own, and ends the other by Detach before that memory is copied.
 // A read that is not answered for Config.MirrorTimeout goes to another copy without a bound.
 //
+// # Late devices
+//
+// Such waiting is done once for a device, not for each request. A device is late when a request was given up that it had left unanswered for
+// Config.MirrorTimeout after another copy had answered, and it has answered nothing else since; or when it refuses connections (see [Refuser]) while
+// a good copy has answered. It is late until it answers anything: for that it is asked for one byte, again and again if the target is soft.
+//
+//   - A write is not sent to a copy on a late device as long as there is a good copy on one that is not. When that has taken the data, the write ends
+//     with ErrStuck for the other, of which nothing is on its way then. If no good copy takes it, or the device is no longer late, it is sent after all.
+//   - Writes, Commit, Punch and Allocate that wait for a late device end so when a good copy has answered. That copy's device must not have been
+//     late itself when the request was sent. Of devices that were all late the first one to come back does not condemn the others.
+//   - A read takes a copy on a late device only if there is no other. It is not taken from a copy that is slow to one on a late device, which is asked as well.
+//   - If all good copies are on late devices, all are asked and waited for.
+//
 // # Unstable data
 //
 // An UNSTABLE piece is copied once, into memory bounded by Config.RetainBytes, and sent from there, to all mirrors from

@@ -74,7 +74,7 @@ func newPlane(t testing.TB, retain int64, dial func(layout.DeviceID) (dataplane.
 	if retain == 0 {
 		retain = 64 << 20
 	}
-	p, err := dataplane.New(dataplane.Config{Dial: dial, RetainBytes: retain, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	p, err := dataplane.New(dataplane.Config{Dial: dial, RetainBytes: retain, MirrorTimeout: mirrorTimeout, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,7 @@ var (
 )
 
 var (
-	// ErrStuck tells that a copy has not answered for Config.MirrorTimeout what another copy has. Whether it has done, or will
+	// ErrStuck tells that a copy has not answered for Config.MirrorTimeout what another copy has, or was not waited for as its device is late. Whether it has done, or will
 	// yet do, what it was asked is not known.
 	ErrStuck = errors.New("no answer, while another copy has answered")
 	// ErrForsaken tells that the segment has no copy left that was not given up.

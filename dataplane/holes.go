@@ -285,7 +285,7 @@ func (f *File) readHeld(seg *layout.Segment, off int64, buf []byte) error {
 // Seek finds the first byte in the n bytes at off that is in a hole, or else is data. Holes come in blocks of the servers'
 // file systems; a server that cannot tell has data only. What is retained is data.
 //
-// Of each stripe column any mirror will do: they are asked in the order of reads until one answers.
+// Of each stripe column any mirror will do: they are asked, the most efficient first and those on late devices last, until one answers.
 func (f *File) Seek(ctx context.Context, seg *layout.Segment, off, n int64, hole bool) (at int64, found bool, err error) {
 	if off < 0 || n < 0 || !seg.Contains(off, n) {
 		return 0, false, fmt.Errorf("seek in %d bytes at %d in %v: %w", n, off, seg.Range, layout.ErrBeyondSegment)
@@ -329,7 +329,15 @@ func (f *File) seekColumn(ctx context.Context, seg *layout.Segment, i int, off, 
 		return 0, false, nil
 	}
 	var errs []error
-	for _, m := range mirrorOrder(seg) {
+	late := func(m int) int {
+		if f.plane.device(seg.Mirrors[m].Servers[i].Device).late() {
+			return 1
+		}
+		return 0
+	}
+	order := mirrorOrder(seg)
+	slices.SortStableFunc(order, func(a, b int) int { return late(a) - late(b) })
+	for _, m := range order {
 		df := &seg.Mirrors[m].Servers[i]
 		if !f.readable(df) {
 			continue

@@ -16,8 +16,8 @@ import (
 	"github.com/weftfs/weft/layout"
 )
 
-// mirrorTimeout is what a plane of the tests has by default.
-const mirrorTimeout = 10 * time.Second
+// mirrorTimeout is what planes of the tests have.
+const mirrorTimeout = time.Second
 
 // hang makes a server answer nothing of a kind for an hour, though it carries out what it is asked.
 func hang(kind layout.OpKind) faulty.Rule { return faulty.Rule{Kind: kind, Late: time.Hour} }
@@ -45,6 +45,7 @@ func TestStuckWrite(t *testing.T) {
 					t.Fatalf("write: %v, failed %v", err, failed)
 				}
 				e.targets[1].SetRules()
+				synctest.Wait() // it has answered a read, so it is late no more
 				again := e.startWrite(f, seg, 0, []byte("again"), stable)
 				elsewhere := e.startWrite(f, seg, 100, []byte("there"), stable)
 				if err := elsewhere.wait(t); err != nil {
@@ -134,7 +135,7 @@ func TestForsakeUnderWrite(t *testing.T) {
 // Commit goes on without a copy that does not answer, once that is given up.
 func TestStuckCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := newEnv(t, options{servers: 2})
+		e := newEnv(t, options{servers: 4})
 		f, seg := e.plane.NewFile(), e.segment(4096, 2, 2)
 		e.write(f, seg, 0, bytes.Repeat([]byte("data"), 4000))
 		e.targets[1].SetRules(hang(layout.OpCommit))

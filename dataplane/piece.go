@@ -25,6 +25,7 @@ type piece struct {
 
 	// Of mirrored files.
 	state atomic.Uint32 // pieceOut, ...
+	late  bool          // WRITE: its device was late when it was sent
 	group *orphans      // WRITE: once orphaned; guarded by data.mu
 	over  bool          // WRITE: orphaned, and answered; guarded by data.mu
 	alone int64         // WRITE: when it was first seen that another copy had answered (watch.now); 0 = not yet
@@ -51,6 +52,7 @@ func (pc *piece) done(op *layout.Op) {
 	dev := pc.conn.dev
 	at := dev.plane.watch.now()
 	dev.usage.ended(op, at-pc.began)
+	dev.hear(op.Err, at)
 	if !pc.state.CompareAndSwap(pieceOut, pieceEnded) {
 		pc.orphanEnded()
 		return
@@ -132,12 +134,18 @@ type finisher interface {
 func (q *request) add(pc *piece) {
 	pc.owner, pc.gen = q, q.gen
 	q.pieces = append(q.pieces, pc)
+	q.start(pc)
+}
+
+// start starts a piece. mu is held, and a count of pending.
+func (q *request) start(pc *piece) {
 	dev := pc.conn.dev
 	pc.began = dev.plane.watch.now()
 	// A hedge has others that may detach it.
 	if pc.conn.quick != nil && pc.of == nil && pc.conn.quick(&pc.op) {
 		at := dev.plane.watch.now()
 		dev.usage.took(&pc.op, at-pc.began)
+		dev.hear(pc.op.Err, at)
 		pc.took = at - pc.began
 		pc.state.Store(pieceEnded)
 		if pc.mirrored {
@@ -188,13 +196,13 @@ func (q *request) detach(gen uint64) {
 func (q *request) takeBack() {
 	q.detached = true
 	held := q.hold() // keeps finish away, and with it whatever changes the pieces
-	all := q.pieces  // none is added any more
+	all := q.pieces  // none is added any more, nor is one sent that was held back and has the caller's memory
 	q.mu.Unlock()
 	if !held {
 		return
 	}
 	for _, pc := range all {
-		if pc.buf == nil {
+		if pc.buf == nil && pc.state.Load() != pieceHeld {
 			pc.conn.Detach(&pc.op)
 		}
 	}

@@ -60,6 +60,12 @@ type Quicker interface {
 	Quick(op *layout.Op) bool
 }
 
+// Refuser is what a Target also offers if it can tell that its server is not there.
+type Refuser interface {
+	// Refused reports whether the latest attempt to connect was refused, and no connection was made since.
+	Refused() bool
+}
+
 // Config of a Plane.
 type Config struct {
 	// Dial makes the target for a device: once per device, or again for the next request after it failed. It is called
@@ -70,7 +76,7 @@ type Config struct {
 	// Patience bounds Commit, as the targets' own does reads and writes. Default: none.
 	Patience layout.Patience
 	// MirrorTimeout is how long a copy may leave a request unanswered that another copy has answered; then the request no
-	// longer waits for it. Default 10 s.
+	// longer waits for it, nor does any other until the device answers. Default 10 s.
 	MirrorTimeout time.Duration
 	Log           *slog.Logger // default slog.Default()
 }

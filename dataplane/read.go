@@ -80,8 +80,17 @@ type readRequest struct {
 	dialled layout.DeviceID   // what the request waits for, if it does
 	avoid   []layout.DeviceID // devices that could not be dialled
 	doubts  []*dataFile
+	silent  []silence
 	settles int    // how often doubts were settled
 	stop    func() // ends settling
+}
+
+// silence is a request that was left because its device had not answered it since then.
+type silence struct {
+	dev   *device
+	df    *layout.DataFile
+	off   int64
+	since int64 // watch.now
 }
 
 // readChoice goes with a unit.
@@ -188,12 +197,33 @@ func (q *readRequest) piece(c *conn, df *layout.DataFile, off int64, data []byte
 }
 
 // pick chooses the copy of a column that n bytes are read from, -1 if there is none that was not tried. One of the most efficient
-// of those that are left, in turn, is compared with one of the others, also in turn, see load.cost.
+// of those that are left, in turn, is compared with one of the others, also in turn, see load.cost. One on a late device is chosen if there
+// are no others.
 func (q *readRequest) pick(server int, tried uint64, n int) int {
 	mirrors := q.seg.Mirrors
 	if len(mirrors) == 1 && tried == 0 && len(q.avoid) == 0 && q.file.readable(&mirrors[0].Servers[server]) {
 		return 0
 	}
+	late := q.late(server)
+	if m := q.pickFrom(server, tried|late, n); m >= 0 || late == 0 {
+		return m
+	}
+	return q.pickFrom(server, tried, n)
+}
+
+// late has a bit for each copy of a column that is on a late device.
+func (q *readRequest) late(server int) (late uint64) {
+	for m := range min(len(q.seg.Mirrors), maxTried) {
+		if q.file.plane.device(q.seg.Mirrors[m].Servers[server].Device).late() {
+			late |= 1 << m
+		}
+	}
+	return late
+}
+
+// pickFrom is pick without regard to late devices.
+func (q *readRequest) pickFrom(server int, tried uint64, n int) int {
+	mirrors := q.seg.Mirrors
 	count, equals, best := 0, 0, uint32(0)
 	for m := range mirrors {
 		if !q.usable(m, server, tried) {
@@ -264,7 +294,8 @@ func (q *readRequest) efficiency(mirror, server int) uint32 {
 }
 
 // look asks another copy for what is late (a hedge), as far as the budget allows, and lets the request wait no longer for a copy
-// that was given up, or has not answered for Config.MirrorTimeout, if there is another one that was not asked.
+// that was given up, is on a late device, or has not answered for Config.MirrorTimeout, if there is another one that was not asked, and
+// is not on a late device. If that one is, it is asked as well.
 func (q *readRequest) look(gen uint64, at int64) {
 	if !q.begun(gen) {
 		return
@@ -286,9 +317,13 @@ func (q *readRequest) look(gen uint64, at int64) {
 			stuck := pc.began + int64(p.cfg.MirrorTimeout)
 			late := pc.began + pc.conn.dev.load.late()
 			switch {
-			case !q.file.readable(pc.op.File) || at >= stuck:
-				if q.pick(server, tried, 0) >= 0 {
+			case !q.file.readable(pc.op.File) || at >= stuck || pc.conn.dev.late() || pc.conn.refuses():
+				m := q.pick(server, tried, len(pc.op.Data))
+				switch {
+				case m >= 0 && (q.late(server)&(1<<m) == 0 || !q.file.readable(pc.op.File)):
 					left = append(left, pc)
+				case m >= 0 && h == nil:
+					q.startHedge(pc, m, server)
 				}
 				stuck = at + int64(p.cfg.MirrorTimeout)
 			case h == nil && at >= late:
@@ -298,7 +333,7 @@ func (q *readRequest) look(gen uint64, at int64) {
 			case h == nil:
 				stuck = late
 			}
-			due = min(due, stuck)
+			due = min(due, stuck, at+p.lookAfter())
 		}
 	}
 	p.watch.again(&q.request, due)
@@ -371,6 +406,9 @@ func (q *readRequest) finish() {
 			}
 		}
 		if err != nil {
+			if errors.Is(err, ErrStuck) {
+				q.silent = append(q.silent, silence{pc.conn.dev, pc.op.File, pc.op.Off, pc.began})
+			}
 			q.errs = append(q.errs, opError(&pc.op, err))
 			q.todo = append(q.todo, readSpan{pc.op.Off, pc.end(), tried})
 			continue
@@ -390,7 +428,14 @@ func (q *readRequest) finish() {
 	}
 	q.freePieces()
 	if len(q.todo) == 0 {
+		for _, s := range q.silent {
+			s.dev.foundLate(s.df, s.off, s.since)
+		}
+		found := len(q.silent) > 0
 		q.end(nil)
+		if found {
+			p.Flush()
+		}
 		return
 	}
 	// The rest of this request is no longer on the fast path.
@@ -463,8 +508,10 @@ func (q *readRequest) end(err error) {
 	}
 	q.clearRequest()
 	clear(q.doubts)
+	clear(q.silent)
 	q.done, q.stop, q.settles = nil, nil, 0
 	q.todo, q.doubts, q.avoid = q.todo[:0], q.doubts[:0], q.avoid[:0]
+	q.silent = q.silent[:0]
 	q.mu.Unlock()
 	readRequests.Put(q)
 	if err != nil {

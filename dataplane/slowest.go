@@ -46,6 +46,9 @@ func (q *request) tellSlowest() {
 	}
 	now := q.file.plane.watch.now()
 	for _, pc := range q.pieces {
+		if pc.state.Load() == pieceHeld {
+			continue
+		}
 		took := now - pc.began
 		if pc.state.Load() == pieceEnded {
 			took = pc.took

@@ -75,7 +75,7 @@ func (w *watch) remove(q *request) {
 	q.before, q.after = nil, nil
 }
 
-// hurry has all requests looked at now, because a copy was given up.
+// hurry has all requests looked at now, because a copy was given up or a device was found late.
 func (w *watch) hurry() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -143,6 +143,7 @@ const (
 	pieceOut      uint32 = iota // at the target
 	pieceEnded                  // answered
 	pieceOrphaned               // its request no longer waits for it
+	pieceHeld                   // not sent, as its device is late
 )
 
 // orphans keeps the range of a write or punch held that has ended while some of its requests have not: nothing else may be

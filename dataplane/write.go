@@ -41,7 +41,8 @@ type Write struct {
 // Every copy that the segment does not call stale is written; the write fails if one fails, when all have answered. What the
 // range holds is undefined then and may differ between mirrors until it is written anew, or until the copies that failed (see
 // [FailedCopies]) are given up. A copy that leaves unanswered for Config.MirrorTimeout what another has answered counts as
-// failed (ErrStuck); the range stays held until it has answered after all, or is given up.
+// failed (ErrStuck); the range stays held until it has answered after all, or is given up. One on a late device counts as failed at once
+// when a good copy has answered; it is not sent the data.
 func (f *File) StartWrite(w *Write) {
 	if len(w.Data) == 0 {
 		w.Done(nil)
@@ -196,7 +197,7 @@ func (q *writeRequest) send(server int, off int64, data []byte) {
 			stable = layout.DataSync
 		}
 	}
-	sent := false
+	sent, sure := false, len(q.seg.Mirrors) > 1 && q.punctual(server)
 	for m := range q.seg.Mirrors {
 		d := q.file.writable(q.seg, m, server)
 		if d == nil {
@@ -213,6 +214,13 @@ func (q *writeRequest) send(server int, off int64, data []byte) {
 			pc.buf, pc.base = buf, base
 		}
 		pc.op.Kind, pc.op.File, pc.op.Off, pc.op.Data, pc.op.Stable, pc.op.Kept = layout.OpWrite, df, off, data, stable, 0
+		if sure && pc.conn.dev.late() {
+			pc.owner, pc.gen = &q.request, q.gen
+			pc.state.Store(pieceHeld)
+			q.pieces = append(q.pieces, pc)
+			continue
+		}
+		pc.late = pc.conn.dev.late()
 		q.add(pc)
 	}
 	if buf != nil {
@@ -221,22 +229,63 @@ func (q *writeRequest) send(server int, off int64, data []byte) {
 	q.lacking = q.lacking || !sent
 }
 
-// look lets the request wait no longer for copies that were given up, nor, when it has waited for long enough, for those that
-// have not answered what another copy has.
+// punctual reports whether a good copy of a column is to be written whose device is not late.
+func (q *writeRequest) punctual(server int) bool {
+	for m := range q.seg.Mirrors {
+		df := &q.seg.Mirrors[m].Servers[server]
+		if df.State == layout.CopyGood && q.file.readable(df) && !q.file.plane.device(df.Device).late() {
+			return true
+		}
+	}
+	return false
+}
+
+// hopeful reports whether what pc is to write has been taken by a good copy, or probably will be soon.
+func (q *writeRequest) hopeful(pc *piece) bool {
+	return slices.ContainsFunc(q.pieces, func(other *piece) bool {
+		if other == pc || other.op.Off != pc.op.Off || other.op.File.State != layout.CopyGood || other.data.forsaken.Load() {
+			return false
+		}
+		switch other.state.Load() {
+		case pieceEnded:
+			return other.writeResult() == nil
+		case pieceOut:
+			return !other.conn.dev.late() && !other.conn.refuses()
+		}
+		return false
+	})
+}
+
+// sendHeld sends pieces that were held back because their devices were late: now these are not, or no other copy will do. It reports
+// whether there were any. mu is held, and a count of pending; the caller flushes.
+func (q *writeRequest) sendHeld() bool {
+	found := false
+	for _, pc := range q.pieces {
+		if pc.state.Load() != pieceHeld || pc.data.forsaken.Load() || pc.buf == nil && q.detached {
+			continue
+		}
+		if late := pc.conn.dev.late(); !late || !q.hopeful(pc) {
+			pc.late = late
+			pc.state.Store(pieceOut)
+			q.start(pc)
+			found = true
+		}
+	}
+	return found
+}
+
+// look lets the request wait no longer for copies that were given up, nor for those on late devices, nor, when it has waited for long
+// enough, for any others that have not answered what another copy has. What was held back is sent if it has to be.
 func (q *writeRequest) look(gen uint64, at int64) {
 	if !q.begun(gen) {
 		return
 	}
 	p := q.file.plane
+	q.sendHeld()
 	var left []*piece
 	for _, pc := range q.pieces {
-		if !pc.data.forsaken.Load() {
-			if pc.alone == 0 && q.answered(pc) {
-				pc.alone = at
-			}
-			if pc.alone == 0 || at-pc.alone < int64(p.cfg.MirrorTimeout) {
-				continue
-			}
+		if pc.state.Load() != pieceOut || !pc.data.forsaken.Load() && !q.overdue(pc, at) {
+			continue
 		}
 		if pc.state.CompareAndSwap(pieceOut, pieceOrphaned) {
 			q.orphan(pc)
@@ -258,6 +307,40 @@ func (q *writeRequest) look(gen uint64, at int64) {
 		}
 		q.drop()
 	}()
+}
+
+// overdue reports whether the request need not wait for pc any longer, as another copy has taken the same.
+func (q *writeRequest) overdue(pc *piece, at int64) bool {
+	if pc.alone == 0 && q.answered(pc) {
+		pc.alone = at
+	}
+	if pc.alone == 0 {
+		return false
+	}
+	dev := pc.conn.dev
+	if at-pc.alone >= int64(q.file.plane.cfg.MirrorTimeout) {
+		dev.foundLate(pc.op.File, pc.op.Off, pc.alone)
+		return true
+	}
+	if !q.answeredInTime(pc) {
+		return false
+	}
+	if pc.conn.refuses() {
+		dev.foundLate(pc.op.File, pc.op.Off, at)
+	}
+	return dev.late()
+}
+
+// answeredInTime reports whether a good copy has taken what pc is to write whose device was not late before. Of devices that all were, one
+// may be back a little earlier than another.
+func (q *writeRequest) answeredInTime(pc *piece) bool {
+	for _, other := range q.pieces {
+		if other != pc && other.op.Off == pc.op.Off && other.state.Load() == pieceEnded && other.writeResult() == nil &&
+			!other.late && other.op.File.State == layout.CopyGood && !other.data.forsaken.Load() {
+			return true
+		}
+	}
+	return false
 }
 
 // answered reports whether another copy has taken what pc is to write.
@@ -312,10 +395,18 @@ func (q *writeRequest) kept(off int64) bool {
 }
 
 func (q *writeRequest) finish() {
-	if len(q.seg.Mirrors) > 1 {
-		q.file.plane.watch.remove(&q.request)
-	}
 	q.mu.Lock()
+	if p := q.file.plane; len(q.seg.Mirrors) > 1 {
+		q.pending.Store(1)
+		if q.sendHeld() {
+			q.mu.Unlock()
+			p.Flush()
+			q.drop()
+			return
+		}
+		q.pending.Store(0)
+		p.watch.remove(&q.request)
+	}
 	q.tellSlowest()
 	weak := false
 	for _, pc := range q.pieces {
@@ -327,7 +418,7 @@ func (q *writeRequest) finish() {
 			continue
 		}
 		err := ErrStuck
-		if pc.state.Load() != pieceOrphaned {
+		if pc.state.Load() == pieceEnded {
 			err = pc.writeResult()
 		}
 		if err != nil {
@@ -382,7 +473,7 @@ func (q *writeRequest) stabilise() {
 	var errs []error
 	verifiers := map[*dataFile]layout.Verifier{}
 	for _, pc := range q.pieces {
-		if pc.buf != nil || pc.op.Kept != 0 || pc.state.Load() == pieceOrphaned || pc.stableAsAsked() {
+		if pc.buf != nil || pc.op.Kept != 0 || pc.state.Load() != pieceEnded || pc.stableAsAsked() {
 			continue
 		}
 		verf, ok := verifiers[pc.data]

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/weftfs/weft/dataplane"
@@ -56,6 +57,8 @@ type Target struct {
 	closed  bool
 
 	onSparse func(call string) error // nil: pass it on
+
+	refused atomic.Bool
 }
 
 type rule struct {
@@ -274,6 +277,12 @@ func (t *Target) Epoch() uint64 {
 	}
 	return 0
 }
+
+// Refuse makes the target say that its server refuses connections, or no longer so.
+func (t *Target) Refuse(refused bool) { t.refused.Store(refused) }
+
+// Refused implements dataplane.Refuser.
+func (t *Target) Refused() bool { return t.refused.Load() }
 
 // Close implements dataplane.Target.
 func (t *Target) Close() error {

@@ -1,0 +1,310 @@
+package dataplane_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weftfs/weft/dataplane"
+	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/layout"
+)
+
+// frozen is a server that does what it is asked and tells nobody for so long.
+func frozen(d time.Duration) faulty.Rule { return faulty.Rule{Late: d} }
+
+// expectStuck holds that a write failed for the copies on one server alone.
+func (e *env) expectStuck(err error, server int) {
+	e.t.Helper()
+	failed := dataplane.FailedCopies(err)
+	if !errors.Is(err, dataplane.ErrStuck) || len(failed) != 1 || failed[0].Device != e.servers[server].ID() {
+		e.t.Fatalf("%v, failed %v", err, failed)
+	}
+}
+
+// makeLate freezes server 1 and has it found late.
+func (e *env) makeLate() {
+	e.t.Helper()
+	e.targets[1].SetRules(frozen(time.Hour))
+	e.expectStuck(e.startWrite(e.plane.NewFile(), e.segment(4096, 1, 2), 0, []byte("late"), 0).wait(e.t), 1)
+}
+
+// Many files in turn wait once for a server that does not answer or refuses connections, whatever is done to them.
+func TestLateOnce(t *testing.T) {
+	for _, refuse := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			e := newEnv(t, options{servers: 2})
+			type old struct {
+				f   *dataplane.File
+				seg *layout.Segment
+			}
+			var files []old
+			for range 40 {
+				o := old{e.plane.NewFile(), e.segment(4096, 1, 2)}
+				e.write(o.f, o.seg, 0, []byte("old"))
+				files = append(files, o)
+			}
+			e.targets[1].SetRules(frozen(time.Hour))
+			e.targets[1].Refuse(refuse)
+			limit := 2 * mirrorTimeout
+			if refuse {
+				limit = mirrorTimeout / 2
+			}
+			start := time.Now()
+			for i, o := range files {
+				var err error
+				switch i % 4 {
+				case 0:
+					err = e.startWrite(o.f, o.seg, 0, []byte("new"), layout.Unstable).wait(t)
+				case 1:
+					err = o.f.Commit(context.Background())
+				case 2:
+					err = e.startWrite(o.f, o.seg, 0, []byte("new"), layout.FileSync).wait(t)
+				case 3:
+					e.check(o.f, o.seg, 0, []byte("old"))
+					continue
+				}
+				e.expectStuck(err, 1)
+				// Nothing that was not sent holds the range.
+				o.f.Forsake(copyOf(o.seg, 1, 0))
+				e.write(o.f, o.seg, 0, []byte("again"))
+				e.commit(o.f)
+				if got := e.mirror(o.seg, 0, 5, true); string(got) != "again" {
+					t.Errorf("the good copy has %q", got)
+				}
+			}
+			if took := time.Since(start); took > limit {
+				t.Errorf("refused %v: %v for %d files, want at most %v", refuse, took, len(files), limit)
+			}
+		})
+	}
+}
+
+// Nothing is sent to a late server but the write that it was found late by, and a question.
+func TestLateSendsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t, options{servers: 2})
+		e.makeLate()
+		before := e.servers[1].Count(layout.OpWrite)
+		held := e.plane.Retained()
+		for range 100 {
+			f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+			e.expectStuck(e.startWrite(f, seg, 0, make([]byte, 4096), 0).wait(t), 1)
+			f.Forsake(copyOf(seg, 1, 0))
+			e.commit(f)
+		}
+		if n := e.servers[1].Count(layout.OpWrite) - before; n != 0 {
+			t.Errorf("it was sent %d writes", n)
+		}
+		if n := e.plane.Retained(); n != held {
+			t.Errorf("%d bytes are retained, were %d", n, held)
+		}
+	})
+}
+
+// A late server that answers anything is written and read like any other.
+func TestLateRecovers(t *testing.T) {
+	for _, refuse := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			e := newEnv(t, options{servers: 2})
+			f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+			e.write(f, seg, 0, []byte("old"))
+			e.targets[1].SetRules(frozen(time.Minute))
+			e.targets[1].Refuse(refuse)
+			e.expectStuck(e.startWrite(e.plane.NewFile(), e.segment(4096, 1, 2), 0, []byte("late"), 0).wait(t), 1)
+			e.expectStuck(e.startWrite(f, seg, 0, []byte("new"), 0).wait(t), 1)
+			e.targets[1].SetRules()
+			e.targets[1].Refuse(false)
+			time.Sleep(2 * time.Minute) // nothing else asks it
+			e.write(f, seg, 0, []byte("again"))
+			e.commit(f)
+			for m := range 2 {
+				if got := e.mirror(seg, m, 5, true); string(got) != "again" {
+					t.Errorf("copy %d has %q", m, got)
+				}
+			}
+			before := e.servers[1].Count(layout.OpRead)
+			for range 200 {
+				e.check(f, seg, 0, []byte("again"))
+			}
+			if e.servers[1].Count(layout.OpRead) == before {
+				t.Error("it is not read any more")
+			}
+			// Late again: it is waited for again, once.
+			e.targets[1].SetRules(frozen(time.Hour))
+			start := time.Now()
+			e.expectStuck(e.startWrite(f, seg, 0, []byte("x"), 0).wait(t), 1)
+			if took := time.Since(start); took < mirrorTimeout {
+				t.Errorf("given up after %v", took)
+			}
+		})
+	}
+}
+
+// A server that answers others is not late for leaving one request unanswered.
+func TestSlowIsNotLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t, options{servers: 2})
+		f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+		other, seg2 := e.plane.NewFile(), e.segment(4096, 1, 2)
+		e.write(other, seg2, 0, []byte("old"))
+		e.targets[1].SetRules(faulty.Rule{Kind: layout.OpWrite, Late: time.Hour, Times: 1})
+		s := e.startWrite(f, seg, 0, []byte("slow"), 0)
+		for !s.over() {
+			e.write(other, seg2, 0, []byte("new"))
+			time.Sleep(mirrorTimeout / 10)
+		}
+		e.expectStuck(s.err, 1)
+		e.write(other, seg2, 0, []byte("newer"))
+	})
+}
+
+// If all servers are late, writes are sent to all and wait for all; the first to come back does not condemn the other.
+func TestAllLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t, options{servers: 3})
+		pair := func(a, b int) *layout.Segment {
+			seg := e.segment(4096, 1, 2)
+			seg.Mirrors[0].Servers[0], seg.Mirrors[1].Servers[0] = *e.servers[a].NewFile(), *e.servers[b].NewFile()
+			return seg
+		}
+		f, seg := e.plane.NewFile(), pair(1, 2)
+		e.write(f, seg, 0, []byte("old"))
+		for i, back := range []time.Duration{patience / 2, patience/2 + mirrorTimeout/2} {
+			e.targets[i+1].SetRules(frozen(back))
+			e.expectStuck(e.startWrite(e.plane.NewFile(), pair(0, i+1), 0, []byte("late"), 0).wait(t), i+1)
+		}
+		start := time.Now()
+		e.write(f, seg, 0, []byte("new")) // without an error of either
+		if took := time.Since(start); took < patience/2-3*mirrorTimeout {
+			t.Errorf("took %v", took)
+		}
+		e.targets[1].SetRules()
+		e.targets[2].SetRules()
+		e.commit(f)
+		e.check(f, seg, 0, []byte("new"))
+	})
+}
+
+// What no good copy takes is sent to a late one after all, which has it once it is back.
+func TestLateIsLast(t *testing.T) {
+	for _, buffers := range []bool{false, true} {
+		for _, stable := range []layout.Stability{layout.Unstable, layout.FileSync} {
+			synctest.Test(t, func(t *testing.T) {
+				e := newEnv(t, options{servers: 2})
+				e.buffers = buffers
+				f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+				e.targets[1].SetRules(frozen(time.Minute))
+				e.expectStuck(e.startWrite(e.plane.NewFile(), e.segment(4096, 1, 2), 0, []byte("late"), 0).wait(t), 1)
+				e.targets[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: syscall.EIO})
+				s := e.startWrite(f, seg, 0, []byte("data"), stable)
+				<-s.done
+				failed := dataplane.FailedCopies(s.err)
+				if len(failed) != 1 || failed[0].Device != e.servers[0].ID() {
+					t.Fatalf("%v", s.err)
+				}
+				if got := e.mirror(seg, 1, 4, false); string(got) != "data" {
+					t.Errorf("the last copy has %q", got)
+				}
+			})
+		}
+	}
+}
+
+// A good copy that dies while another is held back does not keep the write waiting once that is back.
+func TestLateReturnsUnderWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t, options{servers: 2})
+		f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+		e.targets[1].SetRules(frozen(10 * time.Second))
+		e.expectStuck(e.startWrite(e.plane.NewFile(), e.segment(4096, 1, 2), 0, []byte("late"), 0).wait(t), 1)
+		e.targets[0].SetRules(frozen(time.Hour))
+		e.targets[1].SetRules()
+		start := time.Now()
+		s := e.startWrite(f, seg, 0, []byte("data"), 0)
+		e.expectStuck(s.wait(t), 0)
+		if took := time.Since(start); took > 10*time.Second+3*mirrorTimeout {
+			t.Errorf("took %v", took)
+		}
+		if got := e.mirror(seg, 1, 4, false); string(got) != "data" {
+			t.Errorf("the copy has %q", got)
+		}
+	})
+}
+
+// A write that was detached while a piece is held back ends, and touches its memory no more.
+func TestLateDetach(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t, options{servers: 2})
+		e.makeLate()
+		f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+		e.targets[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Delay: time.Second, Err: syscall.EIO})
+		s := e.startWrite(f, seg, 0, []byte("data"), layout.FileSync)
+		s.wr.Detach()
+		if err := s.wait(t); len(dataplane.FailedCopies(err)) != 2 {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+// Reads in turn wait once for a server that does not answer, also if they alone find it late, and avoid it then.
+func TestLateReads(t *testing.T) {
+	for _, refuse := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			e := newEnv(t, options{servers: 2})
+			f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+			want := bytes.Repeat([]byte("data"), 100)
+			e.write(f, seg, 0, want)
+			e.commit(f)
+			e.targets[1].SetRules(frozen(time.Hour))
+			e.targets[1].Refuse(refuse)
+			start := time.Now()
+			for range 100 {
+				e.check(f, seg, 0, want)
+				time.Sleep(10 * time.Second) // for long enough to be forgotten as slow
+			}
+			if took := time.Since(start) - 1000*time.Second; took > 2*mirrorTimeout {
+				t.Errorf("refused %v: took %v", refuse, took)
+			}
+			// A copy that is slow is not left for one on a late server.
+			e.targets[0].SetRules(faulty.Rule{Kind: layout.OpRead, Late: 5 * mirrorTimeout})
+			s := e.startRead(f, seg, 0, make([]byte, len(want)))
+			if err := s.wait(t); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A soft target gives up the question, too; the server is late until it has answered one.
+func TestLateSoft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t, options{servers: 2})
+		patience := layout.Patience{Time: 5 * time.Second, Errno: syscall.EIO}
+		e.targets[1].SetRules(faulty.Rule{Kind: layout.OpRead, Delay: patience.Time, Err: patience.Over(nil)}, frozen(time.Hour))
+		write := func() (time.Duration, error) {
+			start := time.Now()
+			f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+			err := e.startWrite(f, seg, 0, []byte("data"), 0).wait(t)
+			return time.Since(start), err
+		}
+		for i := range 5 {
+			took, err := write()
+			e.expectStuck(err, 1)
+			if i > 0 && took > mirrorTimeout/2 {
+				t.Errorf("write %d took %v", i, took)
+			}
+			time.Sleep(7 * time.Second)
+		}
+		e.targets[1].SetRules()
+		time.Sleep(2 * patience.Time)
+		if _, err := write(); err != nil {
+			t.Error(fmt.Errorf("after its return: %w", err))
+		}
+	})
+}
