@@ -51,9 +51,11 @@ func (f *File) commit(ctx context.Context) error {
 	})...)
 }
 
-// together runs do for each data file at the same time and returns the errors. A copy that was given up does not count. One
-// that has not ended Config.MirrorTimeout after another copy of its column has, without an error or with ErrUnsupported, is waited for no
-// longer; it goes on by itself. One on a late device is not waited for once a good copy has ended so whose device was not late.
+// together runs do for each data file at the same time and returns the errors. A copy that was given up does not count.
+//
+// Once a copy has ended without an error, or with ErrUnsupported, the others of its column are waited for as long as
+// device.patience says; they go on by themselves. A copy on a late device is not waited for once a good copy has
+// ended so whose device was not late.
 func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 	errs := make([]error, len(files))
 	if len(files) == 1 {
@@ -77,8 +79,9 @@ func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 	inTime := map[int32]bool{} // those of which that was a good copy whose device was not late
 	ended, late := make([]bool, len(files)), make([]bool, len(files))
 	for i, d := range files {
-		late[i] = dev(d).late()
+		late[i] = dev(d).lateToWrite()
 	}
+	ticked := false
 	for n := 0; n < len(files); {
 		select {
 		case r := <-results:
@@ -95,6 +98,7 @@ func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 				inTime[column] = inTime[column] || !late[r.i] && d.use.Load().State == layout.CopyGood
 			}
 		case <-timer.C:
+			ticked = true
 		}
 		for i, d := range files {
 			column := d.column.Load()
@@ -102,7 +106,7 @@ func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 				continue
 			}
 			use, at := d.use.Load(), p.watch.now()
-			overdue := at-good[column] >= int64(p.cfg.MirrorTimeout)
+			overdue := at-good[column] >= dev(d).patience(at)
 			switch c := dev(d).conn.Load(); {
 			case c == nil:
 			case overdue:
@@ -110,7 +114,7 @@ func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 			case inTime[column] && c.refuses():
 				c.dev.foundLate(use, 0, at)
 			}
-			if overdue || inTime[column] && dev(d).late() {
+			if overdue || inTime[column] && (dev(d).late() || ticked && dev(d).lateToWrite()) {
 				errs[i] = copyError(d, &Error{Op: layout.OpCommit, Device: use.Device, File: use, Err: ErrStuck})
 				ended[i] = true
 				n++

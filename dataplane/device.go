@@ -38,9 +38,17 @@ type device struct {
 	unflushed atomic.Bool          // conn was given requests since its last Flush
 	load      load
 	usage     usage
-	heard     atomic.Int64 // when it has answered anything (watch.now)
-	lateAt    atomic.Int64 // when it was found late
-	asking    atomic.Bool  // it has a question to answer, see ask
+
+	// Times are watch.now; see late.go.
+	heard       atomic.Int64 // when it last answered anything
+	heardChange atomic.Int64 // when it last answered anything but a READ
+	lateAt      atomic.Int64 // when it was found late
+	stuckAt     atomic.Int64 // when it was found stuck
+	triedAt     atomic.Int64 // when a write was sent to see whether it still is
+	slow        atomic.Int64 // how long a change took, in nanoseconds
+	slowAt      atomic.Int64 // when that had ended
+	stuck       atomic.Int32 // WRITEs that were given up as unanswered and have not ended
+	asking      atomic.Bool  // it has a question to answer, see ask
 
 	mu        sync.Mutex
 	waiting   []ticket        // for conn; a dial is running if not empty
@@ -79,7 +87,7 @@ func (c *conn) do(ctx context.Context, op *layout.Op) error {
 	op.Done = func(*layout.Op) {
 		at := watch.now()
 		u.ended(op, at-began)
-		c.dev.hear(op.Err, at)
+		c.dev.hear(op, at, at-began)
 		close(done)
 	}
 	c.Target.Start(op)

@@ -45,16 +45,29 @@
 //
 // # Late devices
 //
-// Such waiting is done once for a device, not for each request. A device is late when a request was given up that it had left unanswered for
-// Config.MirrorTimeout after another copy had answered, and it has answered nothing else since; or when it refuses connections (see [Refuser]) while
-// a good copy has answered. It is late until it answers anything: for that it is asked for one byte, again and again if the target is soft.
+// Such waiting is done once for a device, not for each request (late.go):
 //
-//   - A write is not sent to a copy on a late device as long as there is a good copy on one that is not. When that has taken the data, the write ends
-//     with ErrStuck for the other, of which nothing is on its way then. If no good copy takes it, or the device is no longer late, it is sent after all.
-//   - Writes, Commit, Punch and Allocate that wait for a late device end so when a good copy has answered. That copy's device must not have been
-//     late itself when the request was sent. Of devices that were all late the first one to come back does not condemn the others.
-//   - A read takes a copy on a late device only if there is no other. It is not taken from a copy that is slow to one on a late device, which is asked as well.
+//	late   it left a request unanswered for Config.MirrorTimeout after another copy had answered, and has answered
+//	       nothing since. Or it refuses connections (see [Refuser]) while a good copy has answered. It is late until it
+//	       answers anything. It is asked for one byte for that, again and again if the target is soft
+//	stuck  it answers, but left a write unanswered for so long. It is stuck until it answers a write or COMMIT, or
+//	       until all writes that it left unanswered have ended
+//
+// Writes, COMMITs and the like treat a stuck device as a late one, but one write in each Config.MirrorTimeout is sent to
+// it, and COMMITs get a quarter of that time:
+//
+//   - A write is not sent to a copy on a late device while there is a good copy on one that is not. When that copy has
+//     the data the write ends with ErrStuck for the other. If no good copy takes the data, or the device is no longer
+//     late, the write is sent after all.
+//   - Writes, Commit, Punch and Allocate that wait for a late device end so when a good copy has answered. The device
+//     of that copy must not have been late itself when the request was sent. Of devices that were all late the first
+//     one to come back does not condemn the others.
+//   - A read takes a copy on a late device only if there is no other. It is not taken from a copy that is slow to one
+//     on a late device, which is asked as well.
 //   - If all good copies are on late devices, all are asked and waited for.
+//
+// A busy disk is no dead one: a device whose changes have lately taken long is waited for longer than
+// Config.MirrorTimeout (device.patience).
 //
 // # Unstable data
 //

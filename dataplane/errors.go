@@ -25,8 +25,8 @@ var (
 )
 
 var (
-	// ErrStuck tells that a copy has not answered for Config.MirrorTimeout what another copy has, or was not waited for as its device is late. Whether it has done, or will
-	// yet do, what it was asked is not known.
+	// ErrStuck reports that a copy has not answered for Config.MirrorTimeout what another copy has, or was not waited
+	// for because its device is late. The request may have been executed, or may be yet.
 	ErrStuck = errors.New("no answer, while another copy has answered")
 	// ErrForsaken tells that the segment has no copy left that was not given up.
 	ErrForsaken = errors.New("all copies of this layout were given up")

@@ -3,32 +3,79 @@ package dataplane
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/weftfs/weft/layout"
 )
 
-// A device is late after it has left something unanswered for too long that another copy has answered, or has refused a connection, until it
-// answers anything. It is one verdict for all requests: writes do not wait for a late device, and reads avoid it. A late device always has a
-// question of ours to answer, so it is no longer late once it is back, whatever else is asked of it.
+// A device becomes late when it leaves a request unanswered for too long that another copy has answered, or when it
+// refuses a connection. It stays late until it answers anything. This is one verdict for all requests: writes do not
+// wait for a late device, and reads avoid it. A late device always has a question of ours to answer, so the verdict
+// ends once the device is back, whatever else it is asked.
+//
+// A device is stuck when it answers reads, but not writes: its file system is frozen, for example. Writes treat a
+// stuck device as a late one, but one write in each Config.MirrorTimeout is sent to it. It is stuck until it answers
+// any change, or until all the writes that it has left unanswered for too long have ended.
+
+// A busy disk answers late as well. A copy is waited for longer than Config.MirrorTimeout if its device has lately
+// taken long for changes that it answered.
+
+const (
+	// slowHalf is the time in which the slowest change of a device counts half.
+	slowHalf = int64(10 * time.Second)
+	// slowMost is the longest time that counts as slow, in units of Config.MirrorTimeout. More is a failure.
+	slowMost = 5
+)
 
 // late reports whether the device is late.
 func (d *device) late() bool { return d.lateAt.Load() > d.heard.Load() }
 
-// hear takes in that a request has ended with err.
-func (d *device) hear(err error, at int64) {
-	if err != nil {
+// lateToWrite reports whether the device is late or stuck.
+func (d *device) lateToWrite() bool {
+	return d.late() || d.stuck.Load() > 0 && d.stuckAt.Load() > d.heardChange.Load()
+}
+
+// tries reports whether a write is to be sent to the device though it is stuck, to see whether it answers.
+func (d *device) tries() bool {
+	at, last := d.plane.watch.now(), d.triedAt.Load()
+	return !d.late() && (last == 0 || at-last >= int64(d.plane.cfg.MirrorTimeout)) && d.triedAt.CompareAndSwap(last, at)
+}
+
+// patience is for how long, in nanoseconds, the device may leave a change unanswered that another copy has answered.
+func (d *device) patience(at int64) int64 {
+	return int64(d.plane.cfg.MirrorTimeout) + 2*d.slowestChange(at)
+}
+
+// slowestChange is how long the slowest change took that the device has answered lately.
+func (d *device) slowestChange(at int64) int64 {
+	return d.slow.Load() >> min((at-d.slowAt.Load())/slowHalf, 62)
+}
+
+// hear records that a request has ended, so long after its start.
+func (d *device) hear(op *layout.Op, at, took int64) {
+	if op.Err != nil {
 		var over *layout.TimeoutError
-		if errors.Is(err, context.Canceled) || errors.As(err, &over) {
+		if errors.Is(op.Err, context.Canceled) || errors.As(op.Err, &over) {
 			return // not an answer
 		}
 	}
 	if at > d.heard.Load() {
 		d.heard.Store(at)
 	}
+	if op.Kind == layout.OpRead {
+		return
+	}
+	if at > d.heardChange.Load() {
+		d.heardChange.Store(at)
+	}
+	if most := int64(d.plane.cfg.MirrorTimeout); took > most/8 && took <= slowMost*most && took > d.slowestChange(at) {
+		d.slow.Store(took)
+		d.slowAt.Store(at)
+	}
 }
 
-// foundLate makes the device late, unless it has answered anything after since. It is asked for a byte of df at off. q.mu may be held.
-// Somebody flushes later.
+// foundLate makes the device late, unless it has answered anything after since. It asks the device for a byte of df
+// at off. q.mu may be held. The caller flushes later.
 func (d *device) foundLate(df *layout.DataFile, off, since int64) {
 	if d.heard.Load() > since {
 		return
@@ -41,14 +88,15 @@ func (d *device) foundLate(df *layout.DataFile, off, since int64) {
 	}
 }
 
-// ask sends the question that a late device has to answer, if it has none. It does not count as outstanding, as nobody waits for it.
+// ask sends the question that a late device has to answer, unless one is under way. It does not count as outstanding,
+// since nobody waits for it.
 func (d *device) ask(df *layout.DataFile, off int64) {
 	if !d.asking.CompareAndSwap(false, true) {
 		return
 	}
 	op := &layout.Op{Kind: layout.OpRead, File: df, Off: off, Data: make([]byte, 1)}
 	op.Done = func(op *layout.Op) {
-		d.hear(op.Err, d.plane.watch.now())
+		d.hear(op, d.plane.watch.now(), 0)
 		d.asking.Store(false)
 		if d.late() { // a soft target has given up, or the device was found late meanwhile
 			go func() { // ends at once; not here, with the target's locks

@@ -308,3 +308,53 @@ func TestLateSoft(t *testing.T) {
 		}
 	})
 }
+
+// A server whose file system is frozen answers reads. It is waited for once by writes, until it answers one, or gives
+// up.
+func TestStuckOnce(t *testing.T) {
+	gaveUp := (&layout.Patience{Time: time.Minute, Errno: syscall.EIO}).Over(nil)
+	for name, rule := range map[string]faulty.Rule{
+		"frozen": {Kind: layout.OpWrite, Late: time.Minute},
+		"soft":   {Kind: layout.OpWrite, Delay: time.Minute, Err: gaveUp},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := newEnv(t, options{servers: 2})
+				old, oldSeg := e.plane.NewFile(), e.segment(4096, 1, 2)
+				e.write(old, oldSeg, 0, []byte("old"))
+				e.commit(old)
+				e.targets[1].SetRules(rule)
+				start, reads := time.Now(), e.servers[1].Count(layout.OpRead)
+				for range 40 {
+					f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+					e.expectStuck(e.startWrite(f, seg, 0, []byte("new"), 0).wait(t), 1)
+					f.Forsake(copyOf(seg, 1, 0))
+					e.commit(f)
+					e.check(old, oldSeg, 0, []byte("old"))
+				}
+				if took := time.Since(start); took > 2*mirrorTimeout {
+					t.Errorf("took %v", took)
+				}
+				if n := e.servers[1].Count(layout.OpRead) - reads; n < 5 {
+					t.Errorf("it was read %d times", n)
+				}
+				time.Sleep(2 * time.Minute) // what it was found stuck by has ended
+				if name == "soft" {
+					start = time.Now()
+					e.expectStuck(e.startWrite(e.plane.NewFile(), e.segment(4096, 1, 2), 0, []byte("new"), 0).wait(t), 1)
+					if took := time.Since(start); took < mirrorTimeout {
+						t.Errorf("given up after %v", took)
+					}
+					time.Sleep(2 * time.Minute)
+				}
+				e.targets[1].SetRules()
+				f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+				e.write(f, seg, 0, []byte("again"))
+				e.commit(f)
+				if got := e.mirror(seg, 1, 5, true); string(got) != "again" {
+					t.Errorf("the copy has %q", got)
+				}
+			})
+		})
+	}
+}

@@ -26,6 +26,7 @@ type piece struct {
 	// Of mirrored files.
 	state atomic.Uint32 // pieceOut, ...
 	late  bool          // WRITE: its device was late when it was sent
+	stuck bool          // WRITE: it counts in device.stuck; guarded by data.mu
 	group *orphans      // WRITE: once orphaned; guarded by data.mu
 	over  bool          // WRITE: orphaned, and answered; guarded by data.mu
 	alone int64         // WRITE: when it was first seen that another copy had answered (watch.now); 0 = not yet
@@ -52,7 +53,7 @@ func (pc *piece) done(op *layout.Op) {
 	dev := pc.conn.dev
 	at := dev.plane.watch.now()
 	dev.usage.ended(op, at-pc.began)
-	dev.hear(op.Err, at)
+	dev.hear(op, at, at-pc.began)
 	if !pc.state.CompareAndSwap(pieceOut, pieceEnded) {
 		pc.orphanEnded()
 		return
@@ -145,7 +146,7 @@ func (q *request) start(pc *piece) {
 	if pc.conn.quick != nil && pc.of == nil && pc.conn.quick(&pc.op) {
 		at := dev.plane.watch.now()
 		dev.usage.took(&pc.op, at-pc.began)
-		dev.hear(pc.op.Err, at)
+		dev.hear(&pc.op, at, at-pc.began)
 		pc.took = at - pc.began
 		pc.state.Store(pieceEnded)
 		if pc.mirrored {

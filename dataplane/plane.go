@@ -75,8 +75,9 @@ type Config struct {
 	RetainBytes int64
 	// Patience bounds Commit, as the targets' own does reads and writes. Default: none.
 	Patience layout.Patience
-	// MirrorTimeout is how long a copy may leave a request unanswered that another copy has answered; then the request no
-	// longer waits for it, nor does any other until the device answers. Default 10 s.
+	// MirrorTimeout is how long a copy may leave a request unanswered that another copy has answered. Then no request
+	// waits for it any longer, until the device answers. A device that has lately been slow with writes gets more
+	// time, up to eleven times as much. Default 1 s.
 	MirrorTimeout time.Duration
 	Log           *slog.Logger // default slog.Default()
 }
@@ -85,7 +86,7 @@ const (
 	// maxKept bounds the extents that are retained while writes are not copied, as those take next to no memory.
 	maxKept              = 1 << 16
 	defaultRetainBytes   = 256 << 20
-	defaultMirrorTimeout = 10 * time.Second
+	defaultMirrorTimeout = time.Second
 )
 
 // Validate checks the configuration.

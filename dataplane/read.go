@@ -196,9 +196,9 @@ func (q *readRequest) piece(c *conn, df *layout.DataFile, off int64, data []byte
 	return pc
 }
 
-// pick chooses the copy of a column that n bytes are read from, -1 if there is none that was not tried. One of the most efficient
-// of those that are left, in turn, is compared with one of the others, also in turn, see load.cost. One on a late device is chosen if there
-// are no others.
+// pick chooses the copy of a column that n bytes are read from, -1 if there is none that was not tried. One of the
+// most efficient of those that are left, in turn, is compared with one of the others, also in turn, see load.cost.
+// One on a late device is chosen if there are no others.
 func (q *readRequest) pick(server int, tried uint64, n int) int {
 	mirrors := q.seg.Mirrors
 	if len(mirrors) == 1 && tried == 0 && len(q.avoid) == 0 && q.file.readable(&mirrors[0].Servers[server]) {
@@ -293,9 +293,9 @@ func (q *readRequest) efficiency(mirror, server int) uint32 {
 	return df.Efficiency
 }
 
-// look asks another copy for what is late (a hedge), as far as the budget allows, and lets the request wait no longer for a copy
-// that was given up, is on a late device, or has not answered for Config.MirrorTimeout, if there is another one that was not asked, and
-// is not on a late device. If that one is, it is asked as well.
+// look asks another copy for what is late (a hedge), as far as the budget allows. It ends the waiting for a copy that
+// was given up, is on a late device, or has not answered for Config.MirrorTimeout, if there is another one that was
+// not asked and is not on a late device. If that one is, it is asked as well.
 func (q *readRequest) look(gen uint64, at int64) {
 	if !q.begun(gen) {
 		return

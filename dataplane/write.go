@@ -38,11 +38,11 @@ type Write struct {
 // StartWrite begins a write and returns at once. Writes of overlapping ranges are carried out in the order of their
 // StartWrite, each after the end of the one before.
 //
-// Every copy that the segment does not call stale is written; the write fails if one fails, when all have answered. What the
-// range holds is undefined then and may differ between mirrors until it is written anew, or until the copies that failed (see
-// [FailedCopies]) are given up. A copy that leaves unanswered for Config.MirrorTimeout what another has answered counts as
-// failed (ErrStuck); the range stays held until it has answered after all, or is given up. One on a late device counts as failed at once
-// when a good copy has answered; it is not sent the data.
+// Every copy that the segment does not call stale is written; the write fails if one fails, when all have answered.
+// What the range holds is undefined then and may differ between mirrors until it is written anew, or until the copies
+// that failed (see [FailedCopies]) are given up. A copy that leaves unanswered for Config.MirrorTimeout what another
+// has answered counts as failed (ErrStuck); the range stays held until it has answered after all, or is given up. A
+// copy on a late device counts as failed at once when a good copy has answered; it is not sent the data.
 func (f *File) StartWrite(w *Write) {
 	if len(w.Data) == 0 {
 		w.Done(nil)
@@ -214,13 +214,13 @@ func (q *writeRequest) send(server int, off int64, data []byte) {
 			pc.buf, pc.base = buf, base
 		}
 		pc.op.Kind, pc.op.File, pc.op.Off, pc.op.Data, pc.op.Stable, pc.op.Kept = layout.OpWrite, df, off, data, stable, 0
-		if sure && pc.conn.dev.late() {
+		pc.late = pc.conn.dev.lateToWrite()
+		if sure && pc.late && !pc.conn.dev.tries() {
 			pc.owner, pc.gen = &q.request, q.gen
 			pc.state.Store(pieceHeld)
 			q.pieces = append(q.pieces, pc)
 			continue
 		}
-		pc.late = pc.conn.dev.late()
 		q.add(pc)
 	}
 	if buf != nil {
@@ -233,7 +233,7 @@ func (q *writeRequest) send(server int, off int64, data []byte) {
 func (q *writeRequest) punctual(server int) bool {
 	for m := range q.seg.Mirrors {
 		df := &q.seg.Mirrors[m].Servers[server]
-		if df.State == layout.CopyGood && q.file.readable(df) && !q.file.plane.device(df.Device).late() {
+		if df.State == layout.CopyGood && q.file.readable(df) && !q.file.plane.device(df.Device).lateToWrite() {
 			return true
 		}
 	}
@@ -250,21 +250,21 @@ func (q *writeRequest) hopeful(pc *piece) bool {
 		case pieceEnded:
 			return other.writeResult() == nil
 		case pieceOut:
-			return !other.conn.dev.late() && !other.conn.refuses()
+			return !other.conn.dev.lateToWrite() && !other.conn.refuses()
 		}
 		return false
 	})
 }
 
-// sendHeld sends pieces that were held back because their devices were late: now these are not, or no other copy will do. It reports
-// whether there were any. mu is held, and a count of pending; the caller flushes.
+// sendHeld sends pieces that were held back because their devices were late, if the devices no longer are, or no
+// other copy will do. It reports whether there were any. mu is held, and a count of pending; the caller flushes.
 func (q *writeRequest) sendHeld() bool {
 	found := false
 	for _, pc := range q.pieces {
 		if pc.state.Load() != pieceHeld || pc.data.forsaken.Load() || pc.buf == nil && q.detached {
 			continue
 		}
-		if late := pc.conn.dev.late(); !late || !q.hopeful(pc) {
+		if late := pc.conn.dev.lateToWrite(); !late || !q.hopeful(pc) {
 			pc.late = late
 			pc.state.Store(pieceOut)
 			q.start(pc)
@@ -274,8 +274,8 @@ func (q *writeRequest) sendHeld() bool {
 	return found
 }
 
-// look lets the request wait no longer for copies that were given up, nor for those on late devices, nor, when it has waited for long
-// enough, for any others that have not answered what another copy has. What was held back is sent if it has to be.
+// look ends the waiting for copies that were given up, for those on late devices, and for any others that have left
+// unanswered for long enough what another copy has answered. It sends what was held back if that has to be.
 func (q *writeRequest) look(gen uint64, at int64) {
 	if !q.begun(gen) {
 		return
@@ -288,7 +288,7 @@ func (q *writeRequest) look(gen uint64, at int64) {
 			continue
 		}
 		if pc.state.CompareAndSwap(pieceOut, pieceOrphaned) {
-			q.orphan(pc)
+			q.orphan(pc, at)
 			left = append(left, pc)
 		}
 	}
@@ -318,7 +318,7 @@ func (q *writeRequest) overdue(pc *piece, at int64) bool {
 		return false
 	}
 	dev := pc.conn.dev
-	if at-pc.alone >= int64(q.file.plane.cfg.MirrorTimeout) {
+	if at-pc.alone >= dev.patience(at) {
 		dev.foundLate(pc.op.File, pc.op.Off, pc.alone)
 		return true
 	}
@@ -328,11 +328,11 @@ func (q *writeRequest) overdue(pc *piece, at int64) bool {
 	if pc.conn.refuses() {
 		dev.foundLate(pc.op.File, pc.op.Off, at)
 	}
-	return dev.late()
+	return dev.lateToWrite()
 }
 
-// answeredInTime reports whether a good copy has taken what pc is to write whose device was not late before. Of devices that all were, one
-// may be back a little earlier than another.
+// answeredInTime reports whether a good copy has taken what pc is to write whose device was not late before. Of
+// devices that all were, one may be back a little earlier than another.
 func (q *writeRequest) answeredInTime(pc *piece) bool {
 	for _, other := range q.pieces {
 		if other != pc && other.op.Off == pc.op.Off && other.state.Load() == pieceEnded && other.writeResult() == nil &&
@@ -353,8 +353,9 @@ func (q *writeRequest) answered(pc *piece) bool {
 	return false
 }
 
-// orphan sees to it that the range stays held until the piece has been answered or its copy is given up. mu is held.
-func (q *writeRequest) orphan(pc *piece) {
+// orphan sees to it that the range stays held until the piece has been answered or its copy is given up. If the piece
+// has waited for long enough its device is stuck. mu is held.
+func (q *writeRequest) orphan(pc *piece, at int64) {
 	if q.orphans == nil {
 		q.orphans = &orphans{file: q.file}
 		q.orphans.count.Store(1) // the request's own
@@ -363,7 +364,16 @@ func (q *writeRequest) orphan(pc *piece) {
 	d := pc.data
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !pc.over && !d.forsaken.Load() {
+	if pc.over {
+		return
+	}
+	dev := pc.conn.dev
+	if pc.alone != 0 && at-pc.alone >= dev.patience(at) && dev.heardChange.Load() <= pc.alone {
+		pc.stuck = true
+		dev.stuck.Add(1)
+		dev.stuckAt.Store(at)
+	}
+	if !d.forsaken.Load() {
 		q.orphans.count.Add(1)
 		d.orphans = append(d.orphans, pc)
 	}
@@ -374,6 +384,9 @@ func (pc *piece) orphanEnded() {
 	d := pc.data
 	d.mu.Lock()
 	pc.over = true
+	if pc.stuck {
+		pc.conn.dev.stuck.Add(-1)
+	}
 	i := slices.Index(d.orphans, pc)
 	if i >= 0 {
 		d.orphans = slices.Delete(d.orphans, i, i+1)

@@ -88,7 +88,7 @@ func defaultOptions() mountOptions {
 		retrans:  2,
 		retain:   256 << 20,
 		ahead:    8 << 20,
-		mirror:   10 * time.Second,
+		mirror:   time.Second,
 		cache:    cacheNone,
 		names:    true,
 		local:    localRW,
@@ -150,7 +150,7 @@ var mountOptionTable = []option{
 		o.ahead = int64(n)
 		return nil
 	}},
-	{"mirror-timeout", "TIME", "how long a copy of mirrored data may leave unanswered what another copy has answered, before it is done without, 1s to 1h (default 10s)", func(o *mountOptions, v string) error {
+	{"mirror-timeout", "TIME", "how long a copy of mirrored data may leave unanswered what another copy has answered, before it is done without, 1s to 1h (default 1s)", func(o *mountOptions, v string) error {
 		d, err := time.ParseDuration(v)
 		if err != nil || d < time.Second || d > time.Hour {
 			return fmt.Errorf("want a time from 1s to 1h")

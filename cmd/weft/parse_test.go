@@ -170,7 +170,7 @@ func TestParseOptions(t *testing.T) {
 
 // TestOptionDefaults holds the help to the defaults.
 func TestOptionDefaults(t *testing.T) {
-	o, err := parseOptions([]string{"defaults,hard,resvport,timeo=600,retrans=2,nconnect=4,rsize=1MiB,wsize=1MiB,retain=256MiB,readahead=8MiB,mirror-timeout=10s,log-format=text,cache=none,close=written,lookupcache=all,localio=rw,passthrough=ro,nvme-policy=adaptive,nvme-keepalive=5s"})
+	o, err := parseOptions([]string{"defaults,hard,resvport,timeo=600,retrans=2,nconnect=4,rsize=1MiB,wsize=1MiB,retain=256MiB,readahead=8MiB,mirror-timeout=1s,log-format=text,cache=none,close=written,lookupcache=all,localio=rw,passthrough=ro,nvme-policy=adaptive,nvme-keepalive=5s"})
 	if err != nil || !reflect.DeepEqual(o, defaultOptions()) {
 		t.Errorf("the defaults of the help are %+v, %v; those in effect %+v", o, err, defaultOptions())
 	}
