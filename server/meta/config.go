@@ -18,9 +18,10 @@ type Files interface {
 	// Assign gives the file data files for [off, off+n) if it lacks them, and returns the layout row. That row and
 	// the session's writer row are durable when it returns; that row also says whether the session is awaited after a
 	// restart. An error that is ENOSPC or ESTALE (errors.Is) is the caller's; after any other the range may be asked
-	// for again later. near are the data servers on the session's host. If ctx ends the rows may change until
-	// AwaitKnown returns.
-	Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, appends bool, near []layout.DeviceID) (schema.Layout, error)
+	// for again later. near are the data servers on the session's host. drop is called for each copy on a data server
+	// that is down, if another one may be used, and reports whether the copy may be made stale with the same commit;
+	// nil: none is. If ctx ends the rows may change until AwaitKnown returns.
+	Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, appends bool, near []layout.DeviceID, drop func(metarpc.CopyRef) bool) (schema.Layout, error)
 	// AssignNew adds to the batch that makes a file what gives it the data files for its first stripe unit, and session's writer row. It waits
 	// for nothing: ok is false, and nothing added, if that cannot be done at once, or would not be all that a layout for writing needs.
 	// Otherwise settle must be called when it is known how the batch's commit ended, once, with nil or why nothing was committed.

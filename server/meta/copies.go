@@ -66,7 +66,44 @@ func (s *Service) tellStale(ctx context.Context, id layout.FileID, stale []metar
 		return nil
 	}
 	s.resilverSoon()
-	return s.tell(ctx, &metarpc.CopiesStaleArgs{ID: id, Copies: stale})
+	err := s.tell(ctx, &metarpc.CopiesStaleArgs{ID: id, Copies: stale})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.files[id]; f != nil && err == nil {
+		f.told = stale
+	}
+	return err
+}
+
+// droppable returns a function that decides whether a copy of a file may become stale because its data server is
+// down, while a layout for writing is granted: not in a grace period, and not if the copy is pinned. No copy gets
+// pinned from its first call until thaw is called.
+func (s *Service) droppable(id layout.FileID) (drop func(metarpc.CopyRef) bool, thaw func()) {
+	var pins []metarpc.CopyRef
+	asked, unfreeze := false, func() {}
+	drop = func(ref metarpc.CopyRef) bool {
+		if !asked {
+			asked = true
+			pins, unfreeze = s.freezePins(id)
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return !s.grace && !slices.ContainsFunc(pins, func(pin metarpc.CopyRef) bool { return sameCopy(pin, ref) })
+	}
+	return drop, func() { unfreeze() }
+}
+
+// tellGranted is tellStale before a layout is granted, unless all know already what is stale.
+func (s *Service) tellGranted(ctx context.Context, id layout.FileID, l *schema.Layout) error {
+	stale := l.Copies(layout.CopyStale)
+	s.mu.Lock()
+	f := s.files[id]
+	known := f != nil && slices.EqualFunc(f.told, stale, sameCopy)
+	s.mu.Unlock()
+	if known {
+		return nil
+	}
+	return s.tellStale(ctx, id, stale)
 }
 
 // tell is tellStale for any news of copies.

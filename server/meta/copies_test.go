@@ -96,6 +96,76 @@ func TestLayoutError(t *testing.T) {
 	})
 }
 
+// twoCopies is the row of a file with a copy on device 1 and one on device 2.
+func twoCopies() schema.Layout {
+	mirrors := [][]schema.DataFile{copyOn(layout.DeviceID{1}), copyOn(layout.DeviceID{2})}
+	return schema.Layout{StripeUnit: testUnit, Width: 1, Mirrors: mirrors}
+}
+
+// TestGrantDropsDown grants a layout of a file with a copy on a data server that is down: all who have the file open
+// hear first that the copy is stale, once.
+func TestGrantDropsDown(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		writer, reader := h.client(), h.client()
+		defer renewing(writer)()
+		defer renewing(reader)()
+		f := writer.create(layout.RootID, "f")
+		setLayout(t, h, f, twoCopies())
+		must[metarpc.LayoutResult](writer, metarpc.OpLayoutGet, rw(f))
+		must[metarpc.AttrResult](reader, metarpc.OpOpen, &metarpc.OpenArgs{ID: f, Access: metarpc.AccessRead})
+		r := hearer{hold: make(chan struct{})}
+		r.listen(reader)
+		h.files.mu.Lock()
+		h.files.away = layout.DeviceID{1}
+		h.files.mu.Unlock()
+		hdr, ch := writer.begin(metarpc.OpLayoutGet, rw(f))
+		synctest.Wait()
+		if r.count() != 1 {
+			t.Errorf("the reader was told of %d copies", r.count())
+		}
+		select {
+		case <-ch:
+			t.Error("granted before the reader had answered")
+		default:
+		}
+		close(r.hold)
+		got := new(metarpc.LayoutResult)
+		if err := writer.finish(hdr, ch, got); err != nil {
+			t.Fatal(err)
+		}
+		if state := got.Segments[0].Mirrors[0][0].State; state != layout.CopyStale {
+			t.Errorf("granted with a copy that is %v", state)
+		}
+		must[metarpc.LayoutResult](writer, metarpc.OpLayoutGet, rw(f))
+		if r.count() != 1 {
+			t.Errorf("the reader was told %d times", r.count())
+		}
+	})
+}
+
+// TestGrantKeepsPinned: a copy that a kernel writes by itself stays good.
+func TestGrantKeepsPinned(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		c := h.client()
+		defer renewing(c)()
+		f := c.create(layout.RootID, "f")
+		setLayout(t, h, f, twoCopies())
+		must[metarpc.LayoutResult](c, metarpc.OpLayoutGet, rw(f))
+		h.svc.mu.Lock()
+		for _, cl := range h.svc.files[f].claims {
+			cl.open, cl.pin = true, metarpc.CopyRef{Device: layout.DeviceID{1}, Handle: []byte{1}}
+		}
+		h.svc.mu.Unlock()
+		h.files.mu.Lock()
+		h.files.away = layout.DeviceID{1}
+		h.files.mu.Unlock()
+		got := must[metarpc.LayoutResult](c, metarpc.OpLayoutGet, rw(f))
+		if state := got.Segments[0].Mirrors[0][0].State; state != layout.CopyGood {
+			t.Errorf("granted with a copy that is %v", state)
+		}
+	})
+}
+
 // TestResilver makes new copies of a file while a client writes it: layouts for writing are taken back range by range, and
 // granted around the one that is being copied.
 func TestResilver(t *testing.T) {

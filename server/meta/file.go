@@ -13,6 +13,7 @@ import (
 // whole. It exists as long as it says anything. All of it is guarded by Service.mu.
 type file struct {
 	id         layout.FileID
+	told       []metarpc.CopyRef // its copies that are stale, if all know of them who may use the file
 	claims     []*claim
 	orphan     bool         // has no name left; its last close removes it
 	removing   bool         // somebody decides whether it goes, and does it

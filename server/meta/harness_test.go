@@ -48,6 +48,7 @@ type fakeFiles struct {
 	near     []layout.DeviceID // what AssignNew was told
 	settled  []error           // what became of the batches that AssignNew added to
 	stale    []metarpc.CopyRef
+	away     layout.DeviceID                                 // whose copies Assign makes stale; zero: none
 	filled   func(ctx context.Context, r layout.Range) error // called by Fill; nil: there is nothing to fill
 	fillEnd  int64                                           // what Fill returns
 	fillErr  error                                           // what StartFill returns
@@ -79,7 +80,7 @@ func newFakeFiles(engine catalog.Engine) *fakeFiles {
 	return f
 }
 
-func (f *fakeFiles) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, appends bool, near []layout.DeviceID) (schema.Layout, error) {
+func (f *fakeFiles) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, appends bool, near []layout.DeviceID, drop func(metarpc.CopyRef) bool) (schema.Layout, error) {
 	f.mu.Lock()
 	err := f.assign
 	f.mu.Unlock()
@@ -111,6 +112,14 @@ func (f *fakeFiles) Assign(ctx context.Context, id layout.FileID, ino schema.Ino
 					Device: layout.DeviceID{byte(len(row.Mirrors[i]) + 1)}, Number: f.next, Handle: []byte{1}, UID: 1000, GID: 1000,
 				})
 				f.length[f.next] = 0
+			}
+		}
+		for _, files := range row.Mirrors {
+			for j := range files {
+				ref := metarpc.CopyRef{Device: files[j].Device, Handle: files[j].Handle}
+				if drop != nil && files[j].Device == f.away && drop(ref) {
+					files[j].State = layout.CopyStale
+				}
 			}
 		}
 		f.mu.Unlock()
@@ -191,7 +200,7 @@ func (f *fakeFiles) Segments(row schema.Layout, mode layout.IOMode) []metarpc.Se
 	for _, m := range row.Mirrors {
 		var mirror []metarpc.DataFile
 		for _, d := range m {
-			mirror = append(mirror, metarpc.DataFile{Device: d.Device, Handle: d.Handle, UID: d.UID, GID: d.GID})
+			mirror = append(mirror, metarpc.DataFile{Device: d.Device, Handle: d.Handle, UID: d.UID, GID: d.GID, State: d.State})
 		}
 		seg.Mirrors = append(seg.Mirrors, mirror)
 	}

@@ -229,7 +229,12 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 	for again := true; again; {
 		gates := f.gates
 		s.mu.Unlock()
-		l, err = s.cfg.Files.Assign(ctx, a.ID, row, a.Off, min(a.Len, got.End()-a.Off), c.sess.id, appends, a.Near)
+		drop, thaw := s.droppable(a.ID)
+		l, err = s.cfg.Files.Assign(ctx, a.ID, row, a.Off, min(a.Len, got.End()-a.Off), c.sess.id, appends, a.Near, drop)
+		thaw()
+		if err == nil {
+			err = s.tellGranted(ctx, a.ID, &l)
+		}
 		if err == nil && len(l.Caches) > 0 {
 			_, l.Caches, err = s.dropCaches(ctx, a.ID, anyCache) // but those that are pinned, which are written, too
 		}

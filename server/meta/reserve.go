@@ -95,7 +95,7 @@ func (s *Service) announceAppends(ctx context.Context, c *call, cl *claim, row s
 	id := cl.file.id
 	cl.assigning++
 	s.mu.Unlock()
-	_, err := s.cfg.Files.Assign(ctx, id, row, 0, 1, c.sess.id, true, nil)
+	_, err := s.cfg.Files.Assign(ctx, id, row, 0, 1, c.sess.id, true, nil, nil)
 	if err != nil && ctx.Err() != nil {
 		err = errors.Join(err, s.cfg.Files.AwaitKnown(s.ctx, id))
 	}

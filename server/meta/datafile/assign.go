@@ -22,9 +22,12 @@ import (
 // stale copies, so the layout of a concurrent Assign, and any that was handed out, stays valid until the file is
 // fenced.
 //
+// Copies on devices that are down become stale with the same commit, each if drop agrees and its column has a good copy
+// on a device that is up. drop may be called several times; nil agrees to none.
+//
 // Errors that callers can tell apart: ErrNoDevice, ErrNoSpace, ErrNoInode, extent.ErrTooFar (EFBIG), those of the catalog. If ctx ends the rows may
 // still change, see AwaitKnown.
-func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, appends bool, near []layout.DeviceID) (schema.Layout, error) {
+func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode, off, n int64, session metarpc.SessionID, appends bool, near []layout.DeviceID, drop func(metarpc.CopyRef) bool) (schema.Layout, error) {
 	unlock, err := m.files.lock(ctx, id)
 	if err != nil {
 		return schema.Layout{}, err
@@ -33,7 +36,7 @@ func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode
 	policy := ino.Policy.Layout().Or(defaultPolicy)
 	end := layout.Range{Off: off, Len: max(n, 1)}.End()
 	for {
-		row, done, err := m.assign(ctx, id, policy, off, end, session, appends, near)
+		row, done, err := m.assign(ctx, id, policy, off, end, session, appends, near, drop)
 		if err != nil {
 			return schema.Layout{}, fmt.Errorf("data files for inode %d: %w", id, err)
 		}
@@ -44,7 +47,7 @@ func (m *Manager) Assign(ctx context.Context, id layout.FileID, ino schema.Inode
 }
 
 // assign is one attempt of Assign; done is false if the rows changed under it.
-func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Policy, off, end int64, session metarpc.SessionID, appends bool, near []layout.DeviceID) (row schema.Layout, done bool, err error) {
+func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Policy, off, end int64, session metarpc.SessionID, appends bool, near []layout.DeviceID, drop func(metarpc.CopyRef) bool) (row schema.Layout, done bool, err error) {
 	layoutKey, writerKey := schema.LayoutKey(id), schema.WriterKey(id, session)
 	values, err := m.cfg.Engine.GetMany(ctx, [][]byte{layoutKey, writerKey})
 	if err != nil {
@@ -64,10 +67,14 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 		row = m.blank(policy)
 		m.mu.Unlock()
 	}
+	dropped, newFill, err := m.dropDown(ctx, id, &row, drop)
+	if err != nil {
+		return row, false, err
+	}
 	var taken []schema.DataFile
 	covered := covers(&row, end)
 	switch {
-	case covered && writer && (said.Awaited || !appends) && !m.OnNamespaces(row):
+	case covered && writer && !dropped && (said.Awaited || !appends) && !m.OnNamespaces(row):
 		return row, true, nil
 	case !covered && row.Moving:
 		return row, false, fmt.Errorf("%w: the file is being moved", ErrNoDevice)
@@ -83,7 +90,7 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 		m.putBack(taken)
 		return row, false, err
 	}
-	if covered && writer && says == said && len(requests) == 0 {
+	if covered && writer && !dropped && says == said && len(requests) == 0 {
 		return row, true, nil
 	}
 	inode, firstTaken := 0, 0
@@ -97,6 +104,9 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 			b.GuardAbsent(layoutKey)
 		}
 		b.Put(layoutKey, schema.Encode(&row))
+		if newFill {
+			b.Put(schema.FillKey(id), schema.Encode(&schema.Fill{}))
+		}
 		if !writer || says != said {
 			b.Put(writerKey, schema.Encode(&says))
 		}

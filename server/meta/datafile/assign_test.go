@@ -28,7 +28,7 @@ func TestAssignGrowth(t *testing.T) {
 		ino := w.inode(5, layout.Policy{})
 		assign := func(off, n int64) schema.Layout {
 			t.Helper()
-			row, err := w.m.Assign(t.Context(), 5, ino, off, n, session, false, nil)
+			row, err := w.m.Assign(t.Context(), 5, ino, off, n, session, false, nil, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -94,14 +94,14 @@ func TestAssignWriter(t *testing.T) {
 		w.file(5, layout.Policy{}, 1)
 		calm()
 		before := engine.count()
-		if _, err := w.m.Assign(t.Context(), 5, schema.Inode{}, 10, 10, session, false, nil); err != nil {
+		if _, err := w.m.Assign(t.Context(), 5, schema.Inode{}, 10, 10, session, false, nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		if n := engine.count() - before; n != 0 {
 			t.Errorf("%d commits for what is there already", n)
 		}
 		other := metarpc.SessionID{8}
-		if _, err := w.m.Assign(t.Context(), 5, schema.Inode{}, 10, 10, other, false, nil); err != nil {
+		if _, err := w.m.Assign(t.Context(), 5, schema.Inode{}, 10, 10, other, false, nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		if n := engine.count() - before; n != 1 {
@@ -113,7 +113,7 @@ func TestAssignWriter(t *testing.T) {
 			}
 		}
 
-		_, err := w.m.Assign(t.Context(), 6, schema.Inode{}, 0, 1, session, false, nil)
+		_, err := w.m.Assign(t.Context(), 6, schema.Inode{}, 0, 1, session, false, nil, nil)
 		if !errors.Is(err, ErrNoInode) || !errors.Is(err, syscall.ESTALE) {
 			t.Errorf("inode that does not exist: %v", err)
 		}
@@ -132,7 +132,7 @@ func TestAssignMirrors(t *testing.T) {
 			for id := layout.FileID(10); id < 30; id++ {
 				row := w.file(id, policy, 1)
 				if id%2 == 0 {
-					grown, err := w.m.Assign(t.Context(), id, w.inode(id, policy), 1<<16, 1, session, false, nil)
+					grown, err := w.m.Assign(t.Context(), id, w.inode(id, policy), 1<<16, 1, session, false, nil, nil)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -171,7 +171,7 @@ func TestAssignMirrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		ino := w.inode(5, layout.Policy{Mirrors: 2})
-		if _, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session, false, nil); !errors.Is(err, ErrNoDevice) || !strings.Contains(err.Error(), "2 mirrors") {
+		if _, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session, false, nil, nil); !errors.Is(err, ErrNoDevice) || !strings.Contains(err.Error(), "2 mirrors") {
 			t.Errorf("two mirrors on one device: %v", err)
 		}
 	})
@@ -211,7 +211,7 @@ func TestAssignConcurrent(t *testing.T) {
 			var rows []schema.Layout
 			for j := range 6 {
 				wg.Go(func() {
-					row, err := w.m.Assign(t.Context(), id, ino, 0, int64(j+1)*unit/2, metarpc.SessionID{byte(j)}, false, nil)
+					row, err := w.m.Assign(t.Context(), id, ino, 0, int64(j+1)*unit/2, metarpc.SessionID{byte(j)}, false, nil, nil)
 					if err != nil {
 						t.Error(err)
 						return
@@ -252,7 +252,7 @@ func TestAssignRemoved(t *testing.T) {
 			b.Delete(schema.InodeKey(5))
 			w.commit(&b)
 		})
-		if _, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session, false, nil); !errors.Is(err, ErrNoInode) {
+		if _, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session, false, nil, nil); !errors.Is(err, ErrNoInode) {
 			t.Errorf("%v", err)
 		}
 		// One that loses its layout, and starts over.
@@ -262,7 +262,7 @@ func TestAssignRemoved(t *testing.T) {
 			b.Delete(schema.LayoutKey(6))
 			w.commit(&b)
 		})
-		if row, err := w.m.Assign(t.Context(), 6, schema.Inode{}, 0, 1, metarpc.SessionID{8}, false, nil); err != nil || len(row.Mirrors[0]) != 1 {
+		if row, err := w.m.Assign(t.Context(), 6, schema.Inode{}, 0, 1, metarpc.SessionID{8}, false, nil, nil); err != nil || len(row.Mirrors[0]) != 1 {
 			t.Errorf("%+v, %v", row, err)
 		}
 	})
@@ -282,7 +282,7 @@ func TestCommitFails(t *testing.T) {
 		ino := w.inode(5, layout.Policy{})
 		engine.arm(schema.LayoutKey(5), func() {})
 		engine.err = catalog.ErrClosed
-		if _, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session, false, nil); !errors.Is(err, catalog.ErrClosed) {
+		if _, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session, false, nil, nil); !errors.Is(err, catalog.ErrClosed) {
 			t.Errorf("%v", err)
 		}
 		engine.arm(schema.DeviceKey(d.id), func() {})
@@ -334,7 +334,7 @@ func TestAssignNew(t *testing.T) {
 			if !ok || err != nil {
 				t.Fatalf("%+v: given %t, %v", policy, ok, err)
 			}
-			if asked, err := w.m.Assign(t.Context(), id, schema.Inode{Policy: schema.PolicyOf(policy)}, 0, 1, session, false, nil); err != nil || !reflect.DeepEqual(asked, row) {
+			if asked, err := w.m.Assign(t.Context(), id, schema.Inode{Policy: schema.PolicyOf(policy)}, 0, 1, session, false, nil, nil); err != nil || !reflect.DeepEqual(asked, row) {
 				t.Errorf("%+v: given %+v; asked for again, %+v, %v", policy, row, asked, err)
 			}
 			if _, err := w.engine.Get(t.Context(), schema.WriterKey(id, session)); err != nil {
@@ -527,7 +527,7 @@ func TestAssignCanceled(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := w.m.Assign(ctx, 5, ino, 0, 1, session, false, nil); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := w.m.Assign(ctx, 5, ino, 0, 1, session, false, nil, nil); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("locked: %v", err)
 		}
 		unlock()
@@ -538,7 +538,7 @@ func TestAssignCanceled(t *testing.T) {
 		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		for id := layout.FileID(10); err == nil; id++ {
-			_, err = w.m.Assign(ctx, id, w.inode(id, layout.Policy{}), 0, 1, session, false, nil)
+			_, err = w.m.Assign(ctx, id, w.inode(id, layout.Policy{}), 0, 1, session, false, nil, nil)
 		}
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("empty pool: %v", err)
@@ -589,7 +589,7 @@ func TestSegments(t *testing.T) {
 			t.Errorf("described: %+v", desc)
 		}
 		var err error
-		if row, err = w.m.Assign(t.Context(), 5, w.inode(5, policy), unit, 1, session, false, nil); err != nil {
+		if row, err = w.m.Assign(t.Context(), 5, w.inode(5, policy), unit, 1, session, false, nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		check(layout.IOModeRW, layout.ToEOF, 2)
@@ -615,7 +615,7 @@ func TestAssignNear(t *testing.T) {
 	}
 	assign := func(id layout.FileID, policy layout.Policy, n int64, near ...layout.DeviceID) schema.Layout {
 		t.Helper()
-		row, err := w.m.Assign(t.Context(), id, w.inode(id, policy), 0, n, session, false, near)
+		row, err := w.m.Assign(t.Context(), id, w.inode(id, policy), 0, n, session, false, near, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

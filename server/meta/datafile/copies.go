@@ -77,6 +77,43 @@ func markStale(row *schema.Layout, which func(*schema.DataFile) bool) (marked in
 	return marked
 }
 
+// dropDown marks copies in a row stale that are on devices which are down, if drop agrees and their column has a good
+// copy on a device that is up. It reports whether there are any, and whether the file has no fill row yet. The file
+// is locked.
+func (m *Manager) dropDown(ctx context.Context, id layout.FileID, row *schema.Layout, drop func(metarpc.CopyRef) bool) (dropped, newFill bool, err error) {
+	if drop == nil || len(row.Mirrors) < 2 {
+		return false, false, nil
+	}
+	var away []*schema.DataFile
+	m.mu.Lock()
+	is := func(file *schema.DataFile, condition condition) bool {
+		d := m.find(file.Device)
+		return d != nil && d.condition == condition
+	}
+	for j := range columns(row) {
+		sound := slices.ContainsFunc(row.Mirrors, func(files []schema.DataFile) bool {
+			return files[j].State == layout.CopyGood && is(&files[j], up)
+		})
+		for i := range row.Mirrors {
+			if file := &row.Mirrors[i][j]; sound && file.State != layout.CopyStale && is(file, down) {
+				away = append(away, file)
+			}
+		}
+	}
+	m.mu.Unlock()
+	away = slices.DeleteFunc(away, func(file *schema.DataFile) bool {
+		return !drop(metarpc.CopyRef{Device: file.Device, Handle: file.Handle})
+	})
+	if markStale(row, func(file *schema.DataFile) bool { return slices.Contains(away, file) }) == 0 {
+		return false, false, nil
+	}
+	fill, err := m.cfg.Engine.GetMany(ctx, [][]byte{schema.FillKey(id)})
+	if err != nil {
+		return false, false, err
+	}
+	return true, fill[0] == nil, nil
+}
+
 // relayout changes a layout row, if there is one and change says so, and keeps the rows of its caches by device in step, and the fill
 // row: it is there as long as not all copies are good. change may be called several times. The file is locked.
 func (m *Manager) relayout(ctx context.Context, id layout.FileID, change func(*catalog.Batch, *schema.Layout) bool) error {

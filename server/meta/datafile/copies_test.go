@@ -3,6 +3,7 @@ package datafile
 import (
 	"context"
 	"errors"
+	"reflect"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -39,6 +40,56 @@ func (w *world) hasFill(id layout.FileID) bool {
 		w.t.Fatal(err)
 	}
 	return err == nil
+}
+
+// TestAssignDropsDown: an Assign makes copies on devices that are down stale, if there is another one to be used.
+func TestAssignDropsDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		row := w.file(5, layout.Policy{Mirrors: 2}, 10)
+		first := 0
+		if w.device(1).id == row.Mirrors[0][0].Device {
+			first = 1
+		}
+		agree := true
+		assign := func(by byte, drop bool) [][]layout.CopyState {
+			t.Helper()
+			ask := func(ref metarpc.CopyRef) bool { return agree }
+			if !drop {
+				ask = nil
+			}
+			row, err := w.m.Assign(t.Context(), 5, w.inode(5, layout.Policy{Mirrors: 2}), 0, 10, metarpc.SessionID{by}, false, nil, ask)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return states(row)
+		}
+		good := [][]layout.CopyState{{layout.CopyGood}, {layout.CopyGood}}
+		expect := func(what string, got, want [][]layout.CopyState) {
+			t.Helper()
+			if !reflect.DeepEqual(got, want) || w.hasFill(5) != !reflect.DeepEqual(want, good) {
+				t.Errorf("%s: %v, a fill row: %v", what, got, w.hasFill(5))
+			}
+		}
+		expect("all are up", assign(20, true), good)
+		for _, e := range w.exports {
+			e.SetDown(true)
+		}
+		time.Sleep(10 * time.Second)
+		expect("none is up", assign(21, true), good)
+		w.exports[1-first].SetDown(false)
+		time.Sleep(20 * time.Second)
+		expect("nobody asks", assign(22, false), good)
+		agree = false
+		expect("not to be dropped", assign(23, true), good)
+		agree = true
+		want := [][]layout.CopyState{{layout.CopyStale}, {layout.CopyGood}}
+		expect("one is down", assign(24, true), want)
+		expect("again", assign(24, true), want)
+		w.exports[first].SetDown(false)
+		time.Sleep(20 * time.Second)
+		expect("it is back", assign(24, true), want)
+	})
 }
 
 func TestMarkStale(t *testing.T) {

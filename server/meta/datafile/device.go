@@ -85,6 +85,7 @@ type pulse struct {
 	next     time.Time     // when one is due
 	wait     time.Duration // from one that failed to the next
 	failed   int           // one after the other
+	slow     time.Duration // what the slowest one took, halved with each one that was answered since
 	problem  error         // why the latest of them failed
 	proved   bool          // one has been answered since the device was down
 	readOnly error         // why nothing new can be written, though the file system answers; see unwritable
@@ -270,8 +271,12 @@ func (d *device) sendPulse(now time.Time) {
 // for nothing.
 func (d *device) endPulse(err error, current bool) {
 	p, now := &d.pulse, time.Now()
+	took := now.Sub(p.began)
 	p.next, p.began = p.began.Add(pulsePeriod), time.Time{}
 	_, answered := store.Status(err)
+	if answered || err == nil {
+		p.slow = max(min(took, patience), p.slow/2)
+	}
 	switch {
 	case d.ctx.Err() != nil:
 		return
@@ -329,7 +334,8 @@ func (d *device) setReadOnly(err error) {
 // judge decides how the device is; m.mu is held. A device that was down is up again when it answers, and a pulse and the
 // question for its space have been answered since.
 func (d *device) judge(now time.Time) {
-	p, most := &d.pulse, misses*probePatience
+	p := &d.pulse
+	most := min(misses*probePatience+2*p.slow, patience)
 	if d.space != nil {
 		most = patience
 	}

@@ -217,7 +217,7 @@ func TestDeviceDown(t *testing.T) {
 		}
 		w.exports[1].SetDown(true)
 		time.Sleep(time.Minute)
-		if _, err := w.m.Assign(t.Context(), 40, w.inode(40, layout.Policy{}), 0, 1, session, false, nil); !errors.Is(err, ErrNoDevice) {
+		if _, err := w.m.Assign(t.Context(), 40, w.inode(40, layout.Policy{}), 0, 1, session, false, nil, nil); !errors.Is(err, ErrNoDevice) {
 			t.Errorf("all down: %v", err)
 		}
 
@@ -242,7 +242,7 @@ func TestDeviceDown(t *testing.T) {
 func TestNoDevices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0)
-		if _, err := w.m.Assign(t.Context(), 5, w.inode(5, layout.Policy{}), 0, 1, session, false, nil); !errors.Is(err, ErrNoDevice) {
+		if _, err := w.m.Assign(t.Context(), 5, w.inode(5, layout.Policy{}), 0, 1, session, false, nil, nil); !errors.Is(err, ErrNoDevice) {
 			t.Errorf("%v", err)
 		}
 		if devices := w.m.Devices(t.Context()); len(devices) != 0 {
@@ -278,12 +278,12 @@ func TestSpace(t *testing.T) {
 		// All full.
 		w.exports[0].SetSpace(1000*mib, 0, false)
 		time.Sleep(refresh + time.Second)
-		_, err := w.m.Assign(t.Context(), 21, w.inode(21, layout.Policy{}), 0, 1, session, false, nil)
+		_, err := w.m.Assign(t.Context(), 21, w.inode(21, layout.Policy{}), 0, 1, session, false, nil, nil)
 		if !errors.Is(err, syscall.ENOSPC) || !errors.Is(err, ErrNoSpace) {
 			t.Errorf("all full: %v", err)
 		}
 		// A file that is there may go on, on the server it has.
-		row, err := w.m.Assign(t.Context(), 20, schema.Inode{}, 0, 10*mib, session, false, nil)
+		row, err := w.m.Assign(t.Context(), 20, schema.Inode{}, 0, 10*mib, session, false, nil, nil)
 		if err != nil || row.Width != 1 || len(row.Mirrors[0]) != 1 {
 			t.Errorf("file that grows on full devices: %+v, %v", row, err)
 		}
@@ -307,7 +307,7 @@ func TestRefusedCreate(t *testing.T) {
 			if made++; made > 10*testPool {
 				t.Fatal("files are made on a device that refuses")
 			}
-			_, err = w.m.Assign(t.Context(), id, w.inode(id, layout.Policy{}), 0, 1, session, false, nil)
+			_, err = w.m.Assign(t.Context(), id, w.inode(id, layout.Policy{}), 0, 1, session, false, nil, nil)
 		}
 		if !errors.Is(err, syscall.ENOSPC) {
 			t.Errorf("refused: %v", err)

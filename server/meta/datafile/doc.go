@@ -71,11 +71,16 @@
 //	down          connections are refused, or two probes in a row had no answer; a pulse has none for 4 s (a frozen file
 //	              system), or two in a row failed (EIO)
 //
+// A disk that is only slow gets longer for a pulse: twice as long again as its slowest pulse lately took, 10 s at most.
+//
 // Pulses that fail become rare, 15 s apart: a data server whose sync fails has clients write again what they keep. One is
 // sent at once when the device answers again, or has more space.
 //
 // In place of the NULL a namespace needs a path. Its pulse writes a block of zeros behind the label, and may take 10 s:
 // keep-alives may have to find first that a path is dead. A namespace that is write protected is not writable.
+//
+// Assign makes copies on devices that are down stale, in the same commit, if their column has a good copy on one that
+// is up: so not each file waits for such a device. Its caller says which copies must stay good.
 //
 // Once each column has a copy that has answered, Truncate and Sync do not wait for copies on devices that are down, and a
 // second for others. Truncate names them (LateError), and the truncation is not over before they are stale (package meta).

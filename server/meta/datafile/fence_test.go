@@ -99,7 +99,7 @@ func TestFence(t *testing.T) {
 		fencing := make(chan error, 1)
 		go func() { fencing <- w.m.Fence(t.Context(), 6) }()
 		synctest.Wait()
-		wide, err := w.m.Assign(t.Context(), 6, w.inode(6, layout.Policy{StripeCount: 4}), 0, 10*unit, session, false, nil)
+		wide, err := w.m.Assign(t.Context(), 6, w.inode(6, layout.Policy{StripeCount: 4}), 0, 10*unit, session, false, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -225,7 +225,7 @@ func (w *world) churn(rng *rand.Rand, base layout.FileID) {
 			if err := schema.Decode(values[0], &ino); err != nil {
 				panic(fmt.Sprint("inode row: ", err))
 			}
-			_, err = w.m.Assign(ctx, id, ino, 0, int64(1+rng.IntN(2*unit)), session, false, nil)
+			_, err = w.m.Assign(ctx, id, ino, 0, int64(1+rng.IntN(2*unit)), session, false, nil, nil)
 		default:
 			var row schema.Layout
 			if err := schema.Decode(values[1], &row); err != nil {

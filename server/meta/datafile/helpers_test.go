@@ -97,7 +97,7 @@ func (w *world) commit(b *catalog.Batch) {
 // file makes an inode and assigns [0, n).
 func (w *world) file(id layout.FileID, policy layout.Policy, n int64) schema.Layout {
 	w.t.Helper()
-	row, err := w.m.Assign(w.t.Context(), id, w.inode(id, policy), 0, n, session, false, nil)
+	row, err := w.m.Assign(w.t.Context(), id, w.inode(id, policy), 0, n, session, false, nil, nil)
 	if err != nil {
 		w.t.Fatal(err)
 	}

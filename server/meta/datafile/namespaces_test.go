@@ -209,7 +209,7 @@ func (w *world) segment(row schema.Layout, mode layout.IOMode, off, n int64) met
 func (w *world) store(d *disks, id layout.FileID, ino schema.Inode, off int64, data []byte) schema.Layout {
 	w.t.Helper()
 	n := int64(len(data))
-	row, err := w.m.Assign(w.t.Context(), id, ino, off, n, session, false, nil)
+	row, err := w.m.Assign(w.t.Context(), id, ino, off, n, session, false, nil, nil)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func (w *world) store(d *disks, id layout.FileID, ino schema.Inode, off int64, d
 			w.t.Fatal(err)
 		}
 		if at += s.Len; at < off+n {
-			if row, err = w.m.Assign(w.t.Context(), id, ino, at, off+n-at, session, false, nil); err != nil {
+			if row, err = w.m.Assign(w.t.Context(), id, ino, at, off+n-at, session, false, nil, nil); err != nil {
 				w.t.Fatal(err)
 			}
 		}
@@ -502,7 +502,7 @@ func TestExtents(t *testing.T) {
 		t.Error("what was written is not what is read")
 	}
 	// What was written before nobody made valid reads as zeros.
-	row, err := w.m.Assign(t.Context(), id, ino, 20*mib, block, session, false, nil)
+	row, err := w.m.Assign(t.Context(), id, ino, 20*mib, block, session, false, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -565,7 +565,7 @@ func TestNamespaceFull(t *testing.T) {
 	}
 	ino := w.inode(9, layout.Policy{StripeCount: 1})
 	for off := int64(0); ; off += mib {
-		_, err := w.m.Assign(t.Context(), 9, ino, off, mib, session, false, nil)
+		_, err := w.m.Assign(t.Context(), 9, ino, off, mib, session, false, nil, nil)
 		if errors.Is(err, ErrNoSpace) && errors.Is(err, syscall.ENOSPC) {
 			break
 		}
@@ -580,7 +580,7 @@ func TestNamespaceFull(t *testing.T) {
 		w.remove(id)
 	}
 	w.eventually("it is removed", func() bool { return w.m.GarbageCount(t.Context()) == 0 })
-	if _, err := w.m.Assign(t.Context(), 9, ino, 20*mib, mib, session, false, nil); err != nil {
+	if _, err := w.m.Assign(t.Context(), 9, ino, 20*mib, mib, session, false, nil, nil); err != nil {
 		t.Error(err)
 	}
 }
@@ -592,7 +592,7 @@ func TestNamespaceFar(t *testing.T) {
 		id := layout.FileID(9 + i)
 		ino := w.inode(id, policy)
 		for _, n := range []int64{4096, 2 * mib, layout.ToEOF} {
-			row, err := w.m.Assign(t.Context(), id, ino, extent.MaxBytes-4096, n, session, false, nil)
+			row, err := w.m.Assign(t.Context(), id, ino, extent.MaxBytes-4096, n, session, false, nil, nil)
 			if err != nil {
 				t.Fatalf("%d bytes, the first of which a data file can have: %v", n, err)
 			}
@@ -600,7 +600,7 @@ func TestNamespaceFar(t *testing.T) {
 				t.Errorf("the segment is %d bytes at %d", s.Len, s.Off)
 			}
 			for _, off := range []int64{extent.MaxBytes, 1<<63 - 4096} {
-				if _, err := w.m.Assign(t.Context(), id, ino, off, n, session, false, nil); !errors.Is(err, syscall.EFBIG) {
+				if _, err := w.m.Assign(t.Context(), id, ino, off, n, session, false, nil, nil); !errors.Is(err, syscall.EFBIG) {
 					t.Errorf("%d bytes at %d: %v", n, off, err)
 				}
 				if s := w.segment(row, layout.IOModeRead, off, 2048); len(s.Mirrors[0][0].Extents) > 0 {
@@ -744,7 +744,7 @@ func TestNamespaceRestart(t *testing.T) {
 	var b catalog.Batch
 	b.Delete(schema.InodeKey(1))
 	w.commit(&b)
-	if _, err := w.m.Assign(t.Context(), 1, ino, 0, 30*mib, session, false, nil); !errors.Is(err, ErrNoInode) {
+	if _, err := w.m.Assign(t.Context(), 1, ino, 0, 30*mib, session, false, nil, nil); !errors.Is(err, ErrNoInode) {
 		t.Errorf("a file that is gone gets space: %v", err)
 	}
 	w.spaces(2 * mib)
@@ -927,7 +927,7 @@ func TestMoveToFull(t *testing.T) {
 		t.Fatalf("%+v, %v", row, err)
 	}
 	for off := int64(0); off < 12*mib; off += mib {
-		if row, err = w.m.Assign(t.Context(), 1, ino, off, mib, session, false, nil); err != nil {
+		if row, err = w.m.Assign(t.Context(), 1, ino, off, mib, session, false, nil, nil); err != nil {
 			t.Fatalf("at %d: %v", off, err)
 		}
 	}

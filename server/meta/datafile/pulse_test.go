@@ -161,7 +161,7 @@ func TestNotWritable(t *testing.T) {
 				if info := w.m.Devices(t.Context())[0]; !info.Reachable || !strings.Contains(info.Problem, "not writable") {
 					t.Errorf("%+v", info)
 				}
-				_, err := w.m.Assign(t.Context(), 6, w.inode(6, layout.Policy{}), 0, 1, session, false, nil)
+				_, err := w.m.Assign(t.Context(), 6, w.inode(6, layout.Policy{}), 0, 1, session, false, nil, nil)
 				if full := errors.Is(err, ErrNoSpace); err == nil || full != (status == nfs3.ErrNoSpc) {
 					t.Errorf("a new file: %v", err)
 				}

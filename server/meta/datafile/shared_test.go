@@ -186,7 +186,7 @@ func TestSharedPools(t *testing.T) {
 					if err := p.engine.Commit(t.Context(), &b); err != nil {
 						t.Error(err)
 					}
-					row, err := p.m.Assign(t.Context(), id, ino, 0, 1<<20, session, false, nil)
+					row, err := p.m.Assign(t.Context(), id, ino, 0, 1<<20, session, false, nil, nil)
 					if err != nil {
 						t.Error(err)
 						return

@@ -60,7 +60,7 @@ func TestUnknownOutcome(t *testing.T) {
 		for _, gone := range []bool{false, true} { // the file, before it is found out
 			for name, take := range map[string]func(ctx context.Context, w *world, ino schema.Inode) error{
 				"assign": func(ctx context.Context, w *world, ino schema.Inode) error {
-					_, err := w.m.Assign(ctx, 5, ino, 0, 3*unit, session, false, nil)
+					_, err := w.m.Assign(ctx, 5, ino, 0, 3*unit, session, false, nil, nil)
 					return err
 				},
 				"cache": func(ctx context.Context, w *world, _ schema.Inode) error {
@@ -97,7 +97,7 @@ func TestUnknownOutcome(t *testing.T) {
 						calm()
 						ino := w.inode(5, layout.Policy{Mirrors: 2, StripeCount: 1})
 						if name != "assign" {
-							row, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session, false, nil)
+							row, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session, false, nil, nil)
 							if err != nil {
 								t.Fatal(err)
 							}
@@ -197,7 +197,7 @@ func TestUnknownOutcomes(t *testing.T) {
 					}
 					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rng.Int64N(int64(40*time.Millisecond))))
 					if rng.IntN(3) > 0 {
-						_, _ = w.m.Assign(ctx, id, ino, 0, int64(1+rng.IntN(2*unit)), session, false, nil)
+						_, _ = w.m.Assign(ctx, id, ino, 0, int64(1+rng.IntN(2*unit)), session, false, nil, nil)
 					} else {
 						_, _, _ = w.m.StartCache(ctx, id, w.device(rng.IntN(3)).id, 1, session)
 					}

@@ -160,7 +160,7 @@ func TestReal(t *testing.T) {
 			b.Add(schema.FilesKey(0), 0, 1)
 		})
 		length := int64(id%4) * unit
-		row, err := m.Assign(ctx, id, ino, 0, length, session, false, nil)
+		row, err := m.Assign(ctx, id, ino, 0, length, session, false, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -271,7 +271,7 @@ func TestReal(t *testing.T) {
 	for range 20 { // more than the pools have
 		ino := schema.Inode{Mode: syscall.S_IFREG}
 		commit(func(b *catalog.Batch) { b.Put(schema.InodeKey(50), schema.Encode(&ino)) })
-		row, err := m.Assign(ctx, 50, ino, 0, 10*unit, session, false, nil)
+		row, err := m.Assign(ctx, 50, ino, 0, 10*unit, session, false, nil, nil)
 		if err != nil || row.Width != 3 {
 			t.Fatalf("%+v, %v", row, err)
 		}

@@ -572,7 +572,7 @@ func TestRealNamespace(t *testing.T) {
 		}
 	}
 	manage()
-	if _, err := w.m.Assign(ctx, oneBlock, w.inode(oneBlock), 0, 3*mib, session, false, nil); err != nil {
+	if _, err := w.m.Assign(ctx, oneBlock, w.inode(oneBlock), 0, 3*mib, session, false, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	w.stop()

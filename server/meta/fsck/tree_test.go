@@ -256,7 +256,7 @@ func (w *tree) write(id layout.FileID, mirrors int, length, size int64) {
 	w.t.Helper()
 	ino := w.inode(id)
 	ino.Policy = schema.PolicyOf(layout.Policy{StripeUnit: unit, StripeCount: 3, Mirrors: mirrors})
-	row, err := w.m.Assign(w.t.Context(), id, ino, 0, length, session, false, nil)
+	row, err := w.m.Assign(w.t.Context(), id, ino, 0, length, session, false, nil, nil)
 	if err != nil {
 		w.t.Fatal(err)
 	}
