@@ -80,10 +80,13 @@ type Files interface {
 	// StartFill begins, or goes on, to make new copies for those that are stale, and returns the layout and up to where copies that
 	// are being filled are full. Nobody has a layout for writing the file meanwhile.
 	StartFill(ctx context.Context, id layout.FileID, pinned []metarpc.CopyRef) (row schema.Layout, done int64, err error)
-	// Fill copies a range of the file to the copies that are being filled, and returns where the good ones end. Nobody has a layout
-	// for writing the range meanwhile. pace is called with the number of bytes before they are copied. After an error copies
-	// that are being filled may be written to later, until StartFill is called again.
-	Fill(ctx context.Context, id layout.FileID, row schema.Layout, off, n int64, pace func(context.Context, int) error) (end int64, err error)
+	// Fill copies a range of the file to the copies that are being filled, and returns up to where that is done, and
+	// where the good ones end. Nobody has a layout for writing the range meanwhile. copied is called with the number
+	// of bytes before they are copied. After an error copies that are being filled may be written to later, until
+	// StartFill is called again. It returns early, but with something done, if enough is closed, and then fails soon
+	// where data servers do not answer: an error with a method FailedCopies names copies that are not worth another
+	// try. nil for enough says that others wait for the copying.
+	Fill(ctx context.Context, id layout.FileID, row schema.Layout, off, n int64, copied func(context.Context, int) error, enough <-chan struct{}) (done, end int64, err error)
 	// Compare compares the good copies of a range of the file, which nobody writes meanwhile. It returns how many there are at most, and
 	// where they differ.
 	Compare(ctx context.Context, id layout.FileID, off, n int64) (copies int, differ []metarpc.Difference, err error)

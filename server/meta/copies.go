@@ -192,8 +192,8 @@ func (s *Service) replaceHeld(ctx context.Context, f *file, held []metarpc.CopyR
 	if err != nil {
 		return err
 	}
-	for done, size := int64(0), int64(layout.ToEOF); done < size; done += gateBytes {
-		if size, err = s.cfg.Files.Fill(ctx, f.id, row, done, gateBytes, s.unpaced); err != nil {
+	for done, size := int64(0), int64(layout.ToEOF); done < size; {
+		if done, size, err = s.cfg.Files.Fill(ctx, f.id, row, done, gateBytes, s.unpaced, nil); err != nil {
 			return err
 		}
 	}
@@ -272,6 +272,15 @@ func lateCopies(err error) []metarpc.CopyRef {
 	var late interface{ LateCopies() []metarpc.CopyRef }
 	if errors.As(err, &late) {
 		return late.LateCopies()
+	}
+	return nil
+}
+
+// failedCopies finds in an error the copies that it names, see Files.
+func failedCopies(err error) []metarpc.CopyRef {
+	var failed interface{ FailedCopies() []metarpc.CopyRef }
+	if errors.As(err, &failed) {
+		return failed.FailedCopies()
 	}
 	return nil
 }

@@ -287,11 +287,23 @@
 //	gate     a range; copy it from a good copy; record that; open; and so on to the end that the good copies have
 //	end      the new copies are good; clients are told to ask for layouts again
 //
-// What clients write outside the range that is being copied goes to the new copies as well as to the good ones, so each byte
-// is either copied after it was written or written to both. A gate (gated) is a recall of the layouts for writing in the
-// range, while none are granted there, with the file's sizing held; lost sessions are fenced before. What these have said of a file on namespaces
-// counts durably before, as a namespace does not tell where a file ends. It is open again after
-// gatePatience at the latest. A client that cannot write a new copy reports it like any other.
+// What clients write outside the range that is being copied goes to the new copies as well as to the good ones, so
+// each byte is either copied after it was written or written to both. A gate (gated) is a recall of the layouts for
+// writing in the range, while none are granted there, with the file's sizing held; lost sessions are fenced before.
+// What these have said of a file on namespaces counts durably before, as a namespace does not tell where a file ends.
+// A client that cannot write a new copy reports it like any other.
+//
+// The worker is least urgent, and gets on nevertheless (fillGates):
+//
+//	recall    who waits for the range, or for the file's sizing, ends the gate, and so does idlePatience. After maxLost such gates clients are
+//	          first asked for the range while it is open; then the gate has little to wait for, and only idlePatience ends it
+//	copy      who waits has the gate end with the block that is being copied; so much is done. A block has a second (Files.Fill)
+//	pause     afterwards others have the file for twice as long as it was closed
+//	pace      what may be copied in a second is waited for while nothing is closed
+//
+// Files that have copies to be made are in the catalog, and nowhere else: the worker goes through their rows. After a
+// failure the next pass begins behind that file: one that fails each time has the device left alone, from which those
+// behind it are to be copied.
 //
 // The same worker moves data files off devices that are drained, single ones as well. The file gets a mirror more for that, which
 // has the data files that are filled and is absent elsewhere (schema.Layout.Moving). When they are full there is another gate
@@ -304,9 +316,10 @@
 // few at a time; a later instance begins these after its grace period. If the device cannot take the data any more the row is deleted, and
 // whoever asks next hears why. One copies data of a file at a time (beginFill): a fence stops him, the others come back later.
 //
-// After a crash the worker goes on where the fill row says. What the one before had under way could come late, and over what
-// clients have written since: so data files that were being filled get new owners first, under a gate of the whole file. After
-// an error, when a write of the worker itself may come late, they are stale, and others take their places.
+// After a crash the worker goes on where the fill row says. What the one before had under way could come late, and
+// over what clients have written since: so data files that were being filled get new owners first, under a gate of
+// the whole file. So it is after an error, when a write of the worker itself may come late, unless they are given up
+// for that (package datafile).
 //
 // # Copies are compared
 //

@@ -21,6 +21,7 @@ type file struct {
 	stop       func()       // ends what sizing stands for, because the file is gone
 	cut        *cut         // being shortened
 	gate       layout.Range // where no layout is granted that is taken back, because it is being copied; it goes with sizing
+	wanted     func()       // told with gate that somebody waits for it or for sizing; nil: that is not heeded
 	gates      uint64       // how many gates have ended, under which its layout may have changed
 	taking     layout.Range // is being taken from those who have it, for another session; Len 0: nothing is
 	portions   []*portion   // what several sessions write, or lately have; see shares.go
@@ -147,6 +148,13 @@ func (s *Service) wait(ctx context.Context, f *file) error {
 		s.changedFile(f) // it may have been the last thing that kept f
 	}
 	return err
+}
+
+// want tells those who are copying f, if they want to know, that somebody waits for that; s.mu is held.
+func (f *file) want() {
+	if f.wanted != nil {
+		f.wanted()
+	}
 }
 
 // opened reports whether any session has f open; s.mu is held.

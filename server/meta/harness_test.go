@@ -51,6 +51,10 @@ type fakeFiles struct {
 	away     layout.DeviceID                                 // whose copies Assign makes stale; zero: none
 	filled   func(ctx context.Context, r layout.Range) error // called by Fill; nil: there is nothing to fill
 	fillEnd  int64                                           // what Fill returns
+	perBlock int64                                           // Fill takes a second for so much, and ends early after one such block; 0: it takes no time
+	begun    func(context.Context) error                     // called by StartFill; nil: nothing is
+	fillable func(layout.FileID) bool                        // what Fillable says; nil: whether filled is there
+	failing  func(layout.FileID) error                       // what Fill fails with; nil: nothing
 	fillErr  error                                           // what StartFill returns
 	there    bool                                            // MoveTo finds nothing to do
 	moving   layout.FileID                                   // a file that is to be moved
@@ -507,17 +511,25 @@ func (f *fakeFiles) MarkStale(ctx context.Context, id layout.FileID, copies []me
 	return f.stale, f.down
 }
 
-func (f *fakeFiles) Fillable(_ context.Context, _ layout.FileID, pinned []metarpc.CopyRef) (bool, error) {
+func (f *fakeFiles) Fillable(_ context.Context, id layout.FileID, pinned []metarpc.CopyRef) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.filled != nil && len(pinned) == 0, nil
+	can := f.filled != nil
+	if f.fillable != nil {
+		can = f.fillable(id)
+	}
+	return can && len(pinned) == 0, nil
 }
 
 func (f *fakeFiles) StartFill(ctx context.Context, id layout.FileID, _ []metarpc.CopyRef) (row schema.Layout, done int64, err error) {
 	f.mu.Lock()
 	f.started++
 	err = f.fillErr
+	begun := f.begun
 	f.mu.Unlock()
+	if err == nil && begun != nil {
+		err = begun(ctx)
+	}
 	if err != nil {
 		return row, 0, err
 	}
@@ -574,11 +586,38 @@ func (f *fakeFiles) RemoveDevice(_ context.Context, _ layout.DeviceID, lost bool
 	return nil
 }
 
-func (f *fakeFiles) Fill(ctx context.Context, id layout.FileID, row schema.Layout, off, n int64, pace func(context.Context, int) error) (int64, error) {
-	if err := f.filled(ctx, layout.Range{Off: off, Len: n}); err != nil {
-		return 0, err
+func (f *fakeFiles) Fill(ctx context.Context, id layout.FileID, row schema.Layout, off, n int64, copied func(context.Context, int) error, enough <-chan struct{}) (done, end int64, err error) {
+	f.mu.Lock()
+	block, failing := f.perBlock, f.failing
+	f.mu.Unlock()
+	if failing != nil {
+		if err := failing(id); err != nil {
+			return 0, 0, err
+		}
 	}
-	return f.fillEnd, pace(ctx, int(min(n, f.fillEnd-off)))
+	if block > 0 { // it takes a second for each
+		for done = off; done < min(off+n, f.fillEnd); {
+			if err := pause(ctx, time.Second); err != nil {
+				return 0, 0, err
+			}
+			done = min(done+block, f.fillEnd)
+			select {
+			case <-enough:
+				n = done - off
+			default:
+			}
+		}
+		n = done - off
+	}
+	f.mu.Lock()
+	filled := f.filled
+	f.mu.Unlock()
+	if filled != nil {
+		if err := filled(ctx, layout.Range{Off: off, Len: n}); err != nil {
+			return 0, 0, err
+		}
+	}
+	return off + n, f.fillEnd, copied(ctx, int(min(n, f.fillEnd-off)))
 }
 
 func (f *fakeFiles) Compare(context.Context, layout.FileID, int64, int64) (int, []metarpc.Difference, error) {

@@ -367,6 +367,9 @@ func (s *Service) awaitGrant(ctx context.Context, f *file, cl *claim, off int64)
 		"inode %d is being truncated, copied or fenced", f.id))
 	defer cancel()
 	for f.uncut(cl, off) <= off || f.gate.Contains(off, 1) || f.unfenced() {
+		if f.gate.Contains(off, 1) {
+			f.want()
+		}
 		if err := s.wait(ctx, f); err != nil {
 			return got, context.Cause(ctx)
 		}

@@ -233,7 +233,7 @@ func (s *Service) noteMove(id layout.FileID, done, size int64) {
 	}
 }
 
-// copiedOf is pace for the bytes of a file.
+// copiedOf is count for the bytes of a file.
 func (s *Service) copiedOf(id layout.FileID) func(context.Context, int) error {
 	return func(ctx context.Context, n int) error {
 		s.mu.Lock()
@@ -241,7 +241,7 @@ func (s *Service) copiedOf(id layout.FileID) func(context.Context, int) error {
 			m.result.Done = min(m.result.Done+int64(n), max(m.result.Size, m.result.Done))
 		}
 		s.mu.Unlock()
-		return s.pace(ctx, n)
+		return s.count(ctx, n)
 	}
 }
 

@@ -265,7 +265,7 @@ func (s *Service) recallLayouts(ctx context.Context, f *file, r layout.Range, su
 	for _, sess := range holders {
 		recalls.Go(func() { // ends with the answer, the session, its lease, or ctx
 			args := &metarpc.LayoutRecallArgs{ID: f.id, Off: r.Off, Len: r.Len}
-			if err := s.callBack(ctx, sess, metarpc.BackLayoutRecall, args); err != nil {
+			if err := s.callBack(ctx, sess, metarpc.BackLayoutRecall, args); err != nil && ctx.Err() == nil {
 				s.log.Warn("layout not given back", "inode", f.id, "session", sess, "error", err)
 			}
 		})

@@ -506,6 +506,7 @@ func (s *Service) beginUnsure(ctx context.Context, id layout.FileID) (*file, err
 	defer s.mu.Unlock()
 	f := s.file(id)
 	for f.unsure() && f.sizing {
+		f.want()
 		if err := s.wait(ctx, f); err != nil {
 			return nil, err
 		}

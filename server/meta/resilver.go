@@ -3,6 +3,7 @@ package meta
 import (
 	"context"
 	"errors"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,8 +21,16 @@ const (
 	gateBytes = 64 << 20
 	minGate   = 1 << 20
 	gateTime  = time.Second / 4
-	// gatePatience is how long a range is closed at most. Writers wait for that.
+	// gatePatience is how long a range is closed at most by those whom somebody waits for. Writers wait for that.
 	gatePatience = 30 * time.Second
+	// idlePatience is how long a fill keeps a range closed while clients have not yet given it back, and while it
+	// begins.
+	idlePatience = time.Second
+	// turnWait is how long a fill lets others do when they have waited for it, if its gate was not closed longer.
+	turnWait = 100 * time.Millisecond
+	// maxLost is how many gates of a fill others may end before it has copied anything. As many again may end by
+	// idlePatience.
+	maxLost = 3
 )
 
 // resilver is what makes copies of mirrored data anew, see the package comment.
@@ -35,9 +44,10 @@ type resilver struct {
 	fillers map[layout.FileID]*filler // who copies data of a file
 
 	// Of the worker alone:
-	since       time.Time // when there began to be files with copies to be made; zero if there are none
-	before      int64     // copied, then
-	filesBefore int64     // files, then
+	failed, unmoved layout.FileID // the last ones that could not be filled, or moved: the next pass begins behind them
+	since           time.Time     // when there began to be files with copies to be made; zero if there are none
+	before          int64         // copied, then
+	filesBefore     int64         // files, then
 }
 
 // filler is somebody who copies data of a file; there is one for a file at a time.
@@ -139,6 +149,15 @@ func (s *Service) resilverAll() {
 	s.dropDrained()
 	s.moveAll()
 	from, to := schema.Of(schema.PrefixFill)
+	behind := catalog.After(schema.FillKey(r.failed))
+	if s.fillAll(behind, to) {
+		s.fillAll(from, behind)
+	}
+}
+
+// fillAll makes copies of the files that have fill rows in [from, to), and reports whether that were all.
+func (s *Service) fillAll(from, to []byte) bool {
+	r := &s.resilver
 	for s.ctx.Err() == nil {
 		var ids []layout.FileID
 		listed := 0
@@ -147,7 +166,7 @@ func (s *Service) resilverAll() {
 				if s.ctx.Err() == nil {
 					s.log.Warn("copies to be made cannot be listed", "error", err)
 				}
-				return
+				return false
 			}
 			listed++
 			if id := schema.IDOf(kv.Key); s.mine(id) && !s.beingMoved(id) { // or whoever moves it sees to all of its copies
@@ -156,7 +175,7 @@ func (s *Service) resilverAll() {
 			from = catalog.After(kv.Key)
 		}
 		if listed == 0 {
-			return
+			return true
 		}
 		if len(ids) == 0 {
 			continue
@@ -168,31 +187,49 @@ func (s *Service) resilverAll() {
 		for _, id := range ids {
 			if err := s.fillFile(s.ctx, id); err != nil && !errors.Is(err, errFilled) && s.ctx.Err() == nil {
 				s.log.Warn("new copies cannot be made now", "inode", id, "error", err)
+				r.failed = id
 			}
 		}
 	}
+	return false
 }
 
 // moveAll moves data files away from devices that are drained.
 func (s *Service) moveAll() {
-	for from := layout.FileID(0); s.ctx.Err() == nil; {
+	behind := s.resilver.unmoved
+	if s.moveSome(behind, math.MaxInt64) {
+		s.moveSome(0, behind)
+	}
+}
+
+// moveSome is moveAll for the files behind from, up to to. It reports whether that were all.
+func (s *Service) moveSome(from, to layout.FileID) bool {
+	for s.ctx.Err() == nil && from < to {
 		ids, err := s.cfg.Files.Moving(s.ctx, from, 256)
-		if err != nil && s.ctx.Err() == nil {
-			s.log.Warn("files on data servers that are drained cannot be listed", "error", err)
+		if err != nil {
+			if s.ctx.Err() == nil {
+				s.log.Warn("files on data servers that are drained cannot be listed", "error", err)
+			}
+			return false
 		}
-		if err != nil || len(ids) == 0 {
-			return
+		if len(ids) == 0 {
+			return true
 		}
 		for _, id := range ids {
 			from = id
+			if id > to {
+				return true
+			}
 			if !s.mine(id) {
 				continue
 			}
 			if err := s.fillFile(s.ctx, id); err != nil && !errors.Is(err, errFilled) && s.ctx.Err() == nil {
 				s.log.Warn("data files cannot be moved now", "inode", id, "error", err)
+				s.resilver.unmoved = id
 			}
 		}
 	}
+	return s.ctx.Err() == nil
 }
 
 // fillFile makes new copies of a file for those that are stale, as far as there are data servers for them, and moves what is to move. The
@@ -219,7 +256,10 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 	}
 	var row schema.Layout
 	var done int64
-	err = s.gated(ctx, id, layout.Range{Len: layout.ToEOF}, func(ctx context.Context) (err error) {
+	gates := fillGates{s: s, id: id}
+	err = gates.during(ctx, wholeFile, func(ctx context.Context, _ <-chan struct{}) (err error) {
+		ctx, cancel := context.WithTimeout(ctx, idlePatience)
+		defer cancel()
 		row, done, err = s.cfg.Files.StartFill(ctx, id, pinned)
 		return err
 	})
@@ -233,21 +273,25 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 		size = ino.Size
 	}
 	for end := int64(layout.ToEOF); len(filling) > 0 && done < end; {
+		if err := s.pace(ctx); err != nil {
+			return err
+		}
 		n := s.gateSize()
 		s.noteMove(id, done, max(size, done))
-		err := s.gated(ctx, id, layout.Range{Off: done, Len: n}, func(ctx context.Context) (err error) {
-			end, err = s.cfg.Files.Fill(ctx, id, row, done, n, s.copiedOf(id))
+		err := gates.during(ctx, layout.Range{Off: done, Len: n}, func(ctx context.Context, enough <-chan struct{}) error {
+			upTo, last, err := s.cfg.Files.Fill(ctx, id, row, done, n, s.copiedOf(id), enough)
+			if err == nil {
+				done, end = upTo, last
+			}
 			return err
 		})
 		if err != nil {
-			if ctx.Err() == nil {
-				// Which of the data servers is to blame is not known. Another try begins with other data files.
-				_, e := s.giveUp(ctx, id, filling)
+			if failed := failedCopies(err); failed != nil && ctx.Err() == nil {
+				_, e := s.giveUp(ctx, id, failed) // another try begins with other data files
 				err = errors.Join(err, e)
 			}
 			return err
 		}
-		done += n
 		size = max(size, end)
 	}
 	complete, err := s.cfg.Files.EndFill(ctx, id, row)
@@ -255,7 +299,13 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 		return err
 	}
 	if row.Moving {
-		err := s.gated(ctx, id, layout.Range{Len: layout.ToEOF}, func(ctx context.Context) error {
+		// All are told under the gate: clients that do not answer are waited for now.
+		if err := s.tell(ctx, &metarpc.CopiesStaleArgs{ID: id}); err != nil {
+			return err
+		}
+		err := gates.during(ctx, wholeFile, func(ctx context.Context, _ <-chan struct{}) error {
+			ctx, cancel := context.WithTimeout(ctx, gatePatience)
+			defer cancel()
 			return s.settleMove(ctx, id)
 		})
 		if err != nil {
@@ -293,27 +343,33 @@ func (s *Service) gateSize() int64 {
 	return max(minGate, min(gateBytes, int64(float64(s.cfg.Resilver)*gateTime.Seconds())))
 }
 
-// pace waits until n more bytes may be copied. The columns of a file are copied side by side.
-func (s *Service) pace(ctx context.Context, n int) error {
-	s.resilver.copied.Add(int64(n))
-	if s.cfg.Resilver == 0 {
-		return ctx.Err()
-	}
+// pace waits until more may be copied. No range is closed meanwhile.
+func (s *Service) pace(ctx context.Context) error {
 	s.mu.Lock()
-	at := time.Now()
-	if s.resilver.next.Before(at) {
-		s.resilver.next = at
-	}
-	wait := s.resilver.next.Sub(at)
-	s.resilver.next = s.resilver.next.Add(time.Duration(float64(n) / float64(s.cfg.Resilver) * float64(time.Second)))
+	wait := time.Until(s.resilver.next)
 	s.mu.Unlock()
-	if wait == 0 {
+	if wait <= 0 {
 		return ctx.Err()
 	}
 	return pause(ctx, wait)
 }
 
-// unpaced is pace for what others wait for.
+// count notes that n bytes are copied, for which pace waits afterwards. The columns of a file are copied side by side.
+func (s *Service) count(ctx context.Context, n int) error {
+	s.resilver.copied.Add(int64(n))
+	if s.cfg.Resilver == 0 {
+		return ctx.Err()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at := time.Now(); s.resilver.next.Before(at) {
+		s.resilver.next = at
+	}
+	s.resilver.next = s.resilver.next.Add(time.Duration(float64(n) / float64(s.cfg.Resilver) * float64(time.Second)))
+	return ctx.Err()
+}
+
+// unpaced is count for what others wait for.
 func (s *Service) unpaced(ctx context.Context, n int) error {
 	s.resilver.copied.Add(int64(n))
 	return ctx.Err()
@@ -324,28 +380,119 @@ func (s *Service) unpaced(ctx context.Context, n int) error {
 func (s *Service) gated(ctx context.Context, id layout.FileID, r layout.Range, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, gatePatience)
 	defer cancel()
+	return s.closed(ctx, id, r, &gateTerms{recall: gatePatience}, f)
+}
+
+// gateTerms say how long a gate may be closed.
+type gateTerms struct {
+	recall time.Duration // for how long layouts are waited for
+	yields bool          // and not if somebody waits
+	enough chan struct{} // closed when somebody waits for the range or for the file's sizing; nil: that is not heeded
+	began  time.Time     // when it was closed
+}
+
+// errGateLost: not all layouts were given back while a gate could be kept closed.
+var errGateLost = errors.New("clients use the file, and have not given it back in time")
+
+// closed is gated on terms. The error is errGateLost if f was not called because of these.
+func (s *Service) closed(ctx context.Context, id layout.FileID, r layout.Range, terms *gateTerms, f func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	file, err := s.beginSizing(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer s.endSizing(file)
+	terms.began = time.Now()
+	recalling, stop := context.WithTimeout(ctx, terms.recall)
+	defer stop()
 	s.mu.Lock()
 	file.stop = cancel
 	file.gate = r
+	if terms.enough != nil {
+		file.wanted = sync.OnceFunc(func() {
+			close(terms.enough)
+			if terms.yields {
+				stop()
+			}
+		})
+	}
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		file.gate = layout.Range{}
+		file.gate, file.wanted = layout.Range{}, nil
 		file.gates++
 	}()
-	if err := s.recallRange(ctx, file, r, others(nil)); err != nil {
-		return err
+	err = s.recallRange(recalling, file, r, others(nil))
+	if err == nil {
+		err = s.settleLost(recalling, file)
 	}
-	if err := s.settleLost(ctx, file); err != nil {
+	if err != nil {
+		if recalling.Err() != nil && ctx.Err() == nil {
+			err = errGateLost
+		}
 		return err
 	}
 	return f(ctx)
+}
+
+// fillGates closes ranges of a file for a fill. Everybody else is more urgent, but does not keep it from ever getting
+// on.
+type fillGates struct {
+	s    *Service
+	id   layout.FileID
+	lost int // gates that were lost one after the other
+}
+
+// during is gated for a fill. f returns soon after enough is closed, when others wait.
+func (g *fillGates) during(ctx context.Context, r layout.Range, f func(ctx context.Context, enough <-chan struct{}) error) error {
+	for {
+		if g.lost >= maxLost {
+			// Clients give back soon what they have just written to the data servers, while all could go on.
+			if err := g.s.askBack(ctx, g.id, r); err != nil {
+				return err
+			}
+		}
+		terms := gateTerms{recall: idlePatience, yields: g.lost < maxLost, enough: make(chan struct{})}
+		err := g.s.closed(ctx, g.id, r, &terms, func(ctx context.Context) error { return f(ctx, terms.enough) })
+		wanted := false
+		select {
+		case <-terms.enough:
+			wanted = true
+			if e := pause(ctx, max(turnWait, 2*time.Since(terms.began))); e != nil {
+				return errors.Join(err, e)
+			}
+		default:
+		}
+		if !errors.Is(err, errGateLost) {
+			g.lost = 0
+			return err
+		}
+		if g.lost++; !wanted {
+			g.lost = max(g.lost, maxLost)
+		}
+		if g.lost == 2*maxLost {
+			return err
+		}
+	}
+}
+
+// askBack has clients give back their layouts of a range. They may get others meanwhile.
+func (s *Service) askBack(ctx context.Context, id layout.FileID, r layout.Range) error {
+	ctx, cancel := context.WithTimeout(ctx, gatePatience)
+	defer cancel()
+	s.mu.Lock()
+	f := s.file(id)
+	f.waiters++ // so that the record stays
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		f.waiters--
+		s.changedFile(f)
+	}()
+	return s.recallLayouts(ctx, f, r, others(nil))
 }
 
 // settleLost is makeStable for what lost sessions have said of a file on namespaces: up to where the inode row says it has data, it is copied.

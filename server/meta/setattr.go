@@ -219,6 +219,7 @@ func (s *Service) beginSizing(ctx context.Context, id layout.FileID) (*file, err
 	defer s.mu.Unlock()
 	f := s.file(id)
 	for f.sizing {
+		f.want()
 		if err := s.wait(ctx, f); err != nil {
 			return nil, err
 		}

@@ -278,7 +278,7 @@ func (m *Manager) plan(id layout.FileID, row *schema.Layout, policy layout.Polic
 	if have > 0 {
 		p.mirrors = len(row.Mirrors)
 	}
-	usable, pending, err := m.usable()
+	usable, pending, err := m.usable(nil)
 	if pending && (wide || err != nil) {
 		return nil, errNotYet
 	}
@@ -386,11 +386,11 @@ func spread(id layout.FileID) uint64 {
 
 // usable returns the devices that new data files can go to, or why there is none. pending means that there may soon be
 // more. m.mu is held.
-func (m *Manager) usable() (devices []*device, pending bool, err error) {
+func (m *Manager) usable(such func(*device) bool) (devices []*device, pending bool, err error) {
 	best := little
 	reached := false
 	for _, d := range m.devices {
-		if d.row.Draining {
+		if d.row.Draining || such != nil && !such(d) {
 			continue
 		}
 		if d.condition != up {

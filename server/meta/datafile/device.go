@@ -30,6 +30,11 @@ const (
 	probePatience = 2 * time.Second // for the answer to one
 	pulsePeriod   = 2 * time.Second // between pulses
 	misses        = 2               // so many probes, or pulses, that fail one after the other make a device down
+
+	fillTurn      = 50 * time.Millisecond // what a fill has at least while others wait
+	fillPatience  = time.Second           // for the calls by which a block is copied
+	fillAgain     = 5 * time.Second       // until fills try a device again that failed them; a pulse is sooner
+	mostFillAgain = 5 * time.Minute       // fillAgain is doubled up to this
 )
 
 // device is one data server, or one namespace, and its pool.
@@ -53,10 +58,12 @@ type device struct {
 	// Guarded by m.mu.
 	row       schema.Device
 	condition condition
-	problem   error     // why it is down
-	since     time.Time // when the condition began
-	moves     uint64    // how often the address changed
-	interrupt func()    // ends the look in progress
+	using     context.Context         // ends when the device is up no more; it has ended if it is not
+	unuse     context.CancelCauseFunc // ends it
+	problem   error                   // why it is down
+	since     time.Time               // when the condition began
+	moves     uint64                  // how often the address changed
+	interrupt func()                  // ends the look in progress
 	server    store.Server
 	dialled   place
 	addrs     []netip.AddrPort
@@ -69,8 +76,10 @@ type device struct {
 	missed    int       // probes without an answer, one after the other
 	silent    error     // why the latest probe has no answer
 	pulse     pulse
-	refused   error    // why no data file can be made, while that is so
-	cached    [2]int64 // bytes of caches begun since stat was asked for, and between the two times before
+	fillAfter time.Time     // until then fills do without the device, as they have failed there
+	fillWait  time.Duration // how long that was, doubled with each failure; zero: the last fill went well
+	refused   error         // why no data file can be made, while that is so
+	cached    [2]int64      // bytes of caches begun since stat was asked for, and between the two times before
 	loads     map[metarpc.SessionID]clientLoad
 	load      float64 // of all clients, as last added up
 	pool      []schema.DataFile
@@ -102,6 +111,8 @@ const (
 
 func newDevice(m *Manager, id layout.DeviceID, row schema.Device, space *extent.Space) *device {
 	ctx, stop := context.WithCancelCause(m.ctx)
+	using, unuse := context.WithCancelCause(ctx)
+	unuse(errNotMet)
 	return &device{
 		m:         m,
 		id:        id,
@@ -114,6 +125,8 @@ func newDevice(m *Manager, id layout.DeviceID, row schema.Device, space *extent.
 		row:       row,
 		space:     space,
 		interrupt: func() {},
+		using:     using,
+		unuse:     unuse,
 		since:     time.Now(),
 		loads:     map[metarpc.SessionID]clientLoad{},
 		held:      map[uint64]struct{}{},
@@ -407,6 +420,9 @@ func (d *device) connect(ctx context.Context) (dataStore, error) {
 	return st, nil
 }
 
+// errNotMet: the device was not looked at yet.
+var errNotMet = errors.New("not yet reached")
+
 // errMoved: what was learnt is about an address that the device no longer has, or that it was doubted since.
 var errMoved = errors.New("looked at while it moved")
 
@@ -446,6 +462,9 @@ func (d *device) note(err error) {
 	}
 	if next == down {
 		d.pulse.proved = false
+		d.unuse(err)
+	} else {
+		d.using, d.unuse = context.WithCancelCause(d.ctx)
 	}
 	log := d.m.log.With("device", d.id, "url", placeOf(&d.row).String())
 	switch {
@@ -586,6 +605,7 @@ func (d *device) move(ctx context.Context, at place, root []byte) error {
 
 // doubt makes the data server show again that it is the device; m.mu is held.
 func (d *device) doubt() {
+	d.unuse(errMoved)
 	d.store, d.condition, d.since = nil, unknown, time.Now()
 	d.missed, d.silent, d.pulse = 0, nil, pulse{began: d.pulse.began}
 	d.moves++
@@ -602,6 +622,41 @@ const (
 	little      // under a hundredth of its space is left
 	plenty
 )
+
+// fit reports whether fills may use the device now: it is up, nothing of the last probe and pulse says otherwise, and
+// no fill has failed there just before; m.mu is held.
+func (d *device) fit(now time.Time) bool {
+	p := &d.pulse
+	return d.condition == up && d.missed == 0 && p.failed == 0 && (p.began.IsZero() || now.Sub(p.began) < fillPatience) &&
+		!now.Before(d.fillAfter)
+}
+
+// failFill has fills do without the device for a while, each time longer. Those that fail together count once.
+func (d *device) failFill(err error) {
+	d.m.mu.Lock()
+	defer d.m.mu.Unlock()
+	now := time.Now()
+	if now.Before(d.fillAfter) {
+		return
+	}
+	d.fillWait = min(max(2*d.fillWait, fillAgain), mostFillAgain)
+	d.fillAfter = now.Add(d.fillWait)
+	d.m.log.Warn("copies are not made with this data server for a while",
+		"device", d.id, "url", placeOf(&d.row).String(), "for", d.fillWait, "error", err)
+}
+
+// whileUp returns a context that ends with ctx, and when the device is up no more.
+func (d *device) whileUp(ctx context.Context) (context.Context, func()) {
+	d.m.mu.Lock()
+	using := d.using
+	d.m.mu.Unlock()
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(using, func() { cancel(context.Cause(using)) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
+}
 
 // leastRoom is so few bytes that less counts as none: the pulse file takes and gives back half of that.
 const leastRoom = 128 << 10

@@ -118,6 +118,21 @@
 // copies therefore takes the first copy of each column whose data server has confirmed its new owner for the truth, and makes
 // the others stale in the batch that records the owner. That also settles what a lost client may have written to some copies only.
 //
+// A fill that nobody waits for uses devices that are fit: up, with nothing in the last probe and pulse that says
+// otherwise. A block of it has a second. What fails then is held against the device (failFill), and fills leave that
+// alone for 5 s, then 10 s, up to 5 min, until one goes well; other devices take its part. When a device goes down
+// its calls end at once. What becomes of the copy:
+//
+//	the source fails      another one is read; if there is none the copy stays, filled so far
+//	the target answers    with an error: it is given up (FillError), and another place is looked for
+//	the target is late    it is given up if it has not taken one block, else it stays
+//	the target goes down  it stays, and StartFill gives it up if there is another place
+//
+// A copy that stays gets a new owner before it is filled on, so a late write does no harm.
+//
+// All of a file is filled: a stale data file is never used again, since what was under way to it would have to be
+// fenced, and nothing durable says what was written since it became stale.
+//
 // Good copies are compared (compare.go) under a gate of the range, in units of 4 KiB: a data file that ends earlier has zeros there. What most copies have is right,
 // and without a majority what the first one has.
 //
@@ -161,6 +176,8 @@
 //	Fill, EndFill it is full: a second copy of the column, though others may write the first one
 //	Fence         which now finds a copy that can be fenced, and makes the one that is held stale
 //	Exchange      they change places; the one that is held is garbage after DropMoved
+//
+// Others wait for that Fill, so it waits for devices as any call (no enough).
 //
 // Up to the Fence the mirror may be dropped, and is after a crash. A data server that cannot be reached is not replaced around, as there is
 // nothing to copy from.

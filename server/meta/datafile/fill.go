@@ -8,11 +8,13 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/datafile/extent"
+	"github.com/weftfs/weft/server/meta/datafile/store"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
@@ -79,34 +81,38 @@ func (m *Manager) refence(ctx context.Context, id layout.FileID) error {
 	if err != nil {
 		return err
 	}
+	until := time.Now().Add(fillPatience)
+	var mu sync.Mutex // guards owners
 	owners := map[copyPlace]layout.Credential{}
+	var calls sync.WaitGroup
 	for i, files := range row.Mirrors {
 		for j := range files {
 			file := &files[j]
-			if file.State != layout.CopyFilling {
+			if file.State != layout.CopyFilling || j > 0 && file.Same(&files[0]) {
 				continue
 			}
-			if owner, ok := owners[copyPlace{i, 0}]; ok && j > 0 && file.Same(&files[0]) {
-				owners[copyPlace{i, j}] = owner
-				continue
-			}
-			owner := layout.Credential{UID: randomID(), GID: randomID()}
-			calling, cancel := context.WithTimeout(ctx, patience)
-			d, err := m.device(file.Device)
-			if err == nil && d.space != nil && file.Number < d.inherited {
-				err = errInherited
-			}
-			if err == nil {
-				err = d.do(calling, func(st dataStore) error { return st.Fence(calling, file.Handle, owner) })
-			}
-			cancel()
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			if err == nil {
-				owners[copyPlace{i, j}] = owner
-			}
+			calls.Go(func() { // one data file's call; ends with its answer, or after fillPatience
+				owner := layout.Credential{UID: randomID(), GID: randomID()}
+				d, err := m.device(file.Device)
+				if err == nil && d.space != nil && file.Number < d.inherited {
+					err = errInherited
+				}
+				if err == nil {
+					err = m.fillCall(ctx, file, until, func(ctx context.Context, st dataStore) error { return st.Fence(ctx, file.Handle, owner) })
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				for k := range files {
+					if err == nil && files[k].State == layout.CopyFilling && files[k].Same(file) {
+						owners[copyPlace{i, k}] = owner
+					}
+				}
+			})
 		}
+	}
+	calls.Wait()
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
 	return m.relayout(ctx, id, func(_ *catalog.Batch, row *schema.Layout) bool {
 		changed := false
@@ -188,7 +194,8 @@ func (m *Manager) replaceStale(ctx context.Context, id layout.FileID) error {
 	return nil
 }
 
-// Fillable reports whether StartFill would find something to fill now.
+// Fillable reports whether StartFill would find something to fill now. What is to be copied has to be on devices that
+// are fit, and so has what is copied to.
 func (m *Manager) Fillable(ctx context.Context, id layout.FileID, pinned []metarpc.CopyRef) (bool, error) {
 	row, _, err := m.filling(ctx, id)
 	var to layout.DeviceID
@@ -198,19 +205,72 @@ func (m *Manager) Fillable(ctx context.Context, id layout.FileID, pinned []metar
 	if err != nil {
 		return false, fmt.Errorf("copies of inode %d: %w", id, err)
 	}
-	if row.Moving {
-		return !m.leavesPinned(&row, to, pinned), nil
+	begun, fits := m.goesOn(&row)
+	if !fits || row.Moving {
+		return fits && !m.leavesPinned(&row, to, pinned), nil
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(row.Copies(layout.CopyFilling)) > 0 || len(m.placesFor(&row)) > 0 || len(m.movesFor(&row, pinned)) > 0 ||
-		to != (layout.DeviceID{}) && len(movesTo(&row, to, pinned)) > 0, nil
+	return begun || len(m.placesFor(&row)) > 0 || len(m.movesFor(&row, pinned)) > 0 || m.movable(&row, to, pinned), nil
 }
 
-// placesFor finds devices for new data files in the places of the stale copies of a layout: such as have no other copy of the same
-// column, and few of the file's data files. Each has enough data files in its pool. m.mu is held.
+// goesOn reports whether a layout has copies that are being filled, and whether all these can be filled now. Those on
+// devices that are down it makes stale, as StartFill will.
+func (m *Manager) goesOn(row *schema.Layout) (begun, fits bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	fits = true
+	for _, files := range row.Mirrors {
+		for j := range files {
+			switch {
+			case files[j].State != layout.CopyFilling:
+			case m.isDown(&files[j]):
+				files[j].State = layout.CopyStale
+			default:
+				begun = true
+				fits = fits && m.isFit(&files[j], now) && m.hasSource(row, j, now)
+			}
+		}
+	}
+	return begun, fits
+}
+
+// movable reports whether data of a file can be moved to a device that somebody has named, or that cannot be and
+// StartFill says why. m.mu is held.
+func (m *Manager) movable(row *schema.Layout, to layout.DeviceID, pinned []metarpc.CopyRef) bool {
+	if to == (layout.DeviceID{}) {
+		return false
+	}
+	now, moves := time.Now(), movesTo(row, to, pinned)
+	for _, j := range moves {
+		if !m.hasSource(row, j, now) {
+			return false
+		}
+	}
+	d := m.find(to)
+	return len(moves) > 0 && (d == nil || d.condition != up || d.fit(now))
+}
+
+// isFit reports whether a data file is on a device that fills may use; m.mu is held.
+func (m *Manager) isFit(file *schema.DataFile, now time.Time) bool {
+	d := m.find(file.Device)
+	return d != nil && d.fit(now)
+}
+
+// hasSource reports whether a column has a good copy that a fill may read; m.mu is held.
+func (m *Manager) hasSource(row *schema.Layout, j int, now time.Time) bool {
+	return slices.ContainsFunc(row.Mirrors, func(files []schema.DataFile) bool {
+		return files[j].State == layout.CopyGood && m.isFit(&files[j], now)
+	})
+}
+
+// placesFor finds devices for new data files in the places of the stale copies of a layout: such as have no other
+// copy of the same column, and few of the file's data files, and are fit. Each has enough data files in its pool. The
+// column has a copy on a device that is fit, too. m.mu is held.
 func (m *Manager) placesFor(row *schema.Layout) map[copyPlace]*device {
-	usable, _, _ := m.usable()
+	now := time.Now()
+	usable, _, _ := m.usable(func(d *device) bool { return d.fit(now) })
 	inFile := map[layout.DeviceID]int{}
 	inColumn := make([]map[layout.DeviceID]bool, columns(row))
 	for j := range inColumn {
@@ -229,7 +289,7 @@ func (m *Manager) placesFor(row *schema.Layout) map[copyPlace]*device {
 			break // what fails there is given up, see Exchange
 		}
 		for j := range files {
-			if files[j].State != layout.CopyStale || files[j].IsAbsent() {
+			if files[j].State != layout.CopyStale || files[j].IsAbsent() || !m.hasSource(row, j, now) {
 				continue
 			}
 			var best *device
@@ -258,50 +318,80 @@ func (m *Manager) placesFor(row *schema.Layout) map[copyPlace]*device {
 	return places
 }
 
-// Fill copies the n bytes at off to those copies of a layout that are being filled. Nobody else may write there meanwhile. It
-// returns where the good copies end; what goes on beyond off+n is still to be copied. pace is called with the number of
-// bytes before they are copied. After an error the copies that are being filled may be written to later.
-func (m *Manager) Fill(ctx context.Context, id layout.FileID, row schema.Layout, off, n int64, pace func(context.Context, int) error) (end int64, err error) {
+// FillError says that copies that were being filled have failed, though others may do.
+type FillError struct {
+	Failed []metarpc.CopyRef
+	Err    error
+}
+
+func (e *FillError) Error() string { return e.Err.Error() }
+func (e *FillError) Unwrap() error { return e.Err }
+
+// FailedCopies names them.
+func (e *FillError) FailedCopies() []metarpc.CopyRef { return e.Failed }
+
+// Fill copies the n bytes at off to those copies of a layout that are being filled. Nobody else may write there
+// meanwhile. It returns up to where that is done, and where the good copies end; what goes on beyond done is still to
+// be copied. copied is called with the number of bytes before they are copied. After an error the copies that are
+// being filled may be written to later.
+//
+// When enough is closed, and fillTurn is over, Fill returns once each column has copied the block that it is at. With
+// enough it uses only devices that are fit, gives a block fillPatience, and holds against a device what fails there;
+// a FillError names the copies that are not worth another try. If enough is nil others wait for the copying, and all
+// is waited for until ctx ends.
+func (m *Manager) Fill(ctx context.Context, id layout.FileID, row schema.Layout, off, n int64, copied func(context.Context, int) error, enough <-chan struct{}) (done, end int64, err error) {
 	now, _, err := m.filling(ctx, id)
 	if err != nil {
-		return 0, fmt.Errorf("fill copies of inode %d: %w", id, err)
+		return 0, 0, fmt.Errorf("fill copies of inode %d: %w", id, err)
 	}
-	var mu sync.Mutex // guards end and errs
+	done = off + n
+	var mu sync.Mutex // guards done, end, errs and failed
 	var errs []error
+	var failed []metarpc.CopyRef
 	var work sync.WaitGroup
 	for j := range columns(&row) {
-		var to []*schema.DataFile
-		var from []*schema.DataFile
+		c := columnFill{
+			m: m, id: id, copied: copied, enough: enough, col: layout.Column{Unit: row.StripeUnit, Count: row.Width, Index: j},
+		}
 		for i, files := range row.Mirrors {
 			switch {
 			case files[j].State == layout.CopyFilling:
-				to = append(to, &files[j])
+				c.to = append(c.to, &files[j])
 			case stillGood(&now, copyPlace{i, j}, &files[j]):
-				from = append(from, &files[j])
+				c.from = append(c.from, &files[j])
 			}
 		}
-		if len(to) == 0 {
+		if len(c.to) == 0 {
 			continue
 		}
-		col := layout.Column{Unit: row.StripeUnit, Count: row.Width, Index: j}
 		work.Go(func() { // copies one column
-			last, err := m.fillColumn(ctx, id, col, from, to, off, off+n, pace)
+			upTo, last, err := c.fill(ctx, off, off+n)
 			mu.Lock()
 			defer mu.Unlock()
-			end = max(end, last)
-			if err != nil {
-				errs = append(errs, err)
+			done, end = min(done, upTo), max(end, last)
+			if err == nil {
+				return
+			}
+			errs = append(errs, err)
+			if e := (*FillError)(nil); errors.As(err, &e) {
+				failed = append(failed, e.Failed...)
 			}
 		})
 	}
 	work.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return 0, fmt.Errorf("fill copies of inode %d: %w", id, err)
+	if done > off && (end > done || len(errs) > 0) {
+		if err := m.noteFilled(ctx, id, done); err != nil {
+			errs = append(errs, err)
+		}
 	}
-	if end > off+n {
-		return end, m.noteFilled(ctx, id, off+n)
+	if len(errs) == 0 {
+		return done, end, nil
 	}
-	return end, nil
+	err = fmt.Errorf("fill copies of inode %d: %w", id, errors.Join(errs...))
+	if len(failed) > 0 {
+		err = &FillError{failed, err}
+	}
+	return 0, 0, err
 }
 
 // stillGood reports whether a copy that has its place in a layout is good there: since the filling began it may have failed.
@@ -321,59 +411,120 @@ func (m *Manager) noteFilled(ctx context.Context, id layout.FileID, done int64) 
 	return m.cfg.Engine.Commit(ctx, &b)
 }
 
-// fillColumn copies what one of the data files in from has of [off, end) of its column. It returns where that ends.
-func (m *Manager) fillColumn(ctx context.Context, id layout.FileID, col layout.Column, from, to []*schema.DataFile, off, end int64, pace func(context.Context, int) error) (last int64, err error) {
-	source, size, err := m.source(ctx, from)
-	if err == nil && m.space(source.Device) != nil {
-		size, err = m.clipped(ctx, id, size)
-	}
+// columnFill is the filling of one column, from one of the data files in from.
+type columnFill struct {
+	m        *Manager
+	id       layout.FileID
+	col      layout.Column
+	from, to []*schema.DataFile
+	copied   func(context.Context, int) error
+	enough   <-chan struct{} // see Fill
+}
+
+// fill copies [off, end) of the column. It returns up to where that is done, and where the column ends.
+func (c *columnFill) fill(ctx context.Context, off, end int64) (done, size int64, err error) {
+	source, size, err := c.source(ctx)
 	if err != nil {
-		return 0, err
+		return off, 0, err
 	}
 	buf := make([]byte, fillBlock)
-	for at, stop := col.Next(off, min(end, size)); at < stop; at, stop = col.Next(at, min(end, size)) {
-		n := int(min(stop-at, m.block(append(slices.Clone(to), source)...)))
-		if err := pace(ctx, n); err != nil {
-			return 0, err
+	began, moved := time.Now(), false
+	at, stop := c.col.Next(off, min(end, size))
+	for at < stop {
+		n := int(min(stop-at, c.m.block(append(slices.Clone(c.to), source)...)))
+		if err := c.copied(ctx, n); err != nil {
+			return at, 0, err
 		}
-		data := buf[:n]
-		got := 0
-		err := m.at(ctx, source, func(st dataStore) (err error) {
-			got, err = st.Read(ctx, source.Handle, layout.Credential{UID: source.UID, GID: source.GID}, at, data)
-			return err
-		})
-		if err != nil {
-			return 0, err
+		var until time.Time
+		if c.enough != nil {
+			until = time.Now().Add(fillPatience)
 		}
-		clear(data[got:])
-		for skip := 0; skip < n; {
-			// Zeros need not be written, but for the last bytes, so that the copies are equally long.
-			part := data[skip:min(skip+fillHole, n)]
-			if bytes.Equal(part, zeros[:len(part)]) && at+int64(skip+len(part)) < size {
-				skip += len(part)
-				continue
+		if err := c.read(ctx, source, until, at, buf[:n]); err != nil {
+			if c.enough == nil || ctx.Err() != nil {
+				return at, 0, err
 			}
-			run := len(part)
-			for skip+run < n && !bytes.Equal(data[skip+run:min(skip+run+fillHole, n)], zeros[:min(fillHole, n-skip-run)]) {
-				run = min(run+fillHole, n-skip)
+			was := err
+			if source, size, err = c.source(ctx); err != nil { // another one: that device is not fit any more
+				return at, 0, errors.Join(was, err)
 			}
-			for _, file := range to {
-				if err := m.makeRoom(ctx, id, file, at+int64(skip), int64(run)); err != nil {
-					return 0, err
-				}
-				err := m.at(ctx, file, func(st dataStore) error {
-					return st.Write(ctx, file.Handle, layout.Credential{UID: file.UID, GID: file.GID}, at+int64(skip), data[skip:skip+run])
-				})
-				if err != nil {
-					return 0, err
-				}
-			}
-			skip += run
+			buf = make([]byte, fillBlock) // that call may be late
+			at, stop = c.col.Next(at, min(end, size))
+			continue
 		}
-		at += int64(n)
-		stop = at
+		if err := c.write(ctx, until, at, buf[:n], size); err != nil {
+			if e := (*FillError)(nil); errors.As(err, &e) && moved && errors.Is(err, errLate) {
+				err = e.Err // it is slow, but gets on
+			}
+			return at, 0, err
+		}
+		moved = true
+		at, stop = c.col.Next(at+int64(n), min(end, size))
+		select {
+		case <-c.enough:
+			if at < stop && time.Since(began) >= fillTurn {
+				return at, size, nil
+			}
+		default:
+		}
 	}
-	return size, nil
+	if moved {
+		c.m.endedWell(append(slices.Clone(c.to), source))
+	}
+	return end, size, nil
+}
+
+// source finds a good copy whose data server answers, and how long the column is.
+func (c *columnFill) source(ctx context.Context) (*schema.DataFile, int64, error) {
+	source, size, err := c.m.source(ctx, c.from, c.enough == nil)
+	if err == nil && c.m.space(source.Device) != nil {
+		size, err = c.m.clipped(ctx, c.id, size)
+	}
+	return source, size, err
+}
+
+// read reads len(data) bytes, zeros where there is nothing.
+func (c *columnFill) read(ctx context.Context, source *schema.DataFile, until time.Time, off int64, data []byte) error {
+	got := 0
+	err := c.m.fillCall(ctx, source, until, func(ctx context.Context, st dataStore) (err error) {
+		got, err = st.Read(ctx, source.Handle, layout.Credential{UID: source.UID, GID: source.GID}, off, data)
+		return err
+	})
+	clear(data[got:])
+	return err
+}
+
+// write writes data to all copies that are being filled of a column that is so long. Zeros need not be written, but
+// for the last bytes, so that the copies are equally long.
+func (c *columnFill) write(ctx context.Context, until time.Time, off int64, data []byte, size int64) error {
+	n := len(data)
+	for skip := 0; skip < n; {
+		part := data[skip:min(skip+fillHole, n)]
+		if bytes.Equal(part, zeros[:len(part)]) && off+int64(skip+len(part)) < size {
+			skip += len(part)
+			continue
+		}
+		run := len(part)
+		for skip+run < n && !bytes.Equal(data[skip+run:min(skip+run+fillHole, n)], zeros[:min(fillHole, n-skip-run)]) {
+			run = min(run+fillHole, n-skip)
+		}
+		at := off + int64(skip)
+		for _, file := range c.to {
+			if err := c.m.makeRoom(ctx, c.id, file, at, int64(run)); err != nil {
+				return err
+			}
+			err := c.m.fillCall(ctx, file, until, func(ctx context.Context, st dataStore) error {
+				return st.Write(ctx, file.Handle, layout.Credential{UID: file.UID, GID: file.GID}, at, data[skip:skip+run])
+			})
+			if err != nil {
+				if _, answered := store.Status(err); answered || errors.Is(err, errLate) {
+					err = &FillError{[]metarpc.CopyRef{file.Ref()}, err}
+				}
+				return err
+			}
+		}
+		skip += run
+	}
+	return nil
 }
 
 // clipped is up to where a data file on a namespace has bytes of the file, though its last block may be longer. Whoever has written there has said
@@ -435,6 +586,56 @@ func (m *Manager) at(ctx context.Context, file *schema.DataFile, f func(dataStor
 	return err
 }
 
+// fillCall is at for the call of a fill that gives up after a while: at until, and as soon as the device is up no more.
+// That is held against the device, as is an error that it answers. If until is zero the call does not give up.
+func (m *Manager) fillCall(ctx context.Context, file *schema.DataFile, until time.Time, f func(context.Context, dataStore) error) error {
+	if until.IsZero() {
+		return m.at(ctx, file, func(st dataStore) error { return f(ctx, st) })
+	}
+	d, err := m.device(file.Device)
+	if err != nil {
+		return err
+	}
+	using, end := d.whileUp(ctx)
+	defer end()
+	if using.Err() != nil && ctx.Err() == nil {
+		return fmt.Errorf("data server %v: %w", d.url(), errNotUp)
+	}
+	calling, cancel := context.WithDeadline(using, until)
+	defer cancel()
+	err = m.at(calling, file, func(st dataStore) error { return f(calling, st) })
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	switch _, answered := store.Status(err); {
+	case answered:
+	case using.Err() != nil:
+		err = fmt.Errorf("%w: %v", err, context.Cause(using))
+	default:
+		err = fmt.Errorf("%w: %w", errLate, err)
+	}
+	d.failFill(err)
+	return err
+}
+
+// errNotUp: a device was not up when it was to be called.
+var errNotUp = errors.New("it is not up")
+
+// errLate: a device that is up has not answered in time.
+var errLate = errors.New("no answer in time")
+
+// endedWell notes that the devices of these data files have done their part of a fill.
+func (m *Manager) endedWell(files []*schema.DataFile) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	for _, file := range files {
+		if m.isFit(file, now) {
+			m.find(file.Device).fillWait = 0
+		}
+	}
+}
+
 // block is how much all these data files' servers take and give at once.
 func (m *Manager) block(files ...*schema.DataFile) int64 {
 	m.mu.Lock()
@@ -454,21 +655,31 @@ func (m *Manager) isDown(file *schema.DataFile) bool {
 	return d != nil && d.condition == down
 }
 
-// source finds a good copy whose data server answers, and how long it is. Copies on devices that are down are asked
-// last.
-func (m *Manager) source(ctx context.Context, from []*schema.DataFile) (*schema.DataFile, int64, error) {
+// source finds a good copy whose data server answers, and how long it is: on a device that is fit; or, if others wait
+// for that, on any, those last that are down.
+func (m *Manager) source(ctx context.Context, from []*schema.DataFile, urgent bool) (*schema.DataFile, int64, error) {
+	now := time.Now()
+	from = slices.Clone(from)
+	m.mu.Lock()
+	if urgent {
+		slices.SortStableFunc(from, func(a, b *schema.DataFile) int { return compareBool(m.isDown(a), m.isDown(b)) })
+	} else {
+		from = slices.DeleteFunc(from, func(file *schema.DataFile) bool { return !m.isFit(file, now) })
+	}
+	m.mu.Unlock()
 	var errs []error
 	if len(from) == 0 {
-		errs = append(errs, errors.New("no copy is good any more"))
+		errs = append(errs, errors.New("no good copy can be read now"))
 	}
-	m.mu.Lock()
-	slices.SortStableFunc(from, func(a, b *schema.DataFile) int { return compareBool(m.isDown(a), m.isDown(b)) })
-	m.mu.Unlock()
 	for _, file := range from {
 		asking, cancel := context.WithTimeout(ctx, patience)
+		until := time.Time{}
+		if !urgent {
+			until = time.Now().Add(fillPatience)
+		}
 		var size int64
-		err := m.at(asking, file, func(st dataStore) (err error) {
-			size, err = st.Size(asking, file.Handle)
+		err := m.fillCall(asking, file, until, func(ctx context.Context, st dataStore) (err error) {
+			size, err = st.Size(ctx, file.Handle)
 			return err
 		})
 		cancel()

@@ -15,6 +15,9 @@ import (
 
 func unpaced(context.Context, int) error { return nil }
 
+// never is for a Fill that nobody waits for.
+var never = make(chan struct{})
+
 // put writes to the good copies of a layout, and to those that are being filled, as a client does.
 func (w *world) put(row schema.Layout, off int64, data []byte) {
 	w.t.Helper()
@@ -61,11 +64,11 @@ func (w *world) fill(id layout.FileID, chunk int64, before func(row schema.Layou
 	if err != nil {
 		return err
 	}
-	for end := int64(layout.ToEOF); off < end; off += chunk {
+	for end := int64(layout.ToEOF); off < end; {
 		if before != nil {
 			before(row, off)
 		}
-		if end, err = w.m.Fill(w.t.Context(), id, row, off, chunk, unpaced); err != nil {
+		if off, end, err = w.m.Fill(w.t.Context(), id, row, off, chunk, unpaced, never); err != nil {
 			return err
 		}
 	}
@@ -140,7 +143,7 @@ func TestFillRestart(t *testing.T) {
 		}
 		first, _, err := w.m.StartFill(t.Context(), 5, nil)
 		if err == nil {
-			_, err = w.m.Fill(t.Context(), 5, first, 0, 1<<19, unpaced)
+			_, _, err = w.m.Fill(t.Context(), 5, first, 0, 1<<19, unpaced, never)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -238,7 +241,7 @@ func TestFillGone(t *testing.T) {
 		if next, _, err = w.m.StartFill(t.Context(), 6, nil); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := w.m.Fill(t.Context(), 6, next, 0, unit, func(context.Context, int) error { return stopped }); !errors.Is(err, stopped) {
+		if _, _, err := w.m.Fill(t.Context(), 6, next, 0, unit, func(context.Context, int) error { return stopped }, never); !errors.Is(err, stopped) {
 			t.Errorf("fill: %v", err)
 		}
 		calm()
@@ -331,7 +334,7 @@ func TestDrainWhileFilled(t *testing.T) {
 		}
 		first, _, err := w.m.StartFill(t.Context(), 5, nil)
 		if err == nil {
-			_, err = w.m.Fill(t.Context(), 5, first, 0, 1<<19, unpaced)
+			_, _, err = w.m.Fill(t.Context(), 5, first, 0, 1<<19, unpaced, never)
 		}
 		if err == nil {
 			_, err = w.m.DrainDevice(t.Context(), row.Mirrors[0][0].Device, false)

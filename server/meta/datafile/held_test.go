@@ -58,8 +58,8 @@ func (w *world) replaced(id layout.FileID, steps int) bool {
 			return err
 		},
 		func() error {
-			for off, end := int64(0), int64(layout.ToEOF); held != nil && off < end; off += 1 << 20 {
-				if end, err = w.m.Fill(ctx, id, row, off, 1<<20, unpaced); err != nil {
+			for off, end := int64(0), int64(layout.ToEOF); held != nil && off < end; {
+				if off, end, err = w.m.Fill(ctx, id, row, off, 1<<20, unpaced, nil); err != nil {
 					return err
 				}
 			}

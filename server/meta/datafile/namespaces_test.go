@@ -826,7 +826,6 @@ func TestMoves(t *testing.T) {
 	e := w.export()
 	w.add(e.URL())
 	nfs := w.device(0)
-	pace := func(context.Context, int) error { return nil }
 	// fill does what the service does with a file that has something to fill.
 	fill := func(id layout.FileID) {
 		t.Helper()
@@ -834,8 +833,8 @@ func TestMoves(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for end := int64(1); done < end; done += 2 * mib {
-			if end, err = w.m.Fill(t.Context(), id, row, done, 2*mib, pace); err != nil {
+		for end := int64(1); done < end; {
+			if done, end, err = w.m.Fill(t.Context(), id, row, done, 2*mib, unpaced, never); err != nil {
 				t.Fatal(err)
 			}
 		}

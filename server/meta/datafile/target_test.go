@@ -2,7 +2,6 @@ package datafile
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"syscall"
@@ -32,11 +31,11 @@ func (w *world) moved(id layout.FileID, steps int, between func(schema.Layout, i
 		},
 		func() (err error) {
 			filling := len(row.Copies(layout.CopyFilling)) > 0
-			for end := int64(layout.ToEOF); filling && off < end; off += 300_000 {
+			for end := int64(layout.ToEOF); filling && off < end; {
 				if between != nil {
 					between(row, off)
 				}
-				if end, err = w.m.Fill(ctx, id, row, off, 300_000, unpaced); err != nil {
+				if off, end, err = w.m.Fill(ctx, id, row, off, 300_000, unpaced, never); err != nil {
 					return err
 				}
 			}
@@ -402,7 +401,7 @@ func TestDrainPinned(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := w.m.Fill(t.Context(), 6, l, 0, 1<<30, func(context.Context, int) error { return nil }); err != nil {
+		if _, _, err := w.m.Fill(t.Context(), 6, l, 0, 1<<30, unpaced, never); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := w.m.EndFill(t.Context(), 6, l); err != nil {

@@ -70,6 +70,7 @@ type Export struct {
 	// sick is what WRITE and CREATE answer; frozen makes them wait.
 	sick   error
 	frozen bool
+	stuck  bool            // READ and WRITE of data files wait
 	busy   map[string]bool // handles of files whose owner it does not change
 	total  uint64
 	avail  uint64
@@ -159,6 +160,17 @@ func (e *Export) SetFrozen(frozen bool) {
 	e.frozen = frozen
 	e.net.signal()
 }
+
+// SetStuck makes READ and WRITE of data files wait, though the pulse file is written, until it is unstuck.
+func (e *Export) SetStuck(stuck bool) {
+	e.net.mu.Lock()
+	defer e.net.mu.Unlock()
+	e.stuck = stuck
+	e.net.signal()
+}
+
+// isStuck reports whether what is read and written of a file waits; the Net is locked.
+func (e *Export) isStuck(d *node) bool { return e.stuck && d.attr.Mode == 0o640 }
 
 // Wipe empties the export.
 func (e *Export) Wipe() {
@@ -382,6 +394,9 @@ func (s *server) Read(ctx context.Context, file []byte, cred layout.Credential, 
 		if d.attr.UID != cred.UID {
 			return nfs3.ErrAcces
 		}
+		if e.isStuck(d) {
+			return errBusy
+		}
 		clear(buf)
 		n = int(max(min(int64(d.attr.Size)-off, int64(len(buf))), 0))
 		copy(buf[:n], d.data[min(off, int64(len(d.data))):])
@@ -398,6 +413,9 @@ func (s *server) Write(ctx context.Context, file []byte, cred layout.Credential,
 		}
 		if d.attr.UID != cred.UID {
 			return nfs3.ErrAcces
+		}
+		if e.isStuck(d) {
+			return errBusy
 		}
 		if e.sick != nil {
 			return e.sick
