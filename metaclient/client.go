@@ -106,7 +106,6 @@ type Client struct {
 	session     *session      // nil between sessions
 	conn        *conn         // nil while there is none
 	begun       chan struct{} // closed when there is a session again
-	patience    time.Duration // of who connects; see firstPatience
 	addr        string        // of the service it is connected to, or was last
 	instance    [16]byte
 	since       time.Time // when the connection was made or lost
@@ -148,7 +147,7 @@ func (v *Volume) newClient(shard int) *Client {
 		cfg: v.cfg, log: v.log, v: v, shard: shard,
 		chores: make(chan struct{}, 1), returns: make(chan struct{}, 1), begun: make(chan struct{}),
 		cache: cache{limit: cacheFiles}, recalling: map[layout.FileID]chan struct{}{},
-		leases: newLeaseTable(leaseInodes), valid: validity{start: time.Now()}, patience: firstPatience,
+		leases: newLeaseTable(leaseInodes), valid: validity{start: time.Now()},
 	}
 	c.leases.wake = func() { wake(c.returns) }
 	c.ctx, c.cancel = context.WithCancel(context.Background())
@@ -268,6 +267,7 @@ func (c *Client) manage(cn *conn) {
 // reach connects, however long that takes. err is why there is no connection any more, nil if there has not been one. It returns nil when c.ctx
 // has ended.
 func (c *Client) reach(err error, retry *backoff) *conn {
+	began := time.Now()
 	for {
 		if errors.Is(err, errSessionGone) {
 			c.log.Warn("metadata service: session lost, beginning a new one")
@@ -280,12 +280,13 @@ func (c *Client) reach(err error, retry *backoff) *conn {
 		if errors.Is(err, errMoved) {
 			retry.most = movedPause
 		}
-		if err != nil && !retry.wait(c.ctx) {
+		if err != nil && !retry.waitFrom(c.ctx, began) {
 			c.endSession(ErrClosed)
 			return nil
 		}
 		var cn *conn
-		if cn, err = c.connect(c.ctx, c.sessionID()); err == nil {
+		began = time.Now()
+		if cn, err = c.connect(c.ctx, c.sessionID(), false); err == nil {
 			return cn
 		}
 		if c.ctx.Err() == nil {
@@ -368,7 +369,7 @@ func (c *Client) install(cn *conn) {
 			if sl.op == metarpc.OpReclaimComplete && reset {
 				sl.renewInstead()
 			}
-			if !cn.queue(sl) {
+			if !c.queue(cn, sl) {
 				refused = append(refused, sl)
 			}
 			cn.post()
@@ -542,16 +543,21 @@ const (
 	backoffMin = 100 * time.Millisecond
 	backoffMax = 5 * time.Second
 	movedPause = 500 * time.Millisecond // at most, while services say that nobody has the shard: one of them is about to take it
+	gracePause = 500 * time.Millisecond // at most, while a service puts a call off, which it says no sooner than after so long
 )
 
 // wait sleeps for the next delay and reports whether ctx still lives.
-func (b *backoff) wait(ctx context.Context) bool {
+func (b *backoff) wait(ctx context.Context) bool { return b.waitFrom(ctx, time.Now()) }
+
+// waitFrom is wait for what counts from when the attempt before began: one that has taken long itself is not followed
+// by a pause.
+func (b *backoff) waitFrom(ctx context.Context, began time.Time) bool {
 	most := b.most
 	if most == 0 {
 		most = backoffMax
 	}
 	b.last = min(max(2*b.last, backoffMin), most)
-	return sleep(ctx, jitter(b.last))
+	return sleep(ctx, jitter(b.last)-time.Since(began))
 }
 
 func sleep(ctx context.Context, d time.Duration) bool {

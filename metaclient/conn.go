@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -18,9 +20,20 @@ import (
 const (
 	// helloTimeout bounds connecting to one address, and then the answer to the hello.
 	helloTimeout = 10 * time.Second
-	// firstPatience is helloTimeout where there are other addresses to be tried, as that of a host which has died does not answer. If all have
-	// been tried for nothing it is doubled, in case they are just slow.
-	firstPatience = 2 * time.Second
+	// slowHello is how long an address may take before the next one is asked, too.
+	slowHello = time.Second
+
+	// Where there are other services to go to, it is looked each silentRound whether anything has come while calls are
+	// not answered. After silentAsk rounds without anything the service is asked for a sign of life, after silentLeave
+	// rounds the connection is given up. Rounds are counted, and not time: a client that was itself stopped finds one
+	// round over when it goes on.
+	silentRound = 500 * time.Millisecond
+	silentAsk   = 4
+	silentLeave = 8
+	// idleAsk is after how long without a word from a service it is asked for a sign of life though no calls wait: the
+	// one that follows it puts changes off until all sessions are back. Each idleRound it is looked.
+	idleAsk   = 3 * time.Second
+	idleRound = idleAsk / 2
 )
 
 // conn is one connection of a session.
@@ -43,59 +56,107 @@ type conn struct {
 	useful bool   // something was answered
 
 	// Guarded by Client.mu.
-	out        []byte    // frames to be written
-	spare      []byte    // out's other array
-	writing    bool      // somebody writes, and will write what is in out when that is done
-	fault      error     // why writing failed
-	ticked     time.Time // when tick was called last, or the connection made
-	calls      int       // that were sent and are not answered
-	calledBack time.Time // when the service did last
+	out        []byte      // frames to be written
+	spare      []byte      // out's other array
+	writing    bool        // somebody writes, and will write what is in out when that is done
+	fault      error       // why writing failed
+	ticked     time.Time   // when tick was called last, or the connection made
+	calls      int         // that were sent and are not answered
+	calledBack time.Time   // when the service did last
+	watcher    *time.Timer // runs watch
+	watching   bool        // it is set
+	silent     int         // rounds in which nothing came
+	seen       time.Time   // Client.heard as the last round found it
 }
 
-// connect looks for the shard's service where it is said to be, then where it was last, then everywhere else, once at each address, and says hello for
-// the session, or for a new one if it is zero. What services say about where shards are is followed at once. errSessionGone tells that the
-// service answered and has no such session; errMoved (errors.Is) that services answered, but not the shard's.
-func (c *Client) connect(ctx context.Context, session metarpc.SessionID) (*conn, error) {
+// greeting is what became of asking one address.
+type greeting struct {
+	cn  *conn
+	err error
+	at  string
+}
+
+// connect looks for the shard's service where it is said to be, then where it was last, then everywhere else, and says
+// hello for the session, or for a new one if it is zero. Addresses are asked one after the other, each when the one
+// before has failed, or has kept us waiting for slowHello; then both are waited for. What services say about where
+// shards are is followed at once. errSessionGone tells that the service answered and has no such session; errMoved
+// (errors.Is) that services answered, but not the shard's.
+//
+// An address that does not answer is waited for as long as that may take, and meanwhile the others are asked again and
+// again: the shard may be about to become theirs. With once connect fails instead if one has said that the shard is not
+// its.
+func (c *Client) connect(ctx context.Context, session metarpc.SessionID, once bool) (*conn, error) {
 	c.mu.Lock()
 	last := c.addr
 	c.mu.Unlock()
+	ctx, cancel := context.WithCancel(ctx)
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	defer cancel() // before that
+	answers := make(chan greeting)
+	waiting := map[string]bool{} // addresses that have not answered
+	tried := map[string]bool{}   // those, and others that are not to be asked now
 	var errs []error
-	tried := map[string]bool{}
 	for {
-		addr, more := c.v.places.next(c.shard, last, tried)
-		if addr == "" {
-			c.patience = min(2*c.patience, helloTimeout)
-			return nil, errors.Join(errs...)
-		}
-		tried[addr] = true
-		patience := helloTimeout
-		if more {
-			patience = c.patience
-		}
-		cn, err := c.try(ctx, addr, session, patience)
+		var next <-chan time.Time
+		addr := c.v.places.next(c.shard, last, tried)
+		moved := errors.Is(errors.Join(errs...), errMoved)
 		switch {
-		case err == nil:
-			c.mu.Lock()
-			c.addr = addr
-			c.mu.Unlock()
-			c.patience = firstPatience
-			return cn, nil
-		case err == errSessionGone:
-			return nil, err
+		case addr != "":
+			tried[addr], waiting[addr] = true, true
+			asking.Go(func() { // asks one address; ends with ctx at the latest
+				cn, err := c.try(ctx, addr, session)
+				select {
+				case answers <- greeting{cn, err, addr}:
+				case <-ctx.Done():
+					if err == nil {
+						cn.nc.Close()
+					}
+				}
+			})
+			next = time.After(slowHello)
+		case len(waiting) == 0, moved && once:
+			return nil, errors.Join(errs...)
+		case len(errs) > 0 && !once:
+			c.failed(errors.Join(errs...))
+			pause := backoffMax
+			if moved {
+				pause = movedPause
+			}
+			next = time.After(jitter(pause))
 		}
-		errs = append(errs, err)
+		select {
+		case g := <-answers:
+			delete(waiting, g.at)
+			switch {
+			case g.err == nil:
+				c.mu.Lock()
+				c.addr = g.at
+				c.mu.Unlock()
+				return g.cn, nil
+			case g.err == errSessionGone:
+				return nil, g.err
+			}
+			errs = append(errs, g.err)
+		case <-next:
+			if addr == "" {
+				tried, errs = maps.Clone(waiting), nil
+			}
+		case <-ctx.Done():
+			return nil, errors.Join(append(errs, ctx.Err())...)
+		}
 	}
 }
 
-// try connects to one address, which may take as long as patience, and once more so long for the answer to the hello.
-func (c *Client) try(ctx context.Context, addr string, session metarpc.SessionID, patience time.Duration) (*conn, error) {
-	dialing, cancel := context.WithTimeout(ctx, patience)
+// try connects to one address and says hello.
+func (c *Client) try(ctx context.Context, addr string, session metarpc.SessionID) (*conn, error) {
+	dialing, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
 	nc, err := c.v.dial(dialing, addr)
 	if err != nil {
 		return nil, connectError(addr, err)
 	}
-	cn, err := c.hello(ctx, nc, addr, session, patience)
+	cn, err := c.hello(ctx, nc, addr, session)
 	if err != nil {
 		nc.Close()
 		return nil, err
@@ -104,9 +165,9 @@ func (c *Client) try(ctx context.Context, addr string, session metarpc.SessionID
 }
 
 // hello exchanges the first frames on a connection.
-func (c *Client) hello(ctx context.Context, nc net.Conn, addr string, session metarpc.SessionID, patience time.Duration) (*conn, error) {
+func (c *Client) hello(ctx context.Context, nc net.Conn, addr string, session metarpc.SessionID) (*conn, error) {
 	began := time.Now()
-	nc.SetDeadline(began.Add(patience))
+	nc.SetDeadline(began.Add(helloTimeout))
 	stop := onEnd(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
 	w, r, err := c.greet(nc, session)
 	stop()
@@ -203,7 +264,7 @@ var opIn = metarpc.Op.In
 
 // queue adds an outstanding call to what is to be written; Client.mu is held. Who calls it sees to it that it is written. It reports false if the
 // service is too old for the call, which is not outstanding any more: the caller then calls finish, without Client.mu.
-func (cn *conn) queue(sl *slot) bool {
+func (c *Client) queue(cn *conn, sl *slot) bool {
 	if !opIn(sl.op, cn.welcome.Version) {
 		sl.refuse()
 		return false
@@ -211,7 +272,100 @@ func (cn *conn) queue(sl *slot) bool {
 	sl.sends++
 	cn.calls++
 	cn.out = metarpc.AppendCallAs(cn.out, sl.frame, cn.welcome.Version)
+	if !cn.watching {
+		c.startWatch(cn, 0)
+	}
 	return true
+}
+
+// startWatch has the service watched as long as calls are not answered, of which nothing was heard for so many rounds;
+// Client.mu is held.
+func (c *Client) startWatch(cn *conn, silent int) {
+	cn.watching, cn.silent, cn.seen = true, silent, c.heard
+	if cn.watcher == nil {
+		cn.watcher = time.AfterFunc(silentRound, func() { c.watch(cn) })
+	} else {
+		cn.watcher.Reset(silentRound)
+	}
+}
+
+// watch looks, each silentRound, whether anything has come while calls are not answered. A service that is asked for a
+// sign of life gives it at once, whatever else it does, unless it must not answer anything; then the shard may be
+// another one's. What one session finds the others of the volume at the same service need not find by themselves.
+func (c *Client) watch(cn *conn) {
+	several := c.v.places.several()
+	c.mu.Lock()
+	if c.conn != cn || cn.calls == 0 {
+		cn.watching = false
+		c.mu.Unlock()
+		return
+	}
+	cn.silent++
+	if c.heard.After(cn.seen) || !several {
+		cn.silent = 0
+	}
+	cn.seen = c.heard
+	silent := cn.silent
+	cn.watcher.Reset(silentRound)
+	c.mu.Unlock()
+	switch {
+	case silent >= silentLeave:
+		c.fail(cn, fmt.Errorf("no sign of life from %s for %v", cn.addr, silentLeave*silentRound))
+	case silent >= silentAsk:
+		c.v.suspect(cn.addr)
+	}
+}
+
+// suspect has the service at an address asked for a sign of life in each session that has not heard of it lately.
+func (v *Volume) suspect(addr string) {
+	for _, c := range v.all() {
+		if at, heard := c.lastWord(); at == addr && time.Since(heard) >= silentAsk*silentRound {
+			c.askAlive()
+		}
+	}
+}
+
+// watchIdle has each service asked for a sign of life, in one session, of which nothing was heard for idleAsk. It ends
+// with v.ctx.
+func (v *Volume) watchIdle() {
+	for sleep(v.ctx, idleRound) {
+		if !v.places.several() {
+			continue
+		}
+		newest := map[string]*Client{} // whose session has heard last of the service at an address
+		words := map[string]time.Time{}
+		for _, c := range v.all() {
+			if at, heard := c.lastWord(); at != "" && (newest[at] == nil || heard.After(words[at])) {
+				newest[at], words[at] = c, heard
+			}
+		}
+		for at, c := range newest {
+			if time.Since(words[at]) >= idleAsk {
+				c.askAlive()
+			}
+		}
+	}
+}
+
+// lastWord is the address that the session is connected to, empty if it is not, and when something came from there.
+func (c *Client) lastWord() (at string, heard time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.conn == nil {
+		return "", time.Time{}
+	}
+	return c.conn.addr, c.heard
+}
+
+// askAlive asks the service for a sign of life, of which nothing was heard for a while, and has it left if there is
+// none.
+func (c *Client) askAlive() {
+	c.mu.Lock()
+	if cn := c.conn; cn != nil && !cn.watching {
+		c.startWatch(cn, silentAsk)
+	}
+	c.mu.Unlock()
+	c.probe()
 }
 
 // append adds a frame to what is to be written, and has the writer write it; Client.mu is held.

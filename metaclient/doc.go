@@ -9,7 +9,10 @@
 // session as if there were no others. So what follows of one session is so of each; while one is without a service, only its own calls wait.
 //
 // A Client looks for its service where the newest ring says that the shard is, then where it was last, then at all addresses that
-// were given or told, each once; after that it pauses, for less than a lease, which is how long a service that is there again waits for it. Every answer to a hello teaches all Clients where the shards are (type places). The service
+// were given or told. An address that keeps it waiting for slowHello is waited for while the next ones are asked, and
+// those that have said that the shard is not theirs are asked again meanwhile. When all have failed it pauses, for less
+// than a lease, which is how long a service that is there again waits for it; an attempt that has itself taken as long
+// is followed by none. Every answer to a hello teaches all Clients where the shards are (type places). The service
 // that a shard has moved to is to the Client one that was restarted.
 //
 // Where an answer in one session is about an inode of another shard, it has the number and nothing that may be kept of the inode. Lookup then asks the
@@ -31,6 +34,11 @@
 // sent again, unchanged, on the session's next connection; where an older version of the protocol is spoken there, without what that one lacks. A call waits through lost connections and restarts of
 // the service for as long as its context lives. When the context ends first the caller leaves and the call is abandoned: its
 // slot stays taken, and it is sent again like others, until the answer comes and is thrown away.
+//
+// Where a volume has several services, one of which nothing was heard while calls wait is asked for a sign of life
+// (Renew), and its connection given up if none comes (watch): it may be stopped, or cut off, and another one follow it.
+// Other sessions at the same address are given up with it, and each service is asked now and then without calls, too
+// (watchIdle): the one that follows puts changes off until all sessions are back.
 //
 // With Config.Patience, calls that an application waits for (Soft) are given up when nothing at all was heard of the shard's service for so
 // long: the context ends for the call, which is abandoned like any other, and so may be executed later. It does not matter why nothing is heard:
@@ -95,7 +103,9 @@
 // # Goroutines
 //
 // A Client has a manager, which connects and then reads the connection, as far as callers do not (see reading.go); a writer for each connection, of
-// what callers do not write themselves; and two janitors, one of which gives leases back and the other everything else. A Volume has a reporter, which tells one of the services every minute what was
+// what callers do not write themselves; and two janitors, one of which gives leases back and the other everything else.
+// A Volume has a goroutine that watches services without calls, and a reporter, which tells one of the services every
+// minute what was
 // done at devices (Config.Usage), if anything was. A recall runs in its own goroutine, of which there are at
 // most maxRecalls, and so does the work after a lost session or a restarted service. All end with Close. A call that may be given up has
 // a goroutine that watches the service, and ends with the call.

@@ -58,8 +58,8 @@ func (p *places) learn(addr string, w *metarpc.Welcome) error {
 }
 
 // next is where to look for the service of a shard: at the one that is said to have it, then where it was last, then at all others that
-// were ever named, none of which may be in tried. addr is empty if there is no more; more says that there is yet another one.
-func (p *places) next(shard int, last string, tried map[string]bool) (addr string, more bool) {
+// were ever named, none of which may be in tried. It is empty if there is no more.
+func (p *places) next(shard int, last string, tried map[string]bool) (addr string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var list []string
@@ -74,15 +74,18 @@ func (p *places) next(shard int, last string, tried map[string]bool) (addr strin
 	from := max(0, slices.Index(p.given, last))
 	list = slices.Concat(list, p.given[from:], p.given[:from], p.ring.Services)
 	for _, a := range list {
-		switch {
-		case tried[a] || a == addr:
-		case addr == "":
-			addr = a
-		default:
-			return addr, true
+		if !tried[a] {
+			return a
 		}
 	}
-	return addr, false
+	return ""
+}
+
+// several reports whether there are services beside one.
+func (p *places) several() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.ring.Services) > 1
 }
 
 // first is a shard of each service that is said to have any.

@@ -200,7 +200,7 @@ func (c *Client) submit(ctx context.Context, s *session, sl *slot, op metarpc.Op
 		c.mu.Unlock()
 		return nil, true
 	}
-	if !cn.queue(sl) {
+	if !c.queue(cn, sl) {
 		c.mu.Unlock()
 		sl.finish()
 		return nil, true
@@ -265,7 +265,7 @@ func (c *Client) do(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args,
 	}
 	ctx, stop := c.patient(ctx)
 	defer stop()
-	var grace backoff
+	grace := backoff{most: gracePause}
 	for {
 		s, sl, err := c.acquire(ctx)
 		if err != nil {

@@ -86,6 +86,7 @@ func start(ctx context.Context, cfg Config, dial func(context.Context, string) (
 	c.install(cn)
 	v.clients[c.shard].Store(c)
 	c.run(cn)
+	v.tasks.Go(v.watchIdle)
 	if cfg.Usage != nil {
 		v.tasks.Go(v.reportUsage) // sends LayoutStats; ends with v.ctx
 	}
@@ -97,7 +98,7 @@ func (v *Volume) reach(ctx context.Context) (*Client, *conn, error) {
 	retry := backoff{most: movedPause}
 	c := v.newClient(0)
 	for {
-		cn, err := c.connect(ctx, metarpc.SessionID{})
+		cn, err := c.connect(ctx, metarpc.SessionID{}, true)
 		if err == nil {
 			return c, cn, nil
 		}
@@ -106,7 +107,7 @@ func (v *Volume) reach(ctx context.Context) (*Client, *conn, error) {
 				continue // it was tried
 			}
 			other := v.newClient(shard)
-			if cn, e := other.connect(ctx, metarpc.SessionID{}); e == nil {
+			if cn, e := other.connect(ctx, metarpc.SessionID{}, true); e == nil {
 				return other, cn, nil
 			}
 		}
