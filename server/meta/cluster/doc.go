@@ -24,7 +24,8 @@
 //	alive   the last beat that succeeded began less than the lease, minus a fifth, ago. Only who is alive answers: a service asks after it has executed a call, and
 //	        before it answers
 //	dead    a look found the same beat as one that ended at least a lease earlier. The beat had begun before that, so the member was not alive any more
-//	        when this is found, however long either was stopped. Who has not looked for half a lease begins anew: the catalog may have been away for all
+//	        when this is found, however long either was stopped. Members look at the moment when that may be found.
+//	        Who has not looked for half a lease begins anew: the catalog may have been away for all
 //	buried  one batch, guarded by the beat row as it was seen, deletes its member row and its beat row. Its shards have no owner then
 //
 // A member whose commit fails by the fence, or that does not find its own row, has been buried. It stops all its services without letting anything end, and joins again with
@@ -45,6 +46,9 @@
 // Who is to have what all members find from the rows alone (view.plan): all have equally many, or one more, no more moves than has to, and ties are broken by
 // rendezvous hashing. Two who act on different views cannot both succeed. A member whose row says that it is draining is to have none. It may leave when it has none: one batch deletes its rows. Shards that
 // it still has have no owner then.
+//
+// A client that comes while the member is not alive, or is starting the service of the shard, waits for some seconds,
+// and so gets its answer as soon as there is one.
 //
 // Clients are told who has what (metarpc.Ring). Its epoch is the ring counter, which every batch raises that changes a row of a member or a shard; as all is read in one snapshot,
 // two rings of one epoch are the same.

@@ -176,6 +176,7 @@ func (m *member) beats() {
 		wait := lease / 5
 		if err == nil {
 			m.beat.Store(int64(began))
+			wait -= m.n.cfg.Clock() - began // one that has taken long says little of now
 			if failing {
 				m.log.Info("the catalog can be reached again")
 			}
@@ -211,8 +212,26 @@ func (m *member) looks() {
 		if again {
 			m.lookSoon()
 		}
-		t.Reset(m.n.cfg.Lease / 5)
+		wait := m.n.cfg.Lease / 5
+		if err == nil {
+			wait = m.nextLook(wait)
+		}
+		t.Reset(wait)
 	}
+}
+
+// nextLook is how long it is to the next look: until one may find somebody dead, if that is sooner than in wait.
+func (m *member) nextLook(wait time.Duration) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.n.cfg.Clock()
+	for i := range m.view.members {
+		other := &m.view.members[i]
+		if s, ok := m.watch.seen[other.id]; ok && other.id != m.id {
+			wait = min(wait, max(s.at+other.lease(m.n.cfg.Lease)-now, m.n.cfg.Lease/50))
+		}
+	}
+	return wait
 }
 
 // lookSoon has the rows looked at once more, soon.
@@ -531,6 +550,27 @@ func (m *member) service(shard int) Service {
 	return nil
 }
 
+// awaitService is service, but waits for one that is starting.
+func (m *member) awaitService(shard int, patience time.Duration) (svc Service) {
+	ctx, cancel := context.WithTimeout(m.ctx, patience)
+	defer cancel()
+	m.await(ctx, func() bool {
+		svc = nil
+		s := m.served[shard]
+		if s != nil && !s.gone {
+			svc = s.svc
+		}
+		return svc != nil || !m.starting(shard)
+	})
+	return svc
+}
+
+// starting reports whether the service of a shard is about to run here; m.mu is held.
+func (m *member) starting(shard int) bool {
+	s := m.served[shard]
+	return shard >= 0 && shard < len(m.view.shards) && m.mine(m.view, shard) && (s == nil || s.svc == nil && s.next == 0 && !s.gone)
+}
+
 // has reports whether a shard is this member's, whether it is served yet or not.
 func (m *member) has(shard int) bool {
 	m.mu.Lock()
@@ -558,7 +598,7 @@ func (m *member) awaitLook(ctx context.Context) error {
 			return false
 		}
 		for shard := range m.view.shards {
-			if s := m.served[shard]; m.mine(m.view, shard) && (s == nil || s.svc == nil && s.next == 0 && !s.gone) {
+			if m.starting(shard) {
 				return false
 			}
 		}

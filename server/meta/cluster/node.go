@@ -23,9 +23,11 @@ import (
 const DefaultLease = 5 * time.Second
 
 const (
-	helloTimeout = 10 * time.Second // for a connection's first frames
-	tellTimeout  = 10 * time.Second // for a member that is told to look
-	giveTimeout  = 5 * time.Second  // for the calls of a shard that is given away
+	helloTimeout = 10 * time.Second      // for a connection's first frames
+	tellTimeout  = 10 * time.Second      // for a member that is told to look
+	giveTimeout  = 5 * time.Second       // for the calls of a shard that is given away
+	startTimeout = 2 * time.Second       // for a service that is starting, before its clients are sent to look elsewhere
+	aliveLook    = 50 * time.Millisecond // how often it is looked whether clients may be answered
 )
 
 // Service serves a shard. *meta.Service is one.
@@ -223,6 +225,16 @@ func (n *Node) member() *member {
 	return m
 }
 
+// awaitMember is member, but waits for it: who is let in as soon as there is one need not come again.
+func (n *Node) awaitMember(patience time.Duration) *member {
+	for end := time.Now().Add(patience); ; {
+		m := n.member()
+		if m != nil || time.Now().After(end) || sleep(n.ctx, aliveLook) != nil {
+			return m
+		}
+	}
+}
+
 // Leave gives all shards to other members, as far as ctx allows, lets the calls of the rest end, and ends the membership, so that nobody needs to wait for its lease. If
 // ctx ends before the catalog answers, others find out by themselves.
 func (n *Node) Leave(ctx context.Context) error {
@@ -334,12 +346,12 @@ func (n *Node) serve(nc net.Conn) {
 		nc.Close()
 		return
 	}
-	m := n.member()
+	m := n.awaitMember(helloTimeout)
 	if m == nil { // it cannot say anything that is true
 		nc.Close()
 		return
 	}
-	if svc := m.service(hello.Shard); svc != nil {
+	if svc := m.awaitService(hello.Shard, startTimeout); svc != nil {
 		svc.ServeConn(in, hello)
 		return
 	}
