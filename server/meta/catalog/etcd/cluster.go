@@ -24,10 +24,17 @@ import (
 )
 
 const (
-	// A member gets patience to answer, the next one longer, up to maxPatience. All calls can be made again, so what
-	// is lost when a slow member is given up is its work.
-	patience    = 2 * time.Second
+	// A call that has no answer after firstGap is made of the next member, too, after lastGap once all have been asked,
+	// and each of them gets maxPatience to answer. So a cluster that is slow is waited for, and one that has a leader
+	// again is asked soon: what was asked before may never be answered, as a member forgets it when it loses the
+	// leader. All calls can be made again.
+	firstGap    = time.Second
+	lastGap     = 2 * time.Second
 	maxPatience = 8 * time.Second
+
+	// patience is what a member gets for a call that is made of one at a time. The next one gets longer, up to
+	// maxPatience.
+	patience = 2 * time.Second
 
 	// The first try at another member is at once; these are the waits when all have been tried.
 	firstPause = 20 * time.Millisecond
@@ -115,31 +122,90 @@ func (c *cluster) close() error {
 // errUnclear wraps the error of a call that a member may or may not have carried out, or may still.
 var errUnclear = errors.New("no answer")
 
-// try makes a call of the current member, the one after as many failures in a row as failed. Its error is errUnclear if the
-// call is worth another try, at another member if need be, to which try has then turned.
-func (c *cluster) try(ctx context.Context, failed int, call func(context.Context, pb.KVClient) (*pb.ResponseHeader, error)) error {
-	at := c.current.Load()
+// answer is what a call returns.
+type answer interface{ GetHeader() *pb.ResponseHeader }
+
+// once makes a call of one member. Its error is errUnclear if the call is worth another try.
+func once[R answer](ctx context.Context, c *cluster, at int32, call func(context.Context, pb.KVClient) (R, error)) (resp R, err error) {
 	m := c.members[at]
-	limited, cancel := context.WithTimeout(ctx, min(patience<<min(failed/len(c.members), 8), maxPatience))
-	defer cancel()
-	var header *pb.ResponseHeader
 	kv, err := m.kv()
 	if err == nil {
-		header, err = call(limited, kv)
+		resp, err = call(ctx, kv)
 	}
 	if err == nil {
-		if id := header.GetClusterId(); id != c.id.Load() && !c.id.CompareAndSwap(0, id) {
+		if id := resp.GetHeader().GetClusterId(); id != c.id.Load() && !c.id.CompareAndSwap(0, id) {
 			err = fmt.Errorf("%w: it is a member of cluster %x, not of %x", errUnclear, id, c.id.Load())
 		}
 	}
-	if err == nil {
-		c.worked(m)
-		return nil
+	if err != nil {
+		return resp, fmt.Errorf("etcd member %s: %w", m.endpoint, refine(err))
 	}
-	if err = refine(err); errors.Is(err, errUnclear) && ctx.Err() == nil {
+	c.worked(m)
+	return resp, nil
+}
+
+// try makes a call of the current member, the one after as many failures in a row as failed. Its error is errUnclear if
+// the call is worth another try, at another member if need be, to which try has then turned.
+func try[R answer](ctx context.Context, c *cluster, failed int, call func(context.Context, pb.KVClient) (R, error)) (R, error) {
+	at := c.current.Load()
+	limited, cancel := context.WithTimeout(ctx, min(patience<<min(failed/len(c.members), 8), maxPatience))
+	defer cancel()
+	resp, err := once(limited, c, at, call)
+	if errors.Is(err, errUnclear) && ctx.Err() == nil {
 		c.failed(at, err)
 	}
-	return fmt.Errorf("etcd member %s: %w", m.endpoint, err)
+	return resp, err
+}
+
+// ask makes a call again and again, of one member after the other, until there is an answer or ctx ends. Several
+// members may have the call at a time, and may carry it out, or do so later; repeated says that it was made more than
+// once.
+func ask[R answer](ctx context.Context, c *cluster, call func(context.Context, pb.KVClient) (R, error)) (resp R, repeated bool, err error) {
+	type outcome struct {
+		resp R
+		err  error
+		of   int // which of the calls
+	}
+	asking, cancel := context.WithCancel(ctx)
+	defer cancel() // of the calls that are not waited for any more
+	outcomes := make(chan outcome)
+	next := time.NewTimer(firstGap)
+	defer next.Stop()
+	err = errUnclear
+	for made := 1; ; made++ {
+		at := c.current.Load()
+		go func() { // makes one call; ends with it, or soon after asking
+			limited, cancel := context.WithTimeout(asking, maxPatience)
+			defer cancel()
+			resp, err := once(limited, c, at, call)
+			select {
+			case outcomes <- outcome{resp, err, made}:
+			case <-asking.Done():
+			}
+		}()
+		for waiting := true; waiting; {
+			select {
+			case o := <-outcomes:
+				if !errors.Is(o.err, errUnclear) {
+					return o.resp, repeated, o.err
+				}
+				if err = o.err; o.of == made {
+					next.Reset(c.pause(made))
+				}
+			case <-next.C:
+				waiting = false
+			case <-ctx.Done():
+				return resp, true, fmt.Errorf("%w: %w", ctx.Err(), err)
+			}
+		}
+		c.failed(at, err)
+		repeated = true
+		if made < len(c.members) {
+			next.Reset(firstGap)
+		} else {
+			next.Reset(lastGap)
+		}
+	}
 }
 
 // worked notes that a member has answered.
@@ -166,59 +232,46 @@ func (c *cluster) failed(at int32, err error) {
 	}
 }
 
-// rest waits before the try that comes after as many failures in a row as failed.
-func (c *cluster) rest(ctx context.Context, failed int) error {
+// pause is how long to wait before the try that comes after as many failures in a row as failed.
+func (c *cluster) pause(failed int) time.Duration {
 	rounds := failed / len(c.members)
 	if rounds == 0 {
-		return ctx.Err()
+		return 0
 	}
-	timer := time.NewTimer(rand.N(min(firstPause<<min(rounds, 10), lastPause)))
+	return rand.N(min(firstPause<<min(rounds, 10), lastPause))
+}
+
+// rest waits for that long.
+func (c *cluster) rest(ctx context.Context, failed int) error {
+	timer := time.NewTimer(c.pause(failed))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return nil
+		return ctx.Err()
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// read makes a call that changes nothing, again and again until there is an answer or ctx ends.
-func (c *cluster) read(ctx context.Context, call func(context.Context, pb.KVClient) (*pb.ResponseHeader, error)) error {
-	for failed := 0; ; failed++ {
-		err := c.try(ctx, failed, call)
-		if !errors.Is(err, errUnclear) {
-			return err
-		}
-		if stop := c.rest(ctx, failed+1); stop != nil {
-			return fmt.Errorf("%w: %v", stop, err)
-		}
-	}
-}
-
-func (c *cluster) rangeRead(ctx context.Context, req *pb.RangeRequest) (resp *pb.RangeResponse, err error) {
-	err = c.read(ctx, func(ctx context.Context, kv pb.KVClient) (_ *pb.ResponseHeader, err error) {
-		resp, err = kv.Range(ctx, req)
-		return resp.GetHeader(), err
-	})
+func (c *cluster) rangeRead(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResponse, error) {
+	resp, _, err := ask(ctx, c, func(ctx context.Context, kv pb.KVClient) (*pb.RangeResponse, error) { return kv.Range(ctx, req) })
 	return resp, err
 }
 
 // txnRead makes a transaction without effects.
-func (c *cluster) txnRead(ctx context.Context, req *pb.TxnRequest) (resp *pb.TxnResponse, err error) {
-	err = c.read(ctx, func(ctx context.Context, kv pb.KVClient) (_ *pb.ResponseHeader, err error) {
-		resp, err = kv.Txn(ctx, req)
-		return resp.GetHeader(), err
-	})
+func (c *cluster) txnRead(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
+	resp, _, err := c.txnMany(ctx, req)
 	return resp, err
 }
 
+// txnMany makes a transaction that may be made any number of times; repeated says that it was more than once.
+func (c *cluster) txnMany(ctx context.Context, req *pb.TxnRequest) (resp *pb.TxnResponse, repeated bool, err error) {
+	return ask(ctx, c, func(ctx context.Context, kv pb.KVClient) (*pb.TxnResponse, error) { return kv.Txn(ctx, req) })
+}
+
 // txn makes a transaction, in one try.
-func (c *cluster) txn(ctx context.Context, failed int, req *pb.TxnRequest) (resp *pb.TxnResponse, err error) {
-	err = c.try(ctx, failed, func(ctx context.Context, kv pb.KVClient) (_ *pb.ResponseHeader, err error) {
-		resp, err = kv.Txn(ctx, req)
-		return resp.GetHeader(), err
-	})
-	return resp, err
+func (c *cluster) txn(ctx context.Context, failed int, req *pb.TxnRequest) (*pb.TxnResponse, error) {
+	return try(ctx, c, failed, func(ctx context.Context, kv pb.KVClient) (*pb.TxnResponse, error) { return kv.Txn(ctx, req) })
 }
 
 // refine says what an error of a call means: errUnclear, or that nothing was applied and why.

@@ -42,7 +42,8 @@
 //	        reads, of the stamp too; if the stamp is what it was after the last transaction, it becomes this number, refused
 //
 // Whatever comes first, however often the call is made and by whichever member, the stamp changes, and no other copy of the call
-// changes anything any more. So the engine makes the call again until it has an answer, and the stamp in that answer is the truth.
+// changes anything any more. So the engine makes the call again, of one member after the other and without giving up
+// those that were asked before, until one has answered, and the stamp in that answer is the truth.
 // No stamp is ever made anew under a key that a transaction has compared: an engine that finds its stamp gone makes one under
 // another key. (Nesting all in one transaction that looks at the stamp would be simpler, but etcd does not count puts in nested
 // ones when it looks whether there is space, and grows beyond its quota.)

@@ -479,3 +479,47 @@ func (u *unstamped) Txn(ctx context.Context, t *pb.TxnRequest, opts ...grpc.Call
 	}
 	return resp, err
 }
+
+// TestForgottenCalls has the members never answer the first transaction that each of them gets, as when they have lost
+// their leader. The transaction is made again while those are still waited for.
+func TestForgottenCalls(t *testing.T) {
+	t.Parallel()
+	cfg := configOf(t, etcdserver.Start(t, 3).URL("/test"))
+	f := new(forgetful)
+	cfg.wrap = func(kv pb.KVClient) pb.KVClient { return forgottenCalls{kv, f} }
+	e := mustOpen(t, cfg)
+	defer mustClose(t, e)
+	mustCommit(t, e, func(b *catalog.Batch) { b.Put([]byte("other"), nil) }) // makes the stamp
+	f.left.Store(3)
+	mustCommit(t, e, func(b *catalog.Batch) {
+		b.Put([]byte("row"), nil)
+		b.Add([]byte("count"), 0, 1)
+	})
+	if f.left.Load() >= 0 || f.givenUp.Load() > 0 {
+		t.Errorf("%d calls were given up before there was an answer", f.givenUp.Load())
+	}
+	if n := counter(t, e, "count"); n != 1 {
+		t.Errorf("counted %d", n)
+	}
+}
+
+type forgetful struct {
+	left    atomic.Int64 // transactions to be forgotten
+	givenUp atomic.Int64 // those of them that were, as they had no answer for too long
+}
+
+type forgottenCalls struct {
+	pb.KVClient
+	f *forgetful
+}
+
+func (c forgottenCalls) Txn(ctx context.Context, t *pb.TxnRequest, opts ...grpc.CallOption) (*pb.TxnResponse, error) {
+	if c.f.left.Add(-1) < 0 {
+		return c.KVClient.Txn(ctx, t, opts...)
+	}
+	<-ctx.Done()
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		c.f.givenUp.Add(1)
+	}
+	return nil, ctx.Err()
+}

@@ -40,28 +40,22 @@ func (s *stamp) carryOut(e *Engine, t *pb.TxnRequest) (applied bool, answers []*
 	yes, no := s.with(stampApplied), s.with(stampRefused)
 	guards, puts, reads := t.Compare, t.Success, t.Failure
 	unclear := false // a call that was made may still be carried out
-	for failed := 0; ; {
+	for {
 		if s.key == nil {
 			if err := s.create(e); err != nil {
 				return false, nil, false, err
 			}
 		}
 		same := compare(&catalog.Guard{Kind: catalog.Equal, Key: s.key, Value: s.value})
-		resp, err := e.cluster.txn(e.life, failed, &pb.TxnRequest{
+		resp, repeated, err := e.cluster.txnMany(e.life, &pb.TxnRequest{
 			Compare: append(slices.Clip(guards), same),
 			Success: append(slices.Clip(puts), opPut(s.key, yes)),
 			Failure: append(slices.Clip(reads), opRange(&pb.RangeRequest{Key: s.key}), opTxn(&pb.TxnRequest{
 				Compare: []*pb.Compare{same}, Success: []*pb.RequestOp{opPut(s.key, no)},
 			})),
 		})
+		unclear = unclear || repeated
 		switch {
-		case errors.Is(err, errUnclear):
-			unclear = true
-			failed++
-			if stop := e.cluster.rest(e.life, failed); stop != nil {
-				return false, nil, false, fmt.Errorf("%w: %w", catalog.ErrUnknown, err)
-			}
-			continue
 		case err != nil && unclear:
 			return false, nil, false, fmt.Errorf("%w: %w", catalog.ErrUnknown, err)
 		case err != nil:

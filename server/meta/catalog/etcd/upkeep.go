@@ -98,9 +98,8 @@ func (e *Engine) compact(ctx context.Context, revision int64) error {
 	if e.cfg.NoCompaction {
 		return nil
 	}
-	err := e.cluster.try(ctx, 0, func(ctx context.Context, kv pb.KVClient) (*pb.ResponseHeader, error) {
-		resp, err := kv.Compact(ctx, &pb.CompactionRequest{Revision: revision})
-		return resp.GetHeader(), err
+	_, err := try(ctx, e.cluster, 0, func(ctx context.Context, kv pb.KVClient) (*pb.CompactionResponse, error) {
+		return kv.Compact(ctx, &pb.CompactionRequest{Revision: revision})
 	})
 	if errors.Is(err, catalog.ErrSnapshotExpired) { // somebody has dropped more
 		return nil
