@@ -40,11 +40,17 @@
 //
 // A connection that is lost is made again, after a back-off of 0.1 to 1 s for each address, as long as there are
 // requests. While an address does not work its connections are made to the others; it is tried again every minute, and
-// once it answers they come back, each when nothing is outstanding on it. A connection on which nothing was heard for
-// Config.Timeout while something is outstanding is reset, and much earlier if it does not answer a NULL call while
-// others are answered (see watch). One that was not used for 5 minutes is closed. A reply that cannot be understood ends
-// its connection, since nothing behind it can be trusted; a request whose replies were such three times ends with a
-// ReplyError.
+// once it answers they come back, each when nothing is outstanding on it.
+//
+// A connection on which something is outstanding is reset (see watch)
+//
+//   - if nothing was heard on it for Config.Timeout;
+//   - if it does not answer a NULL call while others are answered;
+//   - if the server's host acknowledges no packet for 5 s, as when a firewall has forgotten the connection.
+//
+// One that was not used for 5 minutes is closed, and one whose server's host is gone meanwhile after 15 s (keep-alives).
+// A reply that cannot be understood ends its connection, since nothing behind it can be trusted; a request whose replies
+// were such three times ends with a ReplyError.
 //
 // Before the first READ or WRITE, FSINFO is asked, with the handle and identity of that request, and Limits shrinks
 // to what the server can take. Requests cut to the old limits are continued inside.

@@ -67,6 +67,7 @@ var (
 	errHungUp     = errors.New("closed by the server")
 	errSilent     = errors.New("no reply")
 	errStalled    = errors.New("no reply, while other connections have some")
+	errCut        = errors.New("no packet")
 	errSlow       = errors.New("the rest of a reply does not come")
 	errUnended    = errors.New("it still carries out what an earlier connection sent")
 	errIdle       = errors.New("not used for long")

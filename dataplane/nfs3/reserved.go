@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,15 +22,15 @@ const (
 // reservedTries is how many reserved ports are tried that turn out to be in use for the same server.
 const reservedTries = 8
 
-// connect makes a TCP connection, from a certain port if from is valid and that can be had. Go sets TCP_NODELAY and keep-alive.
+// keepAlive finds connections dead that have nothing outstanding, before there is something; the others see watch.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: time.Second, Count: 5}
+
+// connect makes a TCP connection, from a certain port if from is valid and that can be had. Go sets TCP_NODELAY.
 func (t *Target) connect(addr, from netip.AddrPort) (*net.TCPConn, error) {
-	d := net.Dialer{Timeout: min(t.cfg.Timeout, maxDial)}
+	d := net.Dialer{Timeout: min(t.cfg.Timeout, maxDial), KeepAliveConfig: keepAlive}
 	if from.IsValid() {
 		var bound error
 		d.Control = func(_, _ string, raw syscall.RawConn) error {
-			if err := t.setUserTimeout(raw); err != nil {
-				return err
-			}
 			bound = bindTo(from, raw)
 			return bound
 		}
@@ -39,12 +40,7 @@ func (t *Target) connect(addr, from netip.AddrPort) (*net.TCPConn, error) {
 		}
 	}
 	for try := 0; t.cfg.ReservedPort && try < reservedTries; try++ {
-		d.Control = func(network, _ string, raw syscall.RawConn) error {
-			if err := t.setUserTimeout(raw); err != nil {
-				return err
-			}
-			return bindReserved(network, raw)
-		}
+		d.Control = func(network, _ string, raw syscall.RawConn) error { return bindReserved(network, raw) }
 		nc, err := dialTCP(t.ctx, &d, addr)
 		switch {
 		case errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.EADDRINUSE):
@@ -56,7 +52,7 @@ func (t *Target) connect(addr, from netip.AddrPort) (*net.TCPConn, error) {
 		}
 		return nc, err
 	}
-	d.Control = func(_, _ string, raw syscall.RawConn) error { return t.setUserTimeout(raw) }
+	d.Control = nil
 	return dialTCP(t.ctx, &d, addr)
 }
 

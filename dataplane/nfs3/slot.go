@@ -7,10 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/internal/wire/conns"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
@@ -107,14 +104,6 @@ func (s *slot) dial() (*net.TCPConn, netip.AddrPort, error) {
 		err = op.Err // the rest says again what and where
 	}
 	return nc, addr, err
-}
-
-// setUserTimeout makes the kernel give up a connection whose bytes are not acknowledged for as long as we would wait for a reply.
-func (t *Target) setUserTimeout(raw syscall.RawConn) error {
-	return raw.Control(func(fd uintptr) {
-		// A refinement: without it our own watch still sees the silence.
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(t.cfg.Timeout.Milliseconds()))
-	})
 }
 
 // serve uses the connection until it ends and returns why. Afterwards nothing is on it any more.

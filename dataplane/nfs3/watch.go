@@ -3,12 +3,27 @@ package nfs3
 import (
 	"fmt"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// maxStall bounds how long a connection may be silent before it is asked whether it lives.
-const maxStall = 5 * time.Second
+const (
+	// maxStall bounds how long a connection may be silent before it is asked whether it lives.
+	maxStall = 5 * time.Second
+	// cutTime is for how long the server's host may acknowledge nothing of what is sent again and again; Config.Timeout is, too.
+	cutTime = 5 * time.Second
+	// cutResends is how often the kernel has sent it again by then, each time after twice the time.
+	cutResends = 3
+	// maxLook bounds the time between two looks at a connection.
+	maxLook = time.Second
+)
 
 // watch looks at a connection several times within Config.Timeout. Guarded by Target.mu.
+//
+// A connection is ended after cutTime if the server's host acknowledges nothing any more, as when a firewall or NAT on
+// the way has forgotten the connection: the server itself may well take longer. TCP_USER_TIMEOUT would do that in the
+// kernel, but it also ends connections on which the server's host does acknowledge everything, and only has no room for
+// more, because the server is stopped or overloaded.
 //
 // A connection on which nothing was heard for Config.Timeout, while something is outstanding, is ended. One of several
 // is ended earlier: after a shorter silence it is sent a NULL call, and if that stays without an answer for as long again
@@ -26,7 +41,7 @@ type watch struct {
 // start begins to look at c. What is wrong ends c by [conn.fail], which stops the watch.
 func (w *watch) start(c *conn) {
 	w.used = time.Now()
-	w.timer = time.AfterFunc(c.t.cfg.Timeout/8, c.look)
+	w.timer = time.AfterFunc(c.lookAfter(), c.look)
 }
 
 func (w *watch) stop() {
@@ -37,6 +52,9 @@ func (w *watch) stop() {
 
 // answered notes the answer to the question whether the connection lives, heard at the given time.
 func (w *watch) answered(heard time.Time) { w.alive = heard }
+
+// lookAfter is the time between two looks.
+func (c *conn) lookAfter() time.Duration { return min(c.t.cfg.Timeout/8, maxLook) }
 
 // patience is how long the connection may be silent before it is asked, and then without an answer.
 func (c *conn) patience() time.Duration {
@@ -65,7 +83,7 @@ func (c *conn) inspect() (asked bool) {
 			c.fail(errIdle)
 			return false
 		}
-		w.timer.Reset(timeout / 8)
+		w.timer.Reset(c.lookAfter())
 		return
 	}
 	w.used = now
@@ -86,6 +104,9 @@ func (c *conn) inspect() (asked bool) {
 		return false
 	}
 	switch {
+	case quiet >= min(timeout, cutTime) && c.isCut():
+		c.fail(fmt.Errorf("%w for %v with %d calls outstanding", errCut, quiet.Round(time.Millisecond), c.count))
+		return false
 	case quiet >= timeout:
 		c.fail(fmt.Errorf("%w for %v with %d calls outstanding", errSilent, timeout, c.count))
 		return false
@@ -100,8 +121,20 @@ func (c *conn) inspect() (asked bool) {
 		c.fail(fmt.Errorf("%w for %v with %d calls outstanding", errStalled, quiet.Round(time.Millisecond), c.count))
 		return false
 	}
-	w.timer.Reset(min(timeout/8, max(timeout-quiet, time.Millisecond)))
+	w.timer.Reset(min(c.lookAfter(), max(timeout-quiet, time.Millisecond)))
 	return asked
+}
+
+// isCut reports whether the server's host has acknowledged nothing for cutTime, however often our kernel has asked it to.
+func (c *conn) isCut() bool {
+	var info *unix.TCPInfo
+	var err error
+	ctlErr := c.in.raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.SOL_TCP, unix.TCP_INFO) })
+	if ctlErr != nil || err != nil {
+		return false
+	}
+	unheard := time.Duration(info.Last_ack_recv) * time.Millisecond
+	return unheard >= min(c.t.cfg.Timeout, cutTime) && max(info.Retransmits, info.Probes) >= cutResends
 }
 
 // othersAnswer tells whether another connection than c has heard something since then.

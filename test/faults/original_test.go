@@ -16,26 +16,25 @@ import (
 // When the server goes on, no such WRITE is carried out after its repetition was answered.
 func TestOriginalsStopped(t *testing.T) {
 	v := harness.NewVolume(t, harness.Options{DataServers: 1, Apart: true, Remote: true})
-	originals(t, v, v.Servers[0].Pause, v.Servers[0].Continue)
+	originals(t, v, 4, "timeo=10", v.Servers[0].Pause, v.Servers[0].Continue)
 }
 
 // TestOriginalsFrozen: the same with WRITEs that the server carries out while its disk does not answer.
 func TestOriginalsFrozen(t *testing.T) {
 	disk := harness.NewDisk(t, 256<<20)
 	v := harness.NewVolume(t, harness.Options{DataServers: 1, Apart: true, Remote: true, Disks: []*harness.Disk{disk}})
-	originals(t, v, disk.Freeze, disk.Thaw)
+	originals(t, v, 4, "timeo=10", disk.Freeze, disk.Thaw)
 }
 
 // originals has blocks written, each by a writer of its own, while stop has made the data server stand still. When its
 // connections were lost, goOn ends that. A writer whose block was written at last writes other bytes there, and syncs.
 // These have to stay.
-func originals(t *testing.T, v *harness.Volume, stop, goOn func()) {
+func originals(t *testing.T, v *harness.Volume, rounds int, timeo string, stop, goOn func()) {
 	const (
-		rounds  = 4
 		writers = 256
 		block   = 32 << 10 // small requests, of which many go by each connection
 	)
-	m := v.Mount(append(mountOptions(), "timeo=10")...) // 1 s
+	m := v.Mount(append(mountOptions(), timeo)...)
 	f, err := os.Create(filepath.Join(m.Dir, "f"))
 	if err != nil {
 		t.Fatal(err)
