@@ -131,6 +131,12 @@ type finisher interface {
 	cancel()
 }
 
+// mayLeave reports whether the request may end while a data server has not answered: there are other copies, or the
+// mount is soft.
+func (q *request) mayLeave() bool {
+	return len(q.seg.Mirrors) > 1 || q.file.plane.cfg.Patience.Time > 0
+}
+
 // add appends a piece and starts it. mu is held, and a count of pending.
 func (q *request) add(pc *piece) {
 	pc.owner, pc.gen = q, q.gen

@@ -192,6 +192,7 @@ func (q *readRequest) piece(c *conn, df *layout.DataFile, off int64, data []byte
 	pc := pieces.Get().(*piece)
 	pc.conn = c
 	pc.op.Kind, pc.op.File, pc.op.Off, pc.op.Data = layout.OpRead, df, off, data
+	pc.op.Leave = q.mayLeave()
 	q.watchRetained(pc)
 	return pc
 }

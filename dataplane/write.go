@@ -214,6 +214,7 @@ func (q *writeRequest) send(server int, off int64, data []byte) {
 			pc.buf, pc.base = buf, base
 		}
 		pc.op.Kind, pc.op.File, pc.op.Off, pc.op.Data, pc.op.Stable, pc.op.Kept = layout.OpWrite, df, off, data, stable, 0
+		pc.op.Leave = buf == nil && q.mayLeave()
 		pc.late = pc.conn.dev.lateToWrite()
 		if sure && pc.late && !pc.conn.dev.tries() {
 			pc.owner, pc.gen = &q.request, q.gen

@@ -64,6 +64,9 @@ type Op struct {
 	// server will still carry it out: the request goes on until there is an answer. The target calls it with its locks
 	// held, so it must not call the target.
 	Overdue func(op *Op, err error)
+	// Leave says that Data is memory that the caller may want back before a disk has answered (Detach). A target that
+	// cannot take it back, since the kernel has it, transfers by memory of its own.
+	Leave bool
 
 	N         int       // bytes read or written; less than len(Data) only at EOF of the data file (READ) or with Err
 	EOF       bool      // READ: the data file ends at Off+N; not always told if N is len(Data)

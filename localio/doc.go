@@ -13,7 +13,10 @@
 // READ, WRITE and COMMIT go by descriptors while there is a session; everything else by RPC. A request for a file that has none
 // waits for them to be lent, for a second at most. They are kept as long as they are used now and then, of a bounded number of files. What the server refuses goes by RPC for half a minute, as the server then
 // tells why. So does each single request that fails here, whatever the reason: the application gets what the server answers.
-// A request that the file system does not end is waited for, on soft mounts as well, since the kernel has the caller's memory meanwhile.
+//
+// A request that the file system does not end can be left if it is done in memory of its own, which Op.Leave asks for: what the
+// kernel has cannot be taken back. On soft mounts it is left after Config.Patience (a WRITE by Op.Overdue). Once one that was left
+// is still there after a second, all others go by RPC until it has ended. A descriptor is not given back before what was left has ended.
 //
 // What waits for nobody is done by the caller: reads of what is in memory, and unstable writes to a file system that is in
 // memory. Mostly that is in Quick, which takes no lock: a file that is open is found by the layout's data file, and what uses it

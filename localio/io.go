@@ -68,7 +68,7 @@ func (f *file) do(op *layout.Op, now bool) error {
 			if !kind.ReadNow(f.fd, op.Data, op.Off) {
 				return errWaits
 			}
-		} else if n, err = kind.Read(f, op.Data, op.Off); err != nil {
+		} else if n, err = readFile(kind, f, op.Data, op.Off); err != nil {
 			return err
 		}
 		if !f.permitted() {
@@ -76,7 +76,7 @@ func (f *file) do(op *layout.Op, now bool) error {
 		}
 		op.N, op.EOF = n, n < len(op.Data)
 	case layout.OpWrite:
-		n, err := kind.Write(f, op.Data, op.Off)
+		n, err := writeFile(kind, f, op.Data, op.Off)
 		if err == nil && op.Stable != layout.Unstable {
 			err = f.sync(op.Stable == layout.FileSync)
 		}
@@ -96,7 +96,7 @@ func (f *file) do(op *layout.Op, now bool) error {
 
 // queued has the ring do a task, and reports whether it does: those that wait for a disk, and have no parts.
 func (t *Target) queued(k *task) bool {
-	op, kind := k.op, &k.file.session.kind
+	op, kind := k.work(), &k.file.session.kind
 	if kind.Memory || op.Kind == layout.OpCommit || op.Kind == layout.OpWrite && op.Stable != layout.Unstable {
 		return false
 	}
@@ -116,7 +116,7 @@ func (t *Target) queued(k *task) bool {
 
 // reaped ends a task that the ring has done, res being what read(2) or write(2) would return, or a negative errno.
 func (t *Target) reaped(k *task, res int32) over {
-	op, f := k.op, k.file
+	op, f := k.work(), k.file
 	if int(res) != len(op.Data) || !f.permitted() {
 		go func() { // ends with the request, of which there may be some left, or nothing, or which goes by RPC
 			defer t.tasks.Done()
@@ -134,6 +134,12 @@ func (t *Target) reaped(k *task, res int32) over {
 	} else if !direct {
 		kind.HaveRead(f, op.Off, op.N)
 	}
+	if !t.rejoin(k, nil) {
+		f.release()
+		t.tasks.Done()
+		return over{}
+	}
+	op = k.op
 	t.settle(k)
 	return over{op, f}
 }
@@ -151,8 +157,11 @@ type syncError struct{ err error }
 func (e *syncError) Error() string { return "sync: " + e.err.Error() }
 func (e *syncError) Unwrap() error { return e.err }
 
-// fsync and fdatasync are the system calls; tests put others in their place.
-var fsync, fdatasync = unix.Fsync, unix.Fdatasync
+// fsync and fdatasync are the system calls, and readFile and writeFile some more; tests put others in their place.
+var (
+	fsync, fdatasync    = unix.Fsync, unix.Fdatasync
+	readFile, writeFile = (*fileio.Kind).Read, (*fileio.Kind).Write
+)
 
 // sync makes what was written stable, with full all attributes, too. It is done by the descriptor that was open before all
 // writes, of whichever kind: there the kernel tells of those that failed.

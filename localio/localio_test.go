@@ -45,6 +45,7 @@ func TestContract(t *testing.T) {
 	}{
 		{"disk", data.IOAuto, "ring"}, {"disk", data.IODirect, "ring"}, {"disk", data.IOBuffered, "ring"}, {"memory", data.IOAuto, ""},
 		{"disk", data.IODirect, "threads"}, {"disk", data.IOAuto, "readonly"},
+		{"disk", data.IODirect, "leave"}, {"disk", data.IOBuffered, "leave"},
 	} {
 		t.Run(fmt.Sprint(c.where, "-", c.mode, "-", c.how), func(t *testing.T) {
 			targettest.Run(t, func(t *testing.T) targettest.Fixture {
@@ -57,10 +58,22 @@ func TestContract(t *testing.T) {
 				if c.how == "threads" {
 					target.ringOnce.Do(func() {}) // as where there is no io_uring
 				}
-				return targettest.Fixture{Target: target, NewFile: func() *layout.DataFile { return e.newFile(0o640) }, BadFile: badFile}
+				fixture := targettest.Fixture{Target: target, NewFile: func() *layout.DataFile { return e.newFile(0o640) }, BadFile: badFile}
+				if c.how == "leave" {
+					fixture.Target = leaving{target}
+				}
+				return fixture
 			})
 		})
 	}
+}
+
+// leaving is a Target all of whose requests may be left.
+type leaving struct{ *Target }
+
+func (l leaving) Start(op *layout.Op) {
+	op.Leave = true
+	l.Target.Start(op)
 }
 
 // cut ends sessions until the test does.

@@ -42,6 +42,7 @@ type Config struct {
 	Dir      string           // where brokers have their sockets; empty: wire.Dir
 	Files    int              // most files kept open; 0: DefaultFiles
 	Idle     time.Duration    // for how long one is that is not used, or up to twice that; 0: DefaultIdle
+	Patience layout.Patience  // for how long the file system may have a request, see leave; zero: for ever
 	Export   *Export          // if it is none of weft's; nil: then all goes by RPC
 	Log      *slog.Logger     // nil: slog.Default()
 }
@@ -85,6 +86,7 @@ type Target struct {
 	live   atomic.Bool    // there is a session
 	called atomic.Bool    // Remote was given requests since its last Flush
 	here   atomic.Int32   // tasks that are done by callers of Flush
+	stuck  atomic.Int32   // tasks that were left and that the file system still has
 
 	current atomic.Pointer[session] // the same as session
 
@@ -101,6 +103,8 @@ type Target struct {
 	tasksOf map[*layout.Op]*task
 	spares  []*task
 
+	sweeping bool // a timer is going to call sweep
+
 	kept   uint64      // see token
 	salts  sync.Map    // from nfs3.FileHandle to layout.Verifier, see spoil
 	spoilt atomic.Bool // there are some
@@ -108,11 +112,15 @@ type Target struct {
 
 // task is a request that goes by descriptors, or is to. Guarded by Target.mu.
 type task struct {
-	op     *layout.Op // nil: it has been taken away
-	file   *file
-	busy   bool          // somebody is at it
-	wanted bool          // its memory is
-	over   chan struct{} // closed when nobody is at it any more, if that is wanted
+	op      *layout.Op // nil: it has been taken away
+	own     *layout.Op // what is done in place of op, see separate; nil: op is
+	file    *file
+	busy    bool          // somebody is at it
+	since   time.Time     // when that began
+	wanted  bool          // its memory is
+	over    chan struct{} // closed when nobody is at it any more, if that is wanted
+	overdue bool          // Op.Overdue was called
+	stuck   bool          // it counts in Target.stuck
 }
 
 // maxSpares is how many tasks are kept for reuse.
@@ -317,7 +325,7 @@ func (t *Target) suits(op *layout.Op) bool {
 		return false
 	}
 	rsize, wsize := t.Remote.Limits()
-	return op.Off >= 0 && op.Off+int64(len(op.Data)) >= op.Off && op.Count >= 0 && len(op.Data) <= min(rsize, wsize) &&
+	return t.stuck.Load() == 0 && op.Off >= 0 && op.Off+int64(len(op.Data)) >= op.Off && op.Count >= 0 && len(op.Data) <= min(rsize, wsize) &&
 		(len(op.Data) > 0) == (op.Kind != layout.OpCommit) && op.File != nil && len(op.File.Handles) > 0
 }
 
@@ -344,6 +352,9 @@ func (t *Target) take() *task {
 
 // give takes a task back that nobody has any more. mu is held.
 func (t *Target) give(k *task) {
+	if k.stuck {
+		t.stuck.Add(-1)
+	}
 	*k = task{}
 	if len(t.spares) < maxSpares {
 		t.spares = append(t.spares, k)
@@ -366,7 +377,7 @@ func (t *Target) Flush() {
 			continue
 		}
 		if f.state == open && f.acquire() {
-			k.begin(f)
+			t.beginTask(k, f)
 		}
 		t.tasks.Add(1)
 		t.mu.Unlock()
@@ -375,6 +386,10 @@ func (t *Target) Flush() {
 			begun = false
 		}
 		if k.file != nil && f.session.quick(k.op) && t.atOnce(k) {
+			t.tasks.Done()
+			continue
+		}
+		if k.file != nil && !t.separate(k) {
 			t.tasks.Done()
 			continue
 		}
@@ -387,7 +402,7 @@ func (t *Target) Flush() {
 			if ask != nil {
 				f.session.send(ask)
 			}
-			if t.await(k, f) {
+			if t.await(k, f) && (k.own != nil || t.separate(k)) {
 				t.perform(k, false)
 			}
 		}()
@@ -421,9 +436,13 @@ func (t *Target) pop() *task {
 	return nil
 }
 
-// begin makes f, which was acquired, the file of a task that somebody is at from now on. Target.mu is held.
-func (k *task) begin(f *file) {
+// beginTask makes f, which was acquired, the file of a task that somebody is at from now on. mu is held.
+func (t *Target) beginTask(k *task, f *file) {
 	k.file, k.busy = f, true
+	if t.cfg.Patience.Time > 0 {
+		k.since = time.Now()
+		t.sweepLater()
+	}
 	if k.op.Kind == layout.OpCommit {
 		f.dirty.Store(false)
 	}
@@ -480,7 +499,7 @@ func (t *Target) await(k *task, f *file) bool {
 		t.Remote.Flush()
 		return false
 	}
-	k.begin(f)
+	t.beginTask(k, f)
 	t.mu.Unlock()
 	return true
 }
@@ -490,12 +509,12 @@ func (t *Target) hand(k *task) {
 	op := k.op
 	delete(t.tasksOf, op)
 	over := k.over
-	cancelled := k.wanted && op.Kind != layout.OpWrite
-	if k.wanted && !cancelled {
+	unwanted := k.wanted && op.Kind != layout.OpWrite
+	if k.wanted && !unwanted {
 		op.Data = append([]byte(nil), op.Data...)
 	}
 	t.give(k)
-	if !cancelled {
+	if !unwanted {
 		// With mu held, so that whoever does not find the task finds the request there.
 		t.byRPC(op)
 	}
@@ -503,15 +522,14 @@ func (t *Target) hand(k *task) {
 	if over != nil {
 		close(over)
 	}
-	if cancelled {
-		op.N, op.EOF, op.Err = 0, false, context.Canceled
-		op.Done(op)
+	if unwanted {
+		cancelled(op)
 	}
 }
 
 // perform does a task by its file. With now it does so only if that does not wait, and reports whether it did.
 func (t *Target) perform(k *task, now bool) bool {
-	err := k.file.do(k.op, now)
+	err := k.file.do(k.work(), now)
 	if err == errWaits {
 		return false
 	}
@@ -521,7 +539,12 @@ func (t *Target) perform(k *task, now bool) bool {
 
 // finish ends a task that somebody is at. After an error it goes by RPC.
 func (t *Target) finish(k *task, err error) {
-	op, f := k.op, k.file
+	f := k.file
+	if !t.rejoin(k, err) {
+		f.release()
+		return
+	}
+	op := k.op
 	if err == nil {
 		t.settle(k)
 		op.Done(op)
@@ -561,7 +584,8 @@ func (t *Target) failed(f *file, op *layout.Op, err error) {
 	}
 }
 
-// Detach takes op.Data away. It waits for the file system if that is at it.
+// Detach takes op.Data away. If the file system is at it, Detach waits for that, unless the request has Leave set or is
+// a COMMIT.
 func (t *Target) Detach(op *layout.Op) {
 	t.mu.Lock()
 	k := t.tasksOf[op]
@@ -569,6 +593,15 @@ func (t *Target) Detach(op *layout.Op) {
 	case k == nil:
 		t.mu.Unlock()
 		t.Remote.Detach(op)
+	case k.own != nil && op.Kind == layout.OpWrite:
+		k.wanted = true // and given back already
+		t.leaveSoon(k)
+		t.mu.Unlock()
+	case k.own != nil:
+		t.takeAway(op, k)
+		t.leaveSoon(k)
+		t.mu.Unlock()
+		cancelled(op)
 	case k.busy:
 		k.wanted = true
 		if k.over == nil {
@@ -581,12 +614,22 @@ func (t *Target) Detach(op *layout.Op) {
 		op.Data = append([]byte(nil), op.Data...)
 		t.mu.Unlock()
 	default:
-		delete(t.tasksOf, op)
-		k.op = nil // whoever comes to it finds that
+		t.takeAway(op, k)
 		t.mu.Unlock()
-		op.N, op.EOF, op.Err = 0, false, context.Canceled
-		op.Done(op)
+		cancelled(op)
 	}
+}
+
+// takeAway takes its op from a task; whoever comes to that finds none. mu is held.
+func (t *Target) takeAway(op *layout.Op, k *task) {
+	delete(t.tasksOf, op)
+	k.op = nil
+}
+
+// cancelled ends an op that was detached.
+func cancelled(op *layout.Op) {
+	op.N, op.EOF, op.Err = 0, false, context.Canceled
+	op.Done(op)
 }
 
 // awaitOver waits until nobody is at a request any more. Those who call Dones may be waiting for who calls it.

@@ -341,7 +341,8 @@ func (d *daemon) dialDevice(id layout.DeviceID) (dataplane.Target, error) {
 		return remote, err
 	}
 	local := localio.New(localio.Config{
-		Name: cfg.Name, Addrs: cfg.Addrs, TLS: d.secret, ReadOnly: d.cfg.options.local == localRO, Export: d.localExport(dev, remote),
+		Name: cfg.Name, Addrs: cfg.Addrs, TLS: d.secret, ReadOnly: d.cfg.options.local == localRO, Patience: cfg.Patience,
+		Export: d.localExport(dev, remote),
 	}, remote)
 	// So that the first requests take the short way, too, if there is one.
 	ctx, cancel := context.WithTimeout(context.Background(), localTime)

@@ -138,7 +138,7 @@ func (t *Target) Start(op *layout.Op) {
 	}
 	e := &entry{t: t, op: op}
 	e.rule, e.n = t.choose(op)
-	e.inner = layout.Op{Kind: op.Kind, File: op.File, Off: op.Off, Data: op.Data[:e.n], Count: op.Count, Stable: op.Stable, Done: e.done}
+	e.inner = layout.Op{Kind: op.Kind, File: op.File, Off: op.Off, Data: op.Data[:e.n], Count: op.Count, Stable: op.Stable, Leave: op.Leave, Done: e.done}
 	t.entries[op] = e
 	t.started = append(t.started, e)
 	t.mu.Unlock()
