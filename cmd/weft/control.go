@@ -37,6 +37,8 @@ type controlRequest struct {
 	Ops     []string          `json:"ops,omitempty"`   // trace, as fs.FS.Trace; none: all
 	Least   time.Duration     `json:"least,omitempty"`
 	Verify  *verifyRange      `json:"verify,omitempty"`
+
+	Reachable bool `json:"reachable,omitempty"` // sync: with an error instead of waiting for data servers that are out of reach
 }
 
 type controlReply struct {

@@ -429,7 +429,9 @@ func (d *daemon) close() error {
 	defer cancel()
 	var err error
 	if d.fsys != nil {
-		if err = d.fsys.Close(ctx); err != nil {
+		reachable, stop := d.whileReachable(ctx)
+		defer stop()
+		if err = causeOf(reachable, d.fsys.Close(reachable)); err != nil {
 			err = fmt.Errorf("what was written last is not all stable: %w", err)
 			slog.Error("unmounted too early", "err", err, "bytes", d.data.Retained())
 		}
@@ -464,6 +466,11 @@ func (d *daemon) control(ctx context.Context, req controlRequest, far *news) (an
 	case "remount":
 		return d.remounted(req.Flags), nil
 	case "sync":
+		if req.Reachable {
+			reachable, stop := d.whileReachable(ctx)
+			defer stop()
+			return struct{}{}, causeOf(reachable, d.fsys.Sync(reachable))
+		}
 		return struct{}{}, d.fsys.Sync(ctx)
 	case "stacks":
 		return allStacks(), nil

@@ -69,7 +69,7 @@ func umount(ctx context.Context, path string, how umountConfig) error {
 		return err
 	}
 	if server != 0 {
-		if err := control(ctx, m, controlRequest{Op: "sync"}, &struct{}{}); err != nil {
+		if err := control(ctx, m, controlRequest{Op: "sync", Reachable: true}, &struct{}{}); err != nil {
 			return fmt.Errorf("not everything could be made stable: %w (weft umount --force unmounts all the same)", err)
 		}
 	}
