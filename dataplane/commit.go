@@ -54,8 +54,8 @@ func (f *File) commit(ctx context.Context) error {
 // together runs do for each data file at the same time and returns the errors. A copy that was given up does not count.
 //
 // Once a copy has ended without an error, or with ErrUnsupported, the others of its column are waited for as long as
-// device.patience says; they go on by themselves. A copy on a late device is not waited for once a good copy has
-// ended so whose device was not late.
+// device.patience says, not counting the time in which their data servers have announced that they stop; they go on by
+// themselves. A copy on a late device is not waited for once a good copy has ended so whose device was not late.
 func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 	errs := make([]error, len(files))
 	if len(files) == 1 {
@@ -75,9 +75,10 @@ func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 	dev := func(d *dataFile) *device { return p.device(d.use.Load().Device) }
 	timer := time.NewTicker(time.Duration(p.lookAfter()))
 	defer timer.Stop()
-	good := map[int32]int64{}  // columns of which a copy has ended well, or cannot do it, and since when
+	good := map[int32]bool{}   // columns of which a copy has ended well, or cannot do it
 	inTime := map[int32]bool{} // those of which that was a good copy whose device was not late
 	ended, late := make([]bool, len(files)), make([]bool, len(files))
+	since := make([]int64, len(files)) // when it was first seen that a file's column is good, or last that its server stops
 	for i, d := range files {
 		late[i] = dev(d).lateToWrite()
 	}
@@ -92,9 +93,7 @@ func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 			errs[r.i], ended[r.i] = r.err, true
 			if d := files[r.i]; (r.err == nil || isUnsupported(r.err)) && !d.forsaken.Load() {
 				column := d.column.Load()
-				if good[column] == 0 {
-					good[column] = p.watch.now()
-				}
+				good[column] = true
 				inTime[column] = inTime[column] || !late[r.i] && d.use.Load().State == layout.CopyGood
 			}
 		case <-timer.C:
@@ -102,15 +101,23 @@ func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 		}
 		for i, d := range files {
 			column := d.column.Load()
-			if ended[i] || !d.mirrored.Load() || good[column] == 0 {
+			if ended[i] || !d.mirrored.Load() || !good[column] {
 				continue
 			}
 			use, at := d.use.Load(), p.watch.now()
-			overdue := at-good[column] >= dev(d).patience(at)
-			switch c := dev(d).conn.Load(); {
+			c := dev(d).conn.Load()
+			stops := c != nil && c.stopping()
+			if since[i] == 0 || stops {
+				since[i] = at
+			}
+			if stops {
+				continue
+			}
+			overdue := at-since[i] >= dev(d).patience(at)
+			switch {
 			case c == nil:
 			case overdue:
-				c.dev.foundLate(use, 0, good[column])
+				c.dev.foundLate(use, 0, since[i])
 			case inTime[column] && c.refuses():
 				c.dev.foundLate(use, 0, at)
 			}

@@ -64,6 +64,8 @@ type conn struct {
 	quick   func(*layout.Op) bool // nil: there is nothing that the target could do so
 	keeps   func() bool
 	refused func() bool // nil: the target cannot tell
+
+	stopping func() bool
 }
 
 // start queues a request at the target; whoever calls it flushes later.
@@ -166,11 +168,15 @@ func (p *Plane) makeConn(d *device) error {
 		return fmt.Errorf("device %s: %w", d.id, err)
 	}
 	c := &conn{Target: target, dev: d, epoch: func() uint64 { return 0 }, near: func() bool { return false }, keeps: func() bool { return false }}
+	c.stopping = func() bool { return false }
 	if e, ok := target.(Epocher); ok {
 		c.epoch = e.Epoch
 	}
 	if n, ok := target.(Nearer); ok {
 		c.near = n.Near
+	}
+	if s, ok := target.(Stopper); ok {
+		c.stopping = s.Stopping
 	}
 	if k, ok := target.(Keeper); ok {
 		c.keeps = k.Keeps

@@ -34,7 +34,8 @@
 // copy, whatever segments come later, drops what it retains of it, and no longer counts its errors.
 //
 // A copy that does not answer is as good as failed once another copy has answered the same and Config.MirrorTimeout has passed
-// since (type watch): the request ends with ErrStuck for it. Then its pieces are orphans: they are still at the target, and
+// since (type watch): the request ends with ErrStuck for it. A data server that has announced that it stops is waited for
+// a while longer (see [Stopper]); reads do not wait for it. Then its pieces are orphans: they are still at the target, and
 // the server may yet carry them out. So the range of the write stays held until they have been answered or their copy is
 // forsaken. If all copies are silent nobody knows which of them is to blame, and the request waits.
 //

@@ -108,5 +108,5 @@ func (d *device) ask(df *layout.DataFile, off int64) {
 	d.conn.Load().start(op)
 }
 
-// refuses reports whether the device takes no connections.
-func (c *conn) refuses() bool { return c.refused != nil && c.refused() }
+// refuses reports whether the device takes no connections, without having announced that.
+func (c *conn) refuses() bool { return c.refused != nil && c.refused() && !c.stopping() }

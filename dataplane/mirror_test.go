@@ -153,6 +153,43 @@ func TestStuckCommit(t *testing.T) {
 	})
 }
 
+// A server that has announced that it stops is waited for by writes and COMMITs, and not by reads. When its time is over
+// it is as any other.
+func TestAnnouncedStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t, options{servers: 2})
+		f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+		e.write(f, seg, 0, []byte("data"))
+		e.targets[1].SetRules(hang(layout.OpCommit), hang(layout.OpRead), hang(layout.OpWrite))
+		e.targets[1].Announce(true)
+		start := time.Now()
+		for range 6 {
+			e.check(f, seg, 0, []byte("data"))
+		}
+		if took := time.Since(start); took > mirrorTimeout {
+			t.Errorf("6 reads took %v", took)
+		}
+		committed := make(chan error, 1)
+		go func() { committed <- f.Commit(context.Background()) }() // ends when the copy is given up
+		write := e.startWrite(f, seg, 100, []byte("more"), layout.Unstable)
+		time.Sleep(3 * mirrorTimeout)
+		if write.over() || len(committed) > 0 {
+			t.Error("a write or COMMIT did not wait for the server")
+		}
+		e.targets[1].Announce(false)
+		start = time.Now()
+		for _, err := range []error{write.wait(t), <-committed} {
+			if failed := dataplane.FailedCopies(err); !errors.Is(err, dataplane.ErrStuck) || len(failed) != 1 || failed[0].Device != e.servers[1].ID() {
+				t.Errorf("%v, failed %v", err, failed)
+			}
+		}
+		if took := time.Since(start); took < mirrorTimeout/2 || took > 2*mirrorTimeout {
+			t.Errorf("took %v after the server's time was over", took)
+		}
+		f.Forsake(copyOf(seg, 1, 0))
+	})
+}
+
 // A server that cannot reserve space has answered, too.
 func TestStuckAllocate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -47,6 +47,13 @@ type Nearer interface {
 	Near() bool
 }
 
+// Stopper is what a Target also offers if data servers announce that they stop.
+type Stopper interface {
+	// Stopping reports whether the server has announced that, and should be back soon: its copies are waited for, for
+	// longer than Config.MirrorTimeout.
+	Stopping() bool
+}
+
 // Keeper is what a Target also offers if its writes may be in the hands of this host's kernel when they are answered.
 type Keeper interface {
 	// Keeps reports whether UNSTABLE writes will probably be Kept, see layout.Op. Then no copy of them is needed.

@@ -212,10 +212,11 @@ func (q *readRequest) pick(server int, tried uint64, n int) int {
 	return q.pickFrom(server, tried, n)
 }
 
-// late has a bit for each copy of a column that is on a late device.
+// late has a bit for each copy of a column that is on a late device, or one that stops.
 func (q *readRequest) late(server int) (late uint64) {
 	for m := range min(len(q.seg.Mirrors), maxTried) {
-		if q.file.plane.device(q.seg.Mirrors[m].Servers[server].Device).late() {
+		d := q.file.plane.device(q.seg.Mirrors[m].Servers[server].Device)
+		if c := d.conn.Load(); d.late() || c != nil && c.stopping() {
 			late |= 1 << m
 		}
 	}
@@ -295,8 +296,8 @@ func (q *readRequest) efficiency(mirror, server int) uint32 {
 }
 
 // look asks another copy for what is late (a hedge), as far as the budget allows. It ends the waiting for a copy that
-// was given up, is on a late device, or has not answered for Config.MirrorTimeout, if there is another one that was
-// not asked and is not on a late device. If that one is, it is asked as well.
+// was given up, is on a late device or one that stops, or has not answered for Config.MirrorTimeout, if there is
+// another one that was not asked and is not on such a device. If that one is, it is asked as well.
 func (q *readRequest) look(gen uint64, at int64) {
 	if !q.begun(gen) {
 		return
@@ -318,7 +319,7 @@ func (q *readRequest) look(gen uint64, at int64) {
 			stuck := pc.began + int64(p.cfg.MirrorTimeout)
 			late := pc.began + pc.conn.dev.load.late()
 			switch {
-			case !q.file.readable(pc.op.File) || at >= stuck || pc.conn.dev.late() || pc.conn.refuses():
+			case !q.file.readable(pc.op.File) || at >= stuck || pc.conn.dev.late() || pc.conn.refuses() || pc.conn.stopping():
 				m := q.pick(server, tried, len(pc.op.Data))
 				switch {
 				case m >= 0 && (q.late(server)&(1<<m) == 0 || !q.file.readable(pc.op.File)):

@@ -312,10 +312,11 @@ func (q *writeRequest) look(gen uint64, at int64) {
 
 // overdue reports whether the request need not wait for pc any longer, as another copy has taken the same.
 func (q *writeRequest) overdue(pc *piece, at int64) bool {
-	if pc.alone == 0 && q.answered(pc) {
+	stops := pc.conn.stopping()
+	if (pc.alone == 0 || stops) && q.answered(pc) {
 		pc.alone = at
 	}
-	if pc.alone == 0 {
+	if pc.alone == 0 || stops {
 		return false
 	}
 	dev := pc.conn.dev

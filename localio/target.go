@@ -20,7 +20,7 @@ import (
 )
 
 // Remote is the target that is wrapped: it does everything by RPC. Its methods are those of package dataplane's Target,
-// Epocher and Sparser, and it never calls a Done from within Start.
+// Epocher, Stopper and Sparser, and it never calls a Done from within Start.
 type Remote interface {
 	Start(op *layout.Op)
 	Flush()
@@ -28,6 +28,7 @@ type Remote interface {
 	Limits() (rsize, wsize int)
 	Close() error
 	Epoch() uint64
+	Stopping() bool
 	Allocate(ctx context.Context, df *layout.DataFile, col layout.Column, off, n int64, keepSize bool) error
 	Deallocate(ctx context.Context, df *layout.DataFile, col layout.Column, off, n int64) error
 	Seek(ctx context.Context, df *layout.DataFile, col layout.Column, off, n int64, hole bool) (at int64, found bool, err error)

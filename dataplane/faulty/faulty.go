@@ -58,7 +58,8 @@ type Target struct {
 
 	onSparse func(call string) error // nil: pass it on
 
-	refused atomic.Bool
+	refused  atomic.Bool
+	stopping atomic.Bool
 }
 
 type rule struct {
@@ -269,6 +270,12 @@ func (t *Target) Detach(op *layout.Op) {
 
 // Limits implements dataplane.Target.
 func (t *Target) Limits() (rsize, wsize int) { return t.inner.Limits() }
+
+// Announce has the server announce that it stops, or be back.
+func (t *Target) Announce(stops bool) { t.stopping.Store(stops) }
+
+// Stopping implements dataplane.Stopper.
+func (t *Target) Stopping() bool { return t.stopping.Load() }
 
 // Epoch implements dataplane.Epocher if the wrapped target does.
 func (t *Target) Epoch() uint64 {

@@ -243,12 +243,15 @@ func (c *conn) reply() error {
 	if err := c.in.begin(); err != nil {
 		return err
 	}
-	head, err := c.in.head(4)
+	head, err := c.in.head(8)
 	if err != nil {
 		return err
 	}
-	if len(head) < 4 {
+	if len(head) < 8 {
 		return malformedf("record of %d bytes", len(head))
+	}
+	if oncrpc.IsCall(head) {
+		return c.called()
 	}
 	r, err := c.take(binary.BigEndian.Uint32(head))
 	if err != nil {
@@ -404,6 +407,7 @@ func (c *conn) complete(r *rpc, ans *answer) (*layout.Op, error) {
 	defer t.mu.Unlock()
 	if !c.proved {
 		c.proved = true
+		t.stopUntil = time.Time{}
 		t.works(c.slot.path)
 		t.settle()
 	}

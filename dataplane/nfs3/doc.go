@@ -66,7 +66,7 @@
 // DEALLOCATE) keeps those, and its next connection begins with END (package conns): it is used once the server says
 // that it carries out nothing any more of what came by the lost one. That may take as long as a disk takes; it is then
 // as with a server that does not answer. Every connection begins with JOIN, so that the server knows which one is
-// meant.
+// meant. A server that stops as planned says so as its last word (STOP), see [Target.Stopping].
 //
 // A server that does not have the program gets the repetitions by a connection from the same port, with the same xids.
 // That is what duplicate reply caches know requests by. If the port cannot be had another one will do.

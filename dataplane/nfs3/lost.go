@@ -191,6 +191,38 @@ func (s *slot) resume(c *conn) {
 	}
 }
 
+// stopTime is for how long a server that has said that it stops may take to be back.
+const stopTime = 5 * time.Second
+
+// called receives a call that the server makes, of which there is one.
+func (c *conn) called() error {
+	b, err := c.in.whole()
+	if err != nil {
+		return err
+	}
+	d := xdr.NewDecoder(b)
+	var call oncrpc.Call
+	if err := call.Decode(&d); err != nil {
+		return &malformed{err}
+	}
+	if call.Prog != conns.Program || call.Vers != conns.Version || conns.Proc(call.Proc) != conns.ProcStop {
+		return malformedf("a call of procedure %d of program %#x", call.Proc, call.Prog)
+	}
+	c.in.consume(len(b))
+	c.t.mu.Lock()
+	c.t.stopUntil = time.Now().Add(stopTime)
+	c.t.mu.Unlock()
+	return nil
+}
+
+// Stopping reports whether the server has said a short time ago that it stops, and is not back. Until then, or until
+// that time is over, its copies should not be written off.
+func (t *Target) Stopping() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return time.Now().Before(t.stopUntil)
+}
+
 // newClient draws the identity of a client of data servers.
 func newClient() (c conns.Client) {
 	rand.Read(c[:])

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/wire/conns"
+	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/layout"
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
@@ -99,6 +100,56 @@ func TestLost(t *testing.T) {
 		t.Errorf("error %v, %d WRITEs", w.Err, len(writes))
 	}
 	until(t, "all well", func() bool { return tg.Stats().Trouble.IsZero() })
+}
+
+// serverCall is a record with a call that a server makes.
+func serverCall(prog uint32, proc conns.Proc) []byte {
+	call := oncrpc.Call{Prog: prog, Vers: conns.Version, Proc: uint32(proc)}
+	b := call.Append(make([]byte, oncrpc.RecordMarkSize))
+	oncrpc.PutRecordMark(b, len(b)-oncrpc.RecordMarkSize, true)
+	return b
+}
+
+// TestStopping: a server that announces that it stops is stopping until it is back. Any other call from it ends the
+// connection.
+func TestStopping(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		call  []byte
+		stops bool
+	}{
+		{"STOP", serverCall(conns.Program, conns.ProcStop), true},
+		{"JOIN", serverCall(conns.Program, conns.ProcJoin), false},
+		{"NFS", serverCall(oncrpc.ProgNFS, conns.ProcStop), false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			srv := newServer(t)
+			srv.put("f", []byte("data"))
+			srv.script = func(c *callInfo) *action {
+				if c.proc == wire.ProcRead && c.nth == 1 {
+					return &action{raw: tt.call}
+				}
+				return nil
+			}
+			tg := newTarget(t, Config{Connections: 1}, srv.addr)
+			r := readOp("f", 0, 4)
+			start(tg, r)
+			if tt.stops {
+				until(t, "the server has announced it", tg.Stopping)
+				srv.hangup()
+			}
+			wait(t, r.done, "READ")
+			if r.Err != nil || string(r.Data) != "data" {
+				t.Errorf("READ: %v, %q", r.Err, r.Data)
+			}
+			if tg.Stopping() {
+				t.Error("stopping, though it is back")
+			}
+			if n := tg.Stats().Connects; n != 2 {
+				t.Errorf("%d connections, want 2", n)
+			}
+		})
+	}
 }
 
 // TestLostCall: so it is with other calls that change something.

@@ -144,7 +144,9 @@ type Target struct {
 	exposed  bool // it was logged that no reserved port could be had
 	stats    counters
 	trouble  trouble
-	sweeping bool // a timer is going to call sweep
+
+	stopUntil time.Time // the server has said that it stops, and has this long to be back
+	sweeping  bool      // a timer is going to call sweep
 }
 
 // The queues.

@@ -140,6 +140,7 @@ func (c *conn) serve() error {
 	var ne net.Error
 	switch {
 	case c.draining.Load():
+		c.announceStop()
 		c.linger()
 		return nil
 	case errors.Is(sendErr, os.ErrDeadlineExceeded):

@@ -59,6 +59,22 @@ func (s *Server) endLost(name *conns.Name) bool {
 	return true
 }
 
+// announceStop tells a client of weft's own, behind the last reply, that the server stops as planned. serve calls it when
+// nothing else is sent any more.
+func (c *conn) announceStop() {
+	c.s.mu.Lock()
+	joined := c.name.Number != 0
+	c.s.mu.Unlock()
+	if !joined {
+		return
+	}
+	call := oncrpc.Call{Prog: conns.Program, Vers: conns.Version, Proc: uint32(conns.ProcStop)}
+	b := call.Append(make([]byte, oncrpc.RecordMarkSize))
+	oncrpc.PutRecordMark(b, len(b)-oncrpc.RecordMarkSize, true)
+	c.nc.SetWriteDeadline(time.Now().Add(lingerTime))
+	c.nc.Write(b) // to a client that does not take it the server has died
+}
+
 // connections runs a procedure of the program of package conns.
 func (c *conn) connections(r *request, reply *oncrpc.Reply) {
 	var res results

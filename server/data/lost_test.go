@@ -1,7 +1,11 @@
 package data
 
 import (
+	"bytes"
 	"errors"
+	"io"
+	"net"
+	"syscall"
 	"testing"
 
 	"github.com/weftfs/weft/internal/wire/conns"
@@ -118,4 +122,49 @@ func TestOriginalNames(t *testing.T) {
 		t.Errorf("call on a connection of a client all of whose connections were ended: %v", err)
 	}
 	d.getattr(ts.root) // it has no name
+}
+
+// TestAnnouncedStop: Shutdown tells the clients that have joined, and no others, behind what it has answered.
+func TestAnnouncedStop(t *testing.T) {
+	ts := start(t, "")
+	call := func(proc conns.Proc) oncrpc.Call {
+		return oncrpc.Call{Prog: conns.Program, Vers: conns.Version, Proc: uint32(proc)}
+	}
+	dial := func(first []byte) net.Conn {
+		nc := ts.dialRaw()
+		nc.Write(first)
+		if _, err := readRecord(nc); err != nil {
+			t.Fatal(err)
+		}
+		return nc
+	}
+	name := conns.Name{Client: someClient, Number: 1}
+	joined, other := dial(marked(call(conns.ProcJoin), name.Append(nil))), dial(marked(nfsCall(wire.ProcNull, super), nil))
+	stop := rawCall(0, call(conns.ProcStop), nil)
+	stopped := make(chan struct{})
+	go func() { // ends when the clients have seen the end
+		defer close(stopped)
+		ts.stop()
+	}()
+	for _, tt := range []struct {
+		nc   net.Conn
+		want []byte
+	}{
+		{joined, append(oncrpc.AppendRecordMark(nil, len(stop), true), stop...)},
+		{other, nil},
+	} {
+		got, err := io.ReadAll(tt.nc)
+		if err != nil || !bytes.Equal(got, tt.want) {
+			t.Errorf("the last word is %x, %v; want %x", got, err, tt.want)
+		}
+		tt.nc.Close()
+	}
+	<-stopped
+	// A server that is there no more refuses connections.
+	if nc, err := net.Dial("tcp", ts.addr); !errors.Is(err, syscall.ECONNREFUSED) {
+		if nc != nil {
+			nc.Close()
+		}
+		t.Errorf("afterwards: %v", err)
+	}
 }

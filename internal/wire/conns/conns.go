@@ -20,9 +20,10 @@ const (
 	ProcNull Proc = iota
 	ProcJoin
 	ProcEnd
+	ProcStop
 )
 
-var procNames = [...]string{"NULL", "JOIN", "END"}
+var procNames = [...]string{"NULL", "JOIN", "END", "STOP"}
 
 func (p Proc) String() string {
 	if int(p) < len(procNames) {

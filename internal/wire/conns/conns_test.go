@@ -71,7 +71,7 @@ func TestCovers(t *testing.T) {
 }
 
 func TestProc(t *testing.T) {
-	for p, want := range map[Proc]string{ProcNull: "NULL", ProcJoin: "JOIN", ProcEnd: "END", 9: "conns procedure 9"} {
+	for p, want := range map[Proc]string{ProcNull: "NULL", ProcJoin: "JOIN", ProcEnd: "END", ProcStop: "STOP", 9: "conns procedure 9"} {
 		if p.String() != want {
 			t.Errorf("procedure %d is %q, want %q", uint32(p), p, want)
 		}

@@ -1,5 +1,5 @@
 // Package conns encodes and decodes the arguments and results of weft's private ONC RPC program by which a client names
-// its connections, and ends those that it has lost. The package has no sockets, no goroutines and no clock; what
+// its connections, and ends those that it has lost, and a server announces that it stops. The package has no sockets, no goroutines and no clock; what
 // surrounds a call is in package oncrpc.
 //
 // # Why
@@ -21,6 +21,7 @@
 //			void    NULL(void) = 0;
 //			void    JOIN(name) = 1;
 //			ENDres  END(name)  = 2;
+//			void    STOP(void) = 3; // called by the server
 //		} = 1;
 //	} = 0x20776676;
 //
@@ -45,4 +46,9 @@
 //
 // A client sends no request again that may change something before the END of the connection that had it has been
 // answered by true.
+//
+// STOP is a call that the server makes on a connection that has joined, behind the last reply there, when it stops as
+// planned: to be started anew, most often. Its xid is 0, and it has no reply. The server closes the connection then, and
+// accepts no more. A client that has copies elsewhere does not write a copy off for 5 s, and then as if there had been
+// no STOP. A client that does not know STOP sees a reply to a call that it has not made.
 package conns

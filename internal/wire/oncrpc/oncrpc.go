@@ -69,6 +69,9 @@ const (
 	msgReply = 1
 )
 
+// IsCall reports whether a message of which b holds 8 bytes or more is a call, and not a reply.
+func IsCall(b []byte) bool { return binary.BigEndian.Uint32(b[4:]) == msgCall }
+
 // Call is the header of a call.
 type Call struct {
 	XID              uint32

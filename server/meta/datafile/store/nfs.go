@@ -78,11 +78,14 @@ func (s *nfsServer) Null(ctx context.Context) error {
 	for {
 		select {
 		case err := <-done:
+			if err != nil && ctx.Err() != nil && s.target.Stopping() {
+				err = fmt.Errorf("it has announced that it stops: %w", ctx.Err()) // not that it refuses connections
+			}
 			return err
 		case <-ticks.C:
 		}
 		if st := s.target.Stats(); !slices.ContainsFunc(st.Connections, func(c nfs3.ConnStats) bool { return c.Up }) &&
-			!st.Trouble.IsZero() && errors.Is(st.Err, syscall.ECONNREFUSED) {
+			!st.Trouble.IsZero() && errors.Is(st.Err, syscall.ECONNREFUSED) && !s.target.Stopping() {
 			return st.Err
 		}
 	}

@@ -17,7 +17,7 @@ import (
 // as the server gave them.
 type Server interface {
 	// Null asks for nothing but an answer. It does not wait while connections are refused: the error is ECONNREFUSED
-	// then (errors.Is).
+	// then (errors.Is). A server that has announced that it stops is waited for, for a few seconds.
 	Null(ctx context.Context) error
 	// Mount returns the handle of an export's root (MOUNT version 3). It alone does not wait: it
 	// tries each address once.
