@@ -24,8 +24,7 @@
 //	alive   the last beat that succeeded began less than the lease, minus a fifth, ago. Only who is alive answers: a service asks after it has executed a call, and
 //	        before it answers
 //	dead    a look found the same beat as one that ended at least a lease earlier. The beat had begun before that, so the member was not alive any more
-//	        when this is found, however long either was stopped. Members look at the moment when that may be found.
-//	        Who has not looked for half a lease begins anew: the catalog may have been away for all
+//	        when this is found, however long either was stopped. Who has not looked for half a lease begins anew: the catalog may have been away for all
 //	buried  one batch, guarded by the beat row as it was seen, deletes its member row and its beat row. Its shards have no owner then
 //
 // A member whose commit fails by the fence, or that does not find its own row, has been buried. It stops all its services without letting anything end, and joins again with

@@ -212,26 +212,8 @@ func (m *member) looks() {
 		if again {
 			m.lookSoon()
 		}
-		wait := m.n.cfg.Lease / 5
-		if err == nil {
-			wait = m.nextLook(wait)
-		}
-		t.Reset(wait)
+		t.Reset(m.n.cfg.Lease / 5)
 	}
-}
-
-// nextLook is how long it is to the next look: until one may find somebody dead, if that is sooner than in wait.
-func (m *member) nextLook(wait time.Duration) time.Duration {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := m.n.cfg.Clock()
-	for i := range m.view.members {
-		other := &m.view.members[i]
-		if s, ok := m.watch.seen[other.id]; ok && other.id != m.id {
-			wait = min(wait, max(s.at+other.lease(m.n.cfg.Lease)-now, m.n.cfg.Lease/50))
-		}
-	}
-	return wait
 }
 
 // lookSoon has the rows looked at once more, soon.
