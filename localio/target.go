@@ -20,7 +20,7 @@ import (
 )
 
 // Remote is the target that is wrapped: it does everything by RPC. Its methods are those of package dataplane's Target,
-// Epocher, Stopper and Sparser, and it never calls a Done from within Start.
+// Epocher, Refuser, Stopper and Sparser, and it never calls a Done from within Start.
 type Remote interface {
 	Start(op *layout.Op)
 	Flush()
@@ -28,6 +28,7 @@ type Remote interface {
 	Limits() (rsize, wsize int)
 	Close() error
 	Epoch() uint64
+	Refused() bool
 	Stopping() bool
 	Allocate(ctx context.Context, df *layout.DataFile, col layout.Column, off, n int64, keepSize bool) error
 	Deallocate(ctx context.Context, df *layout.DataFile, col layout.Column, off, n int64) error

@@ -279,3 +279,28 @@ func TestLostPort(t *testing.T) {
 	}
 	nc.Close()
 }
+
+// TestRefusesConnections: a server is refused from the first attempt to connect that its host refuses until one works.
+func TestRefusesConnections(t *testing.T) {
+	srv := newServer(t)
+	srv.put("f", []byte("data"))
+	tg := newTarget(t, Config{Connections: 2}, srv.addr)
+	read := func() *request {
+		r := readOp("f", 0, 4)
+		start(tg, r)
+		return r
+	}
+	wait(t, read().done, "READ")
+	if tg.Refused() {
+		t.Error("refused while it serves")
+	}
+	addr := srv.addr.String()
+	srv.close()
+	r := read()
+	until(t, "it refuses connections", tg.Refused)
+	srv.listen(t, addr)
+	wait(t, r.done, "READ")
+	if tg.Refused() {
+		t.Error("refused though it has answered")
+	}
+}

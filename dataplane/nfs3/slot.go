@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"syscall"
 	"time"
 
 	"github.com/weftfs/weft/internal/wire/conns"
@@ -240,6 +241,18 @@ func (s *slot) lost(c *conn, addr netip.AddrPort, err error) bool {
 	}
 	t.Flush()
 	return again
+}
+
+// Refused reports whether the server's host has refused the latest attempt to connect, and there is no connection.
+func (t *Target) Refused() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.slots {
+		if t.slots[i].conn != nil {
+			return false
+		}
+	}
+	return t.trouble.slots > 0 && errors.Is(t.trouble.err, syscall.ECONNREFUSED)
 }
 
 // trouble is what is wrong with a Target: how many slots lost their connection and did not get a working one since.
