@@ -380,12 +380,12 @@ func (s *Service) unpaced(ctx context.Context, n int) error {
 func (s *Service) gated(ctx context.Context, id layout.FileID, r layout.Range, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, gatePatience)
 	defer cancel()
-	return s.closed(ctx, id, r, &gateTerms{recall: gatePatience}, f)
+	return s.closed(ctx, id, r, &gateTerms{}, f)
 }
 
 // gateTerms say how long a gate may be closed.
 type gateTerms struct {
-	recall time.Duration // for how long layouts are waited for
+	recall time.Duration // for how long layouts are waited for; 0: until ctx ends
 	yields bool          // and not if somebody waits
 	enough chan struct{} // closed when somebody waits for the range or for the file's sizing; nil: that is not heeded
 	began  time.Time     // when it was closed
@@ -404,8 +404,11 @@ func (s *Service) closed(ctx context.Context, id layout.FileID, r layout.Range, 
 	}
 	defer s.endSizing(file)
 	terms.began = time.Now()
-	recalling, stop := context.WithTimeout(ctx, terms.recall)
-	defer stop()
+	recalling, stop := ctx, cancel
+	if terms.recall > 0 {
+		recalling, stop = context.WithTimeout(ctx, terms.recall)
+		defer stop()
+	}
 	s.mu.Lock()
 	file.stop = cancel
 	file.gate = r
