@@ -74,10 +74,10 @@ func (d *device) hear(op *layout.Op, at, took int64) {
 	}
 }
 
-// foundLate makes the device late, unless it has answered anything after since. It asks the device for a byte of df
-// at off. q.mu may be held. The caller flushes later.
+// foundLate makes the device late, unless it has answered anything after since, or has announced that it stops. It
+// asks the device for a byte of df at off. q.mu may be held. The caller flushes later.
 func (d *device) foundLate(df *layout.DataFile, off, since int64) {
-	if d.heard.Load() > since {
+	if d.heard.Load() > since || d.conn.Load().stopping() {
 		return
 	}
 	first := !d.late()

@@ -161,8 +161,17 @@ func TestAnnouncedStop(t *testing.T) {
 		f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
 		e.write(f, seg, 0, []byte("data"))
 		e.targets[1].SetRules(hang(layout.OpCommit), hang(layout.OpRead), hang(layout.OpWrite))
+		var before []*started // one of two at least asks server 1
+		for range 4 {
+			before = append(before, e.startRead(f, seg, 0, make([]byte, 4)))
+		}
 		e.targets[1].Announce(true)
 		start := time.Now()
+		for _, s := range before {
+			if err := s.wait(t); err != nil {
+				t.Error(err)
+			}
+		}
 		for range 6 {
 			e.check(f, seg, 0, []byte("data"))
 		}

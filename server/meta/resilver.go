@@ -445,12 +445,18 @@ func (s *Service) closed(ctx context.Context, id layout.FileID, r layout.Range, 
 type fillGates struct {
 	s    *Service
 	id   layout.FileID
-	lost int // gates that were lost one after the other
+	lost int       // gates that were lost one after the other
+	rest time.Time // until then others have the file
 }
 
 // during is gated for a fill. f returns soon after enough is closed, when others wait.
 func (g *fillGates) during(ctx context.Context, r layout.Range, f func(ctx context.Context, enough <-chan struct{}) error) error {
 	for {
+		if wait := time.Until(g.rest); wait > 0 {
+			if err := pause(ctx, wait); err != nil {
+				return err
+			}
+		}
 		if g.lost >= maxLost {
 			// Clients give back soon what they have just written to the data servers, while all could go on.
 			if err := g.s.askBack(ctx, g.id, r); err != nil {
@@ -463,9 +469,7 @@ func (g *fillGates) during(ctx context.Context, r layout.Range, f func(ctx conte
 		select {
 		case <-terms.enough:
 			wanted = true
-			if e := pause(ctx, max(turnWait, 2*time.Since(terms.began))); e != nil {
-				return errors.Join(err, e)
-			}
+			g.rest = time.Now().Add(max(turnWait, 2*time.Since(terms.began)))
 		default:
 		}
 		if !errors.Is(err, errGateLost) {
