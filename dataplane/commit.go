@@ -78,7 +78,8 @@ func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 	good := map[int32]bool{}   // columns of which a copy has ended well, or cannot do it
 	inTime := map[int32]bool{} // those of which that was a good copy whose device was not late
 	ended, late := make([]bool, len(files)), make([]bool, len(files))
-	since := make([]int64, len(files)) // when it was first seen that a file's column is good, or last that its server stops
+	// When it was first seen that a file's column is good, or last that its server stops.
+	since := make([]int64, len(files))
 	for i, d := range files {
 		late[i] = dev(d).lateToWrite()
 	}

@@ -285,7 +285,8 @@ func (f *File) readHeld(seg *layout.Segment, off int64, buf []byte) error {
 // Seek finds the first byte in the n bytes at off that is in a hole, or else is data. Holes come in blocks of the servers'
 // file systems; a server that cannot tell has data only. What is retained is data.
 //
-// Of each stripe column any mirror will do: they are asked, the most efficient first and those on late devices last, until one answers.
+// Of each stripe column any mirror will do. They are asked until one answers: the most efficient first, those on late
+// devices last.
 func (f *File) Seek(ctx context.Context, seg *layout.Segment, off, n int64, hole bool) (at int64, found bool, err error) {
 	if off < 0 || n < 0 || !seg.Contains(off, n) {
 		return 0, false, fmt.Errorf("seek in %d bytes at %d in %v: %w", n, off, seg.Range, layout.ErrBeyondSegment)

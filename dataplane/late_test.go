@@ -191,7 +191,7 @@ func TestAllLate(t *testing.T) {
 	})
 }
 
-// What no good copy takes is sent to a late one after all, which has it once it is back.
+// A write that no good copy takes is sent to a late one after all, which has it once it is back.
 func TestLateIsLast(t *testing.T) {
 	for _, buffers := range []bool{false, true} {
 		for _, stable := range []layout.Stability{layout.Unstable, layout.FileSync} {

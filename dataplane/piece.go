@@ -29,7 +29,9 @@ type piece struct {
 	stuck bool          // WRITE: it counts in device.stuck; guarded by data.mu
 	group *orphans      // WRITE: once orphaned; guarded by data.mu
 	over  bool          // WRITE: orphaned, and answered; guarded by data.mu
-	alone int64         // WRITE: when it was first seen that another copy had answered, or last that the server stops (watch.now); 0 = not yet
+	// WRITE: when it was first seen that another copy had answered, or last that the server stops (watch.now); 0 = not
+	// yet.
+	alone int64
 
 	mirrored bool   // READ: it counts in device.load
 	mirror   int    // READ: which one was asked

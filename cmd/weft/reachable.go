@@ -31,9 +31,9 @@ func (e *unreachableServer) Error() string {
 
 func (e *unreachableServer) Unwrap() error { return e.err }
 
-// whileReachable returns a context that ends with an unreachableServer once all that is still to become stable waits for
-// data servers that have been out of reach for deadTime, and nothing has become stable for as long. A data server that is
-// only slow is waited for.
+// whileReachable returns a context that ends with an unreachableServer once two things have been so for deadTime: all
+// data servers that have requests are out of reach, and nothing has become stable. A data server that is only slow is
+// waited for.
 func (d *daemon) whileReachable(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() { // ends with ctx

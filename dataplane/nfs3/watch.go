@@ -10,7 +10,8 @@ import (
 const (
 	// maxStall bounds how long a connection may be silent before it is asked whether it lives.
 	maxStall = 5 * time.Second
-	// cutTime is for how long the server's host may acknowledge nothing of what is sent again and again; Config.Timeout is, too.
+	// cutTime is for how long the server's host may acknowledge nothing of what is sent again and again, at most
+	// Config.Timeout.
 	cutTime = 5 * time.Second
 	// cutResends is how often the kernel has sent it again by then, each time after twice the time.
 	cutResends = 3
@@ -125,7 +126,8 @@ func (c *conn) inspect() (asked bool) {
 	return asked
 }
 
-// isCut reports whether the server's host has acknowledged nothing for cutTime, however often our kernel has asked it to.
+// isCut reports whether the server's host has acknowledged nothing for cutTime, however often our kernel has sent it
+// again.
 func (c *conn) isCut() bool {
 	var info *unix.TCPInfo
 	var err error

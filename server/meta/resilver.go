@@ -299,7 +299,8 @@ func (s *Service) fillFile(ctx context.Context, id layout.FileID) error {
 		return err
 	}
 	if row.Moving {
-		// All are told under the gate: clients that do not answer are waited for now.
+		// settleMove tells all clients while the file is closed. A client that is slow to answer is waited for here,
+		// while the file is still open.
 		if err := s.tell(ctx, &metarpc.CopiesStaleArgs{ID: id}); err != nil {
 			return err
 		}

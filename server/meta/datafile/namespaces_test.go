@@ -981,9 +981,6 @@ func TestNamespaceAway(t *testing.T) {
 
 // TestNamespacePulse: a namespace that does not take a write is down, or not writable, until it does.
 func TestNamespacePulse(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it takes half a minute")
-	}
 	for _, c := range []struct {
 		name, problem string
 		reachable     bool
