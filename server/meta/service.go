@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,6 +36,7 @@ type Service struct {
 	stop     context.CancelFunc
 	tasks    sync.WaitGroup // every goroutine of the service
 	draining atomic.Bool    // no new call is executed
+	hellos   sync.WaitGroup // those being answered; none is added once draining is set
 	readers  chan *reader   // to goroutines that have nothing to read
 	idle     atomic.Int32   // how many those are
 	unheard  atomic.Int64   // nanoseconds since started, when it was last found that clients cannot be heard
@@ -195,19 +198,20 @@ func (s *Service) Serve(l net.Listener) error {
 // the service does. What is then not done is done by the next instance. It returns ctx's error if it did not wait for
 // all calls.
 func (s *Service) Shutdown(ctx context.Context) error {
-	s.draining.Store(true)
 	s.mu.Lock()
+	s.draining.Store(true)
 	for l := range s.listeners {
 		l.Close()
-	}
-	var sessions []*session
-	for _, sess := range s.sessions {
-		sessions = append(sessions, sess)
 	}
 	s.mu.Unlock()
 	ended := make(chan struct{})
 	go func() { // ends when all calls have, at the latest when s.stop makes them
 		defer close(ended)
+		// The next instance waits in its grace period for every session. Its client has to know of it.
+		s.hellos.Wait()
+		s.mu.Lock()
+		sessions := slices.Collect(maps.Values(s.sessions))
+		s.mu.Unlock()
 		for _, sess := range sessions {
 			sess.mu.Lock() // whoever found the service not draining under this lock has been counted
 			sess.mu.Unlock()

@@ -104,10 +104,20 @@ func (sess *session) idle() time.Duration {
 func (s *Service) welcome(c *conn, in *Incoming, hello *metarpc.Hello) (*session, error) {
 	var sess *session
 	var refusal *metarpc.Error
+	s.mu.Lock()
+	draining := s.draining.Load()
+	if !draining {
+		s.hellos.Add(1)
+		defer s.hellos.Done()
+	}
+	s.mu.Unlock()
 	given, err := s.admitted(s.ctx, in)
-	if err != nil {
+	switch {
+	case draining:
+		refusal = &metarpc.Error{Status: metarpc.StatusShutdown, Message: "the service is going down"}
+	case err != nil:
 		refusal = &metarpc.Error{Status: errAccess.Status, Message: err.Error()}
-	} else {
+	default:
 		sess, refusal = s.session(in, hello)
 	}
 	if refusal == nil && s.attach(sess, c, in, given) {
@@ -139,9 +149,6 @@ func (s *Service) session(in *Incoming, hello *metarpc.Hello) (*session, *metarp
 	}
 	if _, ok := s.cfg.Speaks.Choose(hello.Versions()); !ok {
 		return refuse(metarpc.StatusVersion, "%s", metarpc.Mismatch(hello.Versions(), s.cfg.Speaks))
-	}
-	if s.draining.Load() {
-		return refuse(metarpc.StatusShutdown, "the service is going down")
 	}
 	if hello.Shard != s.cfg.Shard {
 		return refuse(metarpc.StatusMoved, "this service has shard %d of %d, not %d", s.cfg.Shard, s.shards, hello.Shard)

@@ -569,6 +569,50 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
+// TestShutdownWelcomes has a client connect while the service goes down: it is told of the session that is in the
+// catalog, so it can come back, and the next service's grace period does not wait for a lease.
+func TestShutdownWelcomes(t *testing.T) {
+	engine := &hooked{Engine: memory.New()}
+	h := newHost(t, engine).start()
+	begun, release := make(chan struct{}), make(chan struct{})
+	engine.hook(func(b *catalog.Batch) error {
+		if len(b.Puts) == 1 && b.Puts[0].Key[0] == schema.PrefixSession {
+			close(begun)
+			<-release
+		}
+		return nil
+	})
+	c := h.newClient()
+	welcomed := make(chan struct{})
+	var hello metarpc.Welcome
+	go func() {
+		defer close(welcomed)
+		conn, w := c.greet()
+		hello = *w
+		conn.Close()
+	}()
+	<-begun
+	engine.hook(nil)
+	down := make(chan error, 1)
+	svc := h.svc
+	go func() { down <- svc.Shutdown(context.Background()) }()
+	eventually(t, "draining", svc.draining.Load)
+	close(release)
+	<-welcomed
+	if err := <-down; err != nil || hello.Session == (metarpc.SessionID{}) {
+		t.Fatalf("%v %+v", err, hello)
+	}
+	h.start()
+	c.hello.Session = hello.Session
+	c.connect()
+	must[metarpc.Empty](c, metarpc.OpReclaimComplete, &metarpc.Empty{})
+	select {
+	case <-h.svc.graceOver:
+	case <-time.After(10 * time.Second):
+		t.Error("the grace period goes on")
+	}
+}
+
 // TestSlowReader sees to it that a client which does not read costs bounded memory and nobody else's time.
 func TestSlowReader(t *testing.T) {
 	h := startMemory(t)
