@@ -10,6 +10,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/datafile/store"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
@@ -245,8 +246,10 @@ func (m *Manager) fenceMirrored(ctx context.Context, id layout.FileID, row schem
 }
 
 // eachCopy calls f for the data files of a layout that are not stale, caches as well, all at once. Of the copies of a
-// column one has to end well. Then those on devices that are down are given up at once, and others when they have not
-// ended for lateCopy after that; a LateError names them. It waits for data servers that cannot be reached until ctx ends.
+// column one has to end well. Then those on devices that are down or late are given up at once, and others when they
+// have not ended for lateCopy after that, not counting the time in which their data servers have announced that they
+// stop. Their devices are late then. A LateError names them. It waits for data servers that cannot be reached until ctx
+// ends.
 func (m *Manager) eachCopy(ctx context.Context, row schema.Layout, f func(context.Context, dataStore, *schema.DataFile) error) error {
 	type answer struct {
 		file   *schema.DataFile
@@ -296,6 +299,7 @@ func (m *Manager) eachCopy(ctx context.Context, row schema.Layout, f func(contex
 		select {
 		case a := <-answers:
 			delete(open, a.file)
+			m.answered(a.file.Device, a.err)
 			switch {
 			case a.err == nil:
 				good[a.column] = good[a.column] || a.file.State == layout.CopyGood
@@ -323,15 +327,16 @@ func (m *Manager) eachCopy(ctx context.Context, row schema.Layout, f func(contex
 			spare = time.Now()
 			over = time.After(lateCopy)
 		}
-		away, unmet := m.away(open)
+		away, unmet, stop := m.away(open)
 		switch {
 		case away:
 		case over != nil:
 			continue
-		case unmet && time.Since(spare) < patience:
+		case stop || unmet && time.Since(spare) < patience:
 			over = time.After(lateCopy)
 			continue
 		}
+		m.foundLate(open)
 		for file := range open {
 			late = append(late, metarpc.CopyRef{Device: file.Device, Handle: file.Handle})
 		}
@@ -354,16 +359,42 @@ func (m *Manager) eachCopy(ctx context.Context, row schema.Layout, f func(contex
 // lateCopy is for how long a copy on a device that answers is waited for when other copies have what is needed.
 const lateCopy = time.Second
 
-// away reports whether all of these data files are on devices that are down, and whether one is on a device that was
-// not looked at yet.
-func (m *Manager) away(files map[*schema.DataFile]int) (away, unmet bool) {
+// away reports whether all of these data files are on devices that are down or late, whether one is on a device that
+// was not looked at yet, and whether one is on a device that has announced that it stops.
+func (m *Manager) away(files map[*schema.DataFile]int) (away, unmet, stop bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	away = true
 	for file := range files {
 		d := m.find(file.Device) // nil: of another process, not yet learnt of
-		away = away && d != nil && d.condition == down
+		stops := d != nil && d.condition == up && d.store != nil && d.store.Stopping()
+		away = away && d != nil && (d.condition == down || d.late && !stops)
 		unmet = unmet || d == nil || d.condition == unknown
+		stop = stop || stops
 	}
-	return away, unmet
+	return away, unmet, stop
+}
+
+// foundLate makes the devices of these data files late, which have not answered for lateCopy, and has them looked at.
+func (m *Manager) foundLate(files map[*schema.DataFile]int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for file := range files {
+		if d := m.find(file.Device); d != nil && d.condition == up && !d.late {
+			d.late = true
+			kick(d.recheck)
+		}
+	}
+}
+
+// answered ends that a device is late if a call that ended with this error was answered.
+func (m *Manager) answered(id layout.DeviceID, err error) {
+	if _, answered := store.Status(err); err != nil && !answered {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if d := m.find(id); d != nil {
+		d.late = false
+	}
 }

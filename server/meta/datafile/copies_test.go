@@ -11,6 +11,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/datafile/storetest"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
@@ -215,27 +216,91 @@ func TestLateCopies(t *testing.T) {
 	})
 }
 
-// TestCutSkips: a truncation does not wait for a copy on a device that is down, and a second for one on a device that
-// was thought to be up.
-func TestCutSkips(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 2)
-		row := w.file(5, layout.Policy{StripeCount: 1, Mirrors: 2}, unit)
+// cut truncates a file and says how long that took. The copy on device 0 is late, or is not.
+func (w *world) cut(row schema.Layout, late bool) time.Duration {
+	w.t.Helper()
+	began := time.Now()
+	err := w.m.Truncate(w.t.Context(), row, 1)
+	var e *LateError
+	switch {
+	case !late && err != nil, late && (!errors.As(err, &e) || len(e.Late) != 1 || e.Late[0].Device != w.device(0).id):
+		w.t.Errorf("cut: %v, want a late copy: %t", err, late)
+	}
+	return time.Since(began)
+}
+
+// mirrored makes files with two copies on two devices.
+func (w *world) mirrored(count int) (rows []schema.Layout) {
+	for i := range count {
+		row := w.file(layout.FileID(5+i), layout.Policy{StripeCount: 1, Mirrors: 2}, unit)
 		w.setSizes(row, 100)
 		w.setSizes(schema.Layout{Mirrors: row.Mirrors[1:]}, 100)
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// TestCutSkips: truncations wait a second, once, for copies on a device that does not answer, and not when it is known
+// to be down. A device that answers again is waited for again.
+func TestCutSkips(t *testing.T) {
+	for name, set := range map[string]func(*storetest.Export, bool){"down": (*storetest.Export).SetDown, "frozen": (*storetest.Export).SetFrozen} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, 2)
+				rows := w.mirrored(5)
+				calm()
+				set(w.exports[0], true)
+				var took time.Duration
+				for _, row := range rows[:3] {
+					took += w.cut(row, true)
+				}
+				if took != lateCopy {
+					t.Errorf("three files took %v, want %v", took, lateCopy)
+				}
+				time.Sleep(10 * time.Second)
+				if took := w.cut(rows[3], true); took > 0 {
+					t.Errorf("it is down: %v", took)
+				}
+				set(w.exports[0], false)
+				calm()
+				w.cut(rows[4], false)
+
+				// Not down meanwhile.
+				set(w.exports[0], true)
+				w.cut(rows[0], true)
+				set(w.exports[0], false)
+				time.Sleep(pulsePeriod + probePeriod)
+				w.cut(rows[0], false)
+			})
+		})
+	}
+}
+
+// TestCutWaitsForStop: a truncation waits for a copy whose data server has announced that it stops, until that is
+// back, or is down.
+func TestCutWaitsForStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		rows := w.mirrored(2)
 		calm()
-		w.exports[0].SetFrozen(true)
-		for _, most := range []time.Duration{lateCopy, 0} {
-			began := time.Now()
-			var late *LateError
-			if err := w.m.Truncate(t.Context(), row, 1); !errors.As(err, &late) || len(late.Late) != 1 || late.Late[0].Device != w.device(0).id {
-				t.Errorf("cut: %v", err)
-			}
-			if took := time.Since(began); took > most {
-				t.Errorf("it took %v, want %v at most", took, most)
-			}
-			time.Sleep(10 * time.Second)
+		stop := func(away time.Duration) {
+			w.exports[0].SetStopping(true)
+			w.exports[0].SetDown(true)
+			time.AfterFunc(away, func() {
+				w.exports[0].SetDown(false)
+				w.exports[0].SetStopping(false)
+			})
 		}
-		w.exports[0].SetFrozen(false)
+		const short = 2500 * time.Millisecond
+		stop(short)
+		if took := w.cut(rows[0], false); took != short {
+			t.Errorf("it was away for %v: %v", short, took)
+		}
+		calm()
+		stop(time.Minute)
+		if took := w.cut(rows[1], true); took < misses*probePatience || took > misses*probePatience+2*probePeriod {
+			t.Errorf("it stays away: %v", took)
+		}
+		time.Sleep(time.Minute)
 	})
 }

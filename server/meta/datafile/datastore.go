@@ -13,6 +13,8 @@ type dataStore interface {
 	// Null returns when the device has answered anything at all, or when there is a path to a namespace, as keep-alives
 	// watch those. It does not wait while connections are refused (ECONNREFUSED).
 	Null(ctx context.Context) error
+	// Stopping reports whether the data server has announced that it stops, and may be back soon.
+	Stopping() bool
 	// Pulse returns when the device has taken a write and has made it stable. One call may be under way at a time.
 	Pulse(ctx context.Context) error
 	// Stat is the space on the device. Info is the largest READ and WRITE.

@@ -76,6 +76,7 @@ type device struct {
 	missed    int       // probes without an answer, one after the other
 	silent    error     // why the latest probe has no answer
 	pulse     pulse
+	late      bool          // it is up, but has left a call unanswered for lateCopy, and answered no such call nor pulse since
 	fillAfter time.Time     // until then fills do without the device, as they have failed there
 	fillWait  time.Duration // how long that was, doubled with each failure; zero: the last fill went well
 	refused   error         // why no data file can be made, while that is so
@@ -288,6 +289,7 @@ func (d *device) endPulse(err error, current bool) {
 	p.next, p.began = p.began.Add(pulsePeriod), time.Time{}
 	_, answered := store.Status(err)
 	if answered || err == nil {
+		d.late = false
 		p.slow = max(min(took, patience), p.slow/2)
 	}
 	switch {
@@ -460,6 +462,7 @@ func (d *device) note(err error) {
 	if before == next {
 		return
 	}
+	d.late = false
 	if next == down {
 		d.pulse.proved = false
 		d.unuse(err)
@@ -607,7 +610,7 @@ func (d *device) move(ctx context.Context, at place, root []byte) error {
 func (d *device) doubt() {
 	d.unuse(errMoved)
 	d.store, d.condition, d.since = nil, unknown, time.Now()
-	d.missed, d.silent, d.pulse = 0, nil, pulse{began: d.pulse.began}
+	d.missed, d.silent, d.late, d.pulse = 0, nil, false, pulse{began: d.pulse.began}
 	d.moves++
 	d.interrupt()
 	kick(d.recheck)

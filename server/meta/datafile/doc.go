@@ -83,7 +83,9 @@
 // is up: so not each file waits for such a device. Its caller says which copies must stay good.
 //
 // Once each column has a copy that has answered, Truncate and Sync do not wait for copies on devices that are down, and a
-// second for others. Truncate names them (LateError), and the truncation is not over before they are stale (package meta).
+// second for others. A device that was waited for in vain is late, until it answers such a call or a pulse, and is not
+// waited for meanwhile: so many files in turn wait once. One that has announced that it stops is waited for as long as it
+// is up. Truncate names the copies (LateError), and the truncation is not over before they are stale (package meta).
 //
 // # Which data files a file gets
 //

@@ -65,6 +65,9 @@ func answered(err error) error {
 	return fmt.Errorf("%w: %w", err, nfs3.ErrIO)
 }
 
+// Stopping is never so: namespaces announce nothing.
+func (s *namespaceStore) Stopping() bool { return false }
+
 // Null waits for a path.
 func (s *namespaceStore) Null(ctx context.Context) error {
 	const again = 100 * time.Millisecond

@@ -91,6 +91,8 @@ func (s *nfsServer) Null(ctx context.Context) error {
 	}
 }
 
+func (s *nfsServer) Stopping() bool { return s.target.Stopping() }
+
 func (s *nfsServer) FSInfo(ctx context.Context, file []byte) (wire.FsinfoRes, error) {
 	return s.target.FSInfo(ctx, superuser, file)
 }

@@ -19,6 +19,8 @@ type Server interface {
 	// Null asks for nothing but an answer. It does not wait while connections are refused: the error is ECONNREFUSED
 	// then (errors.Is). A server that has announced that it stops is waited for, for a few seconds.
 	Null(ctx context.Context) error
+	// Stopping reports whether the server has announced that it stops, and these few seconds are not over.
+	Stopping() bool
 	// Mount returns the handle of an export's root (MOUNT version 3). It alone does not wait: it
 	// tries each address once.
 	Mount(ctx context.Context, export string) (root []byte, err error)

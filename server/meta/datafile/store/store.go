@@ -358,6 +358,9 @@ func (s *Store) Stat(ctx context.Context) (nfs3.FsstatRes, error) { return s.ser
 // Null asks the server for nothing but an answer; see [Server].
 func (s *Store) Null(ctx context.Context) error { return s.server.Null(ctx) }
 
+// Stopping reports whether the server has announced that it stops, and may be back soon.
+func (s *Store) Stopping() bool { return s.server.Stopping() }
+
 // Pulse writes to the pulse file, stably, which shows that the file system takes writes. It makes the file if there is
 // none. One call may be under way at a time; other processes may write to the same file.
 func (s *Store) Pulse(ctx context.Context) error {

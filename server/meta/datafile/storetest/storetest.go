@@ -66,6 +66,7 @@ type Export struct {
 	nodes map[uint64]*node
 	addr  netip.AddrPort
 	down  bool
+	stops bool
 	noSpc bool
 	// sick is what WRITE and CREATE answer; frozen makes them wait.
 	sick   error
@@ -126,6 +127,13 @@ func (e *Export) SetDown(down bool) {
 	defer e.net.mu.Unlock()
 	e.down = down
 	e.net.signal()
+}
+
+// SetStopping has the data server announce that it stops, or be back or forgotten.
+func (e *Export) SetStopping(stops bool) {
+	e.net.mu.Lock()
+	defer e.net.mu.Unlock()
+	e.stops = stops
 }
 
 // SetHeld has the server say JUKEBOX to every change of a file's owner, as if somebody on its host held the file, or not.
@@ -343,6 +351,15 @@ func (s *server) Mount(ctx context.Context, export string) (root []byte, err err
 
 func (s *server) Null(ctx context.Context) error {
 	return s.call(ctx, "NULL", func(*Export) error { return nil })
+}
+
+func (s *server) Stopping() bool {
+	s.net.mu.Lock()
+	defer s.net.mu.Unlock()
+	return slices.ContainsFunc(s.addrs, func(addr netip.AddrPort) bool {
+		e := s.net.exports[addr]
+		return e != nil && e.stops
+	})
 }
 
 func (s *server) FSInfo(ctx context.Context, file []byte) (res nfs3.FsinfoRes, err error) {
