@@ -41,7 +41,7 @@ func (f *File) Commit(ctx context.Context) error {
 
 func (f *File) commit(ctx context.Context) error {
 	slowest, _ := ctx.Value(SlowestKey{}).(*Slowest)
-	return errors.Join(f.together(f.dataFiles(), func(d *dataFile) error {
+	return errors.Join(f.together(f.dataFiles(), layout.OpCommit, func(d *dataFile) error {
 		began := time.Now()
 		err := f.settle(ctx, d)
 		if slowest != nil {
@@ -52,11 +52,12 @@ func (f *File) commit(ctx context.Context) error {
 }
 
 // together runs do for each data file at the same time and returns the errors. A copy that was given up does not count.
+// kind is what do sends: COMMITs, or what changes the data files.
 //
 // Once a copy has ended without an error, or with ErrUnsupported, the others of its column are waited for as long as
 // device.patience says, not counting the time in which their data servers have announced that they stop; they go on by
 // themselves. A copy on a late device is not waited for once a good copy has ended so whose device was not late.
-func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
+func (f *File) together(files []*dataFile, kind layout.OpKind, do func(*dataFile) error) []error {
 	errs := make([]error, len(files))
 	if len(files) == 1 {
 		errs[0] = copyError(files[0], do(files[0]))
@@ -122,7 +123,10 @@ func (f *File) together(files []*dataFile, do func(*dataFile) error) []error {
 			case inTime[column] && c.refuses():
 				c.dev.foundLate(use, 0, at)
 			}
-			if overdue || inTime[column] && (dev(d).late() || ticked && dev(d).lateToWrite()) {
+			if overdue || inTime[column] && (dev(d).lateToSync() || ticked && dev(d).lateToWrite()) {
+				if c != nil && kind == layout.OpCommit && (overdue || !c.dev.late()) {
+					c.dev.foundUnsynced(since[i])
+				}
 				errs[i] = copyError(d, &Error{Op: layout.OpCommit, Device: use.Device, File: use, Err: ErrStuck})
 				ended[i] = true
 				n++

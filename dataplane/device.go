@@ -40,15 +40,17 @@ type device struct {
 	usage     usage
 
 	// Times are watch.now; see late.go.
-	heard       atomic.Int64 // when it last answered anything
-	heardChange atomic.Int64 // when it last answered anything but a READ
-	lateAt      atomic.Int64 // when it was found late
-	stuckAt     atomic.Int64 // when it was found stuck
-	triedAt     atomic.Int64 // when a write was sent to see whether it still is
-	slow        atomic.Int64 // how long a change took, in nanoseconds
-	slowAt      atomic.Int64 // when that had ended
-	stuck       atomic.Int32 // WRITEs that were given up as unanswered and have not ended
-	asking      atomic.Bool  // it has a question to answer, see ask
+	heard      atomic.Int64 // when it last answered anything
+	heardWrite atomic.Int64 // when it last answered a WRITE
+	heardSync  atomic.Int64 // when it last answered a COMMIT or a stable WRITE
+	lateAt     atomic.Int64 // when it was found late
+	stuckAt    atomic.Int64 // when a WRITE found it stuck
+	unsyncedAt atomic.Int64 // when a COMMIT found it stuck
+	triedAt    atomic.Int64 // when a WRITE was sent to see whether it still is
+	slow       atomic.Int64 // how long a change took, in nanoseconds
+	slowAt     atomic.Int64 // when that had ended
+	stuck      atomic.Int32 // WRITEs that were given up as unanswered and have not ended
+	asking     atomic.Bool  // it has a question to answer, see ask
 
 	mu        sync.Mutex
 	waiting   []ticket        // for conn; a dial is running if not empty

@@ -51,11 +51,13 @@
 //	late   it left a request unanswered for Config.MirrorTimeout after another copy had answered, and has answered
 //	       nothing since. Or it refuses connections (see [Refuser]) while a good copy has answered. It is late until it
 //	       answers anything. It is asked for one byte for that, again and again if the target is soft
-//	stuck  it answers, but left a write unanswered for so long. It is stuck until it answers a write or COMMIT, or
-//	       until all writes that it left unanswered have ended
+//	stuck  it answers, but left a WRITE unanswered for so long. It is stuck until it answers a WRITE, or until all
+//	       WRITEs that it left unanswered have ended. Or it left a COMMIT unanswered for so long. Then it is stuck until
+//	       it answers a COMMIT or a stable WRITE
 //
-// Writes, COMMITs and the like treat a stuck device as a late one, but one write in each Config.MirrorTimeout is sent to
-// it, and COMMITs get a quarter of that time:
+// Writes, COMMITs and the like treat a stuck device as a late one, but one WRITE in each Config.MirrorTimeout is sent to
+// it, a stable one that is not waited for. The first COMMIT that is sent to a device which does not answer WRITEs gets a
+// quarter of that time:
 //
 //   - A write is not sent to a copy on a late device while there is a good copy on one that is not. When that copy has
 //     the data the write ends with ErrStuck for the other. If no good copy takes the data, or the device is no longer

@@ -160,7 +160,7 @@ func (f *File) eachDataFile(seg *layout.Segment, off, end int64, held *orphans, 
 	}
 	held.count.Add(int32(len(files)))
 	room := make(chan struct{}, sparseWidth)
-	results := f.together(files, func(d *dataFile) error {
+	results := f.together(files, layout.OpWrite, func(d *dataFile) error {
 		defer held.drop()
 		room <- struct{}{}
 		defer func() { <-room }()

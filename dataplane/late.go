@@ -13,9 +13,11 @@ import (
 // wait for a late device, and reads avoid it. A late device always has a question of ours to answer, so the verdict
 // ends once the device is back, whatever else it is asked.
 //
-// A device is stuck when it answers reads, but not writes: its file system is frozen, for example. Writes treat a
-// stuck device as a late one, but one write in each Config.MirrorTimeout is sent to it. It is stuck until it answers
-// any change, or until all the writes that it has left unanswered for too long have ended.
+// A device is stuck when it answers reads, but not WRITEs, as its file system is frozen, for example; or when it takes
+// WRITEs, but does not answer COMMITs, as its disk hangs. Writes and COMMITs treat a stuck device as a late one, but one
+// WRITE in each Config.MirrorTimeout is sent to it, a stable one. It is stuck until it answers what it was found stuck
+// by: a WRITE, or a COMMIT or stable WRITE; in the first case also until all the WRITEs that it has left unanswered for
+// too long have ended.
 
 // A busy disk answers late as well. A copy is waited for longer than Config.MirrorTimeout if its device has lately
 // taken long for changes that it answered.
@@ -32,10 +34,21 @@ func (d *device) late() bool { return d.lateAt.Load() > d.heard.Load() }
 
 // lateToWrite reports whether the device is late or stuck.
 func (d *device) lateToWrite() bool {
-	return d.late() || d.stuck.Load() > 0 && d.stuckAt.Load() > d.heardChange.Load()
+	return d.lateToSync() || d.stuck.Load() > 0 && d.stuckAt.Load() > d.heardWrite.Load()
 }
 
-// tries reports whether a write is to be sent to the device though it is stuck, to see whether it answers.
+// lateToSync reports whether the device is late, or was found stuck by a COMMIT.
+func (d *device) lateToSync() bool { return d.late() || d.unsyncedAt.Load() > d.heardSync.Load() }
+
+// foundUnsynced makes the device stuck, as it does not answer a COMMIT, unless it has answered one after since, or has
+// announced that it stops.
+func (d *device) foundUnsynced(since int64) {
+	if d.heardSync.Load() <= since && !d.conn.Load().stopping() {
+		d.unsyncedAt.Store(d.plane.watch.now())
+	}
+}
+
+// tries reports whether a WRITE is to be sent to the device though it is stuck, to see whether it answers.
 func (d *device) tries() bool {
 	at, last := d.plane.watch.now(), d.triedAt.Load()
 	return !d.late() && (last == 0 || at-last >= int64(d.plane.cfg.MirrorTimeout)) && d.triedAt.CompareAndSwap(last, at)
@@ -65,8 +78,11 @@ func (d *device) hear(op *layout.Op, at, took int64) {
 	if op.Kind == layout.OpRead {
 		return
 	}
-	if at > d.heardChange.Load() {
-		d.heardChange.Store(at)
+	if op.Kind == layout.OpWrite && at > d.heardWrite.Load() {
+		d.heardWrite.Store(at)
+	}
+	if (op.Kind == layout.OpCommit || op.Stable != layout.Unstable) && at > d.heardSync.Load() {
+		d.heardSync.Store(at)
 	}
 	if most := int64(d.plane.cfg.MirrorTimeout); took > most/8 && took <= slowMost*most && took > d.slowestChange(at) {
 		d.slow.Store(took)
@@ -95,8 +111,13 @@ func (d *device) ask(df *layout.DataFile, off int64) {
 		return
 	}
 	op := &layout.Op{Kind: layout.OpRead, File: df, Off: off, Data: make([]byte, 1)}
+	began := d.plane.watch.now()
 	op.Done = func(op *layout.Op) {
-		d.hear(op, d.plane.watch.now(), 0)
+		at := d.plane.watch.now()
+		d.hear(op, at, 0)
+		if !d.late() && at-began > d.plane.lookAfter() {
+			d.heardSync.Store(at) // it was away: that it left COMMITs unanswered says nothing of its disk
+		}
 		d.asking.Store(false)
 		if d.late() { // a soft target has given up, or the device was found late meanwhile
 			go func() { // ends at once; not here, with the target's locks

@@ -358,3 +358,84 @@ func TestStuckOnce(t *testing.T) {
 		})
 	}
 }
+
+// hangs is a disk that does not answer: what has to reach it waits, and the rest does not.
+func hangs(d time.Duration) faulty.Rule {
+	return faulty.Rule{Late: d, Match: func(op *layout.Op) bool { return op.Kind == layout.OpCommit || op.Stable != layout.Unstable }}
+}
+
+// A server whose disk hangs takes WRITEs. It is waited for once by COMMITs, whether the data was written before or is
+// written then, until what has to reach the disk is answered.
+func TestUnsyncedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t, options{servers: 2})
+		var files []*dataplane.File
+		var segs []*layout.Segment
+		for range 40 {
+			f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+			files, segs = append(files, f), append(segs, seg)
+			e.write(f, seg, 0, []byte("old"))
+		}
+		e.targets[1].SetRules(hangs(time.Hour))
+		start := time.Now()
+		for i, f := range files {
+			e.expectStuck(f.Commit(context.Background()), 1)
+			f.Forsake(copyOf(segs[i], 1, 0))
+			e.check(f, segs[i], 0, []byte("old"))
+			f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+			e.expectStuck(e.startWrite(f, seg, 0, []byte("new"), 0).wait(t), 1)
+			f.Forsake(copyOf(seg, 1, 0))
+			e.commit(f)
+		}
+		if took := time.Since(start); took > 3*mirrorTimeout/2 {
+			t.Errorf("took %v", took)
+		}
+		// Trials are not waited for either.
+		e.targets[0].SetRules(faulty.Rule{Late: mirrorTimeout / 20})
+		start = time.Now()
+		for range 10 {
+			time.Sleep(2 * mirrorTimeout)
+			f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+			e.expectStuck(e.startWrite(f, seg, 0, []byte("new"), 0).wait(t), 1)
+			f.Forsake(copyOf(seg, 1, 0))
+		}
+		if took := time.Since(start) - 20*mirrorTimeout; took > mirrorTimeout {
+			t.Errorf("trials took %v", took)
+		}
+		e.targets[0].SetRules()
+		e.targets[1].SetRules()
+		time.Sleep(2 * mirrorTimeout)
+		// What is sent to see whether it is well again is the end of that.
+		f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+		e.startWrite(f, seg, 0, []byte("trial"), 0).wait(t)
+		f, seg = e.plane.NewFile(), e.segment(4096, 1, 2)
+		e.write(f, seg, 0, []byte("again"))
+		e.commit(f)
+		if got := e.mirror(seg, 1, 5, true); string(got) != "again" {
+			t.Errorf("the copy has %q", got)
+		}
+	})
+}
+
+// A server that was away when it left a COMMIT unanswered is written like any other when it is back.
+func TestUnsyncedAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t, options{servers: 2})
+		f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+		e.write(f, seg, 0, []byte("old"))
+		e.targets[1].SetRules(faulty.Rule{Kind: layout.OpCommit, Late: time.Hour}, frozen(time.Minute)) // nobody waits for the COMMIT
+		e.expectStuck(f.Commit(context.Background()), 1)
+		f.Forsake(copyOf(seg, 1, 0))
+		time.Sleep(2 * time.Minute)
+		e.targets[1].SetRules(frozen(time.Millisecond))
+		var writes []*started
+		for range 3 {
+			writes = append(writes, e.startWrite(e.plane.NewFile(), e.segment(4096, 1, 2), 0, []byte("new"), 0))
+		}
+		for _, s := range writes {
+			if err := s.wait(t); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}

@@ -26,6 +26,7 @@ type piece struct {
 	// Of mirrored files.
 	state atomic.Uint32 // pieceOut, ...
 	late  bool          // WRITE: its device was late when it was sent
+	trial bool          // WRITE: it was sent to see whether its device is still stuck
 	stuck bool          // WRITE: it counts in device.stuck; guarded by data.mu
 	group *orphans      // WRITE: once orphaned; guarded by data.mu
 	over  bool          // WRITE: orphaned, and answered; guarded by data.mu

@@ -31,6 +31,9 @@ func newWatch(p *Plane) *watch {
 // lookAfter is how often a write is looked at, in nanoseconds.
 func (p *Plane) lookAfter() int64 { return int64(p.cfg.MirrorTimeout) / 4 }
 
+// lookSoon is how often one is looked at that has sent a trial, which it does not wait for.
+func (p *Plane) lookSoon() int64 { return int64(p.cfg.MirrorTimeout) / 64 }
+
 // now is the monotonic clock in nanoseconds, never 0.
 func (w *watch) now() int64 { return int64(time.Since(w.start)) + 1 }
 

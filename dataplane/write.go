@@ -216,11 +216,15 @@ func (q *writeRequest) send(server int, off int64, data []byte) {
 		pc.op.Kind, pc.op.File, pc.op.Off, pc.op.Data, pc.op.Stable, pc.op.Kept = layout.OpWrite, df, off, data, stable, 0
 		pc.op.Leave = buf == nil && q.mayLeave()
 		pc.late = pc.conn.dev.lateToWrite()
-		if sure && pc.late && !pc.conn.dev.tries() {
-			pc.owner, pc.gen = &q.request, q.gen
-			pc.state.Store(pieceHeld)
-			q.pieces = append(q.pieces, pc)
-			continue
+		if sure && pc.late {
+			if !pc.conn.dev.tries() {
+				pc.owner, pc.gen = &q.request, q.gen
+				pc.state.Store(pieceHeld)
+				q.pieces = append(q.pieces, pc)
+				continue
+			}
+			pc.trial, pc.op.Stable = true, max(stable, layout.DataSync)
+			p.watch.again(&q.request, p.watch.now()+p.lookSoon())
 		}
 		q.add(pc)
 	}
@@ -293,7 +297,11 @@ func (q *writeRequest) look(gen uint64, at int64) {
 			left = append(left, pc)
 		}
 	}
-	p.watch.again(&q.request, at+p.lookAfter())
+	next := p.lookAfter()
+	if slices.ContainsFunc(q.pieces, func(pc *piece) bool { return pc.trial && pc.state.Load() == pieceOut }) {
+		next = p.lookSoon()
+	}
+	p.watch.again(&q.request, at+next)
 	q.mu.Unlock()
 	if len(left) == 0 {
 		q.drop()
@@ -370,7 +378,7 @@ func (q *writeRequest) orphan(pc *piece, at int64) {
 		return
 	}
 	dev := pc.conn.dev
-	if pc.alone != 0 && at-pc.alone >= dev.patience(at) && dev.heardChange.Load() <= pc.alone {
+	if pc.alone != 0 && at-pc.alone >= dev.patience(at) && dev.heardWrite.Load() <= pc.alone {
 		pc.stuck = true
 		dev.stuck.Add(1)
 		dev.stuckAt.Store(at)
