@@ -24,10 +24,11 @@ func (e *LateError) Error() string {
 // LateCopies names them.
 func (e *LateError) LateCopies() []metarpc.CopyRef { return e.Late }
 
-// MarkStale records, durably, that copies of file id may lack data, so that nobody is to read or write them any more. The last
-// good copy of a column is never marked, nor is a cache, see StaleCaches. It returns all copies of the file that are stale then, and
-// those named that it does not have any more.
+// MarkStale records, durably, that copies of file id may lack data, so that nobody is to read or write them any more. Fills do not
+// use their devices before these have answered a pulse. The last good copy of a column is never marked, nor is a cache,
+// see StaleCaches. It returns all copies of the file that are stale then, and those named that it does not have any more.
 func (m *Manager) MarkStale(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) ([]metarpc.CopyRef, error) {
+	m.complain(copies)
 	unlock, err := m.files.lock(ctx, id)
 	if err != nil {
 		return nil, err
@@ -382,7 +383,42 @@ func (m *Manager) foundLate(files map[*schema.DataFile]int) {
 	for file := range files {
 		if d := m.find(file.Device); d != nil && d.condition == up && !d.late {
 			d.late = true
-			kick(d.recheck)
+			d.complain(time.Now())
+		}
+	}
+}
+
+// complain has the devices of copies that could not be written show that they answer.
+func (m *Manager) complain(copies []metarpc.CopyRef) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, ref := range copies {
+		if d := m.find(ref.Device); d != nil {
+			d.complain(time.Now())
+		}
+	}
+}
+
+// settleDoubts waits until the devices that clients have complained of have answered, or have not for fillPatience.
+func (m *Manager) settleDoubts(ctx context.Context) error {
+	for {
+		var until time.Time
+		m.mu.Lock()
+		changed := m.changed
+		for _, d := range m.devices {
+			if !d.doubted.IsZero() && d.doubted.Add(fillPatience).After(until) {
+				until = d.doubted.Add(fillPatience)
+			}
+		}
+		m.mu.Unlock()
+		if !until.After(time.Now()) {
+			return nil
+		}
+		waiting, cancel := context.WithDeadline(ctx, until)
+		err := m.wait(waiting, changed)
+		cancel()
+		if err != nil && (ctx.Err() != nil || errors.Is(err, ErrClosed)) {
+			return err
 		}
 	}
 }

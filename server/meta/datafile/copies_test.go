@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -302,5 +303,42 @@ func TestCutWaitsForStop(t *testing.T) {
 			t.Errorf("it stays away: %v", took)
 		}
 		time.Sleep(time.Minute)
+	})
+}
+
+// TestComplaints: a device that clients have complained of is no target of fills before it has answered a pulse, which
+// is sent at once. That is waited for, for a second at most.
+func TestComplaints(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		row := w.mirrored(1)[0]
+		complain := func() {
+			t.Helper()
+			if _, err := w.m.MarkStale(t.Context(), 5, refs(row.Mirrors[1][0])); err != nil {
+				t.Fatal(err)
+			}
+		}
+		on := slices.IndexFunc(w.exports, func(e *storetest.Export) bool {
+			return w.device(slices.Index(w.exports, e)).id == row.Mirrors[1][0].Device
+		})
+		fillable := func(want bool, most time.Duration) {
+			t.Helper()
+			began := time.Now()
+			can, err := w.m.Fillable(t.Context(), 5, nil)
+			if took := time.Since(began); can != want || took > most || err != nil {
+				t.Errorf("fillable: %t after %v, %v; want %t after %v", can, took, err, want, most)
+			}
+		}
+		calm()
+		complain()
+		fillable(true, 0)
+		time.Sleep(2 * justAnswered)
+		w.exports[on].SetFrozen(true)
+		complain()
+		fillable(false, fillPatience)
+		fillable(false, 0)
+		w.exports[on].SetFrozen(false)
+		time.Sleep(time.Millisecond)
+		fillable(true, 0)
 	})
 }

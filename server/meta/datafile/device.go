@@ -31,6 +31,10 @@ const (
 	pulsePeriod   = 2 * time.Second // between pulses
 	misses        = 2               // so many probes, or pulses, that fail one after the other make a device down
 
+	// justAnswered is how long an answered pulse says that complaints are void. Clients complain later than that of a
+	// device that has died.
+	justAnswered = 200 * time.Millisecond
+
 	fillTurn      = 50 * time.Millisecond // what a fill has at least while others wait
 	fillPatience  = time.Second           // for the calls by which a block is copied
 	fillAgain     = 5 * time.Second       // until fills try a device again that failed them; a pulse is sooner
@@ -77,6 +81,7 @@ type device struct {
 	silent    error     // why the latest probe has no answer
 	pulse     pulse
 	late      bool          // it is up, but has left a call unanswered for lateCopy, and answered no such call nor pulse since
+	doubted   time.Time     // when clients complained, or it was found late; zero: it has answered a pulse since
 	fillAfter time.Time     // until then fills do without the device, as they have failed there
 	fillWait  time.Duration // how long that was, doubled with each failure; zero: the last fill went well
 	refused   error         // why no data file can be made, while that is so
@@ -97,6 +102,7 @@ type pulse struct {
 	failed   int           // one after the other
 	slow     time.Duration // what the slowest one took, halved with each one that was answered since
 	problem  error         // why the latest of them failed
+	answered time.Time     // when one was answered
 	proved   bool          // one has been answered since the device was down
 	readOnly error         // why nothing new can be written, though the file system answers; see unwritable
 }
@@ -289,7 +295,11 @@ func (d *device) endPulse(err error, current bool) {
 	p.next, p.began = p.began.Add(pulsePeriod), time.Time{}
 	_, answered := store.Status(err)
 	if answered || err == nil {
-		d.late = false
+		d.late, p.answered = false, now
+		if !d.doubted.IsZero() {
+			d.doubted = time.Time{}
+			d.m.signal()
+		}
 		p.slow = max(min(took, patience), p.slow/2)
 	}
 	switch {
@@ -462,7 +472,7 @@ func (d *device) note(err error) {
 	if before == next {
 		return
 	}
-	d.late = false
+	d.late, d.doubted = false, time.Time{}
 	if next == down {
 		d.pulse.proved = false
 		d.unuse(err)
@@ -610,7 +620,7 @@ func (d *device) move(ctx context.Context, at place, root []byte) error {
 func (d *device) doubt() {
 	d.unuse(errMoved)
 	d.store, d.condition, d.since = nil, unknown, time.Now()
-	d.missed, d.silent, d.late, d.pulse = 0, nil, false, pulse{began: d.pulse.began}
+	d.missed, d.silent, d.late, d.doubted, d.pulse = 0, nil, false, time.Time{}, pulse{began: d.pulse.began}
 	d.moves++
 	d.interrupt()
 	kick(d.recheck)
@@ -626,11 +636,24 @@ const (
 	plenty
 )
 
-// fit reports whether fills may use the device now: it is up, nothing of the last probe and pulse says otherwise, and
-// no fill has failed there just before; m.mu is held.
+// complain has a pulse sent at once, since a client has said that the device does not answer, or a call was left there.
+// Until that is answered fills do not use the device, which is up. m.mu is held.
+func (d *device) complain(now time.Time) {
+	if d.condition != up || !d.doubted.IsZero() || now.Sub(d.pulse.answered) < justAnswered {
+		return
+	}
+	d.doubted = now
+	if d.pulse.wait == 0 {
+		d.pulse.next = time.Time{}
+	}
+	kick(d.recheck)
+}
+
+// fit reports whether fills may use the device now: it is up, nothing of the last probe and pulse says otherwise, no
+// client has complained since, and no fill has failed there just before; m.mu is held.
 func (d *device) fit(now time.Time) bool {
 	p := &d.pulse
-	return d.condition == up && d.missed == 0 && p.failed == 0 && (p.began.IsZero() || now.Sub(p.began) < fillPatience) &&
+	return d.condition == up && d.doubted.IsZero() && d.missed == 0 && p.failed == 0 && (p.began.IsZero() || now.Sub(p.began) < fillPatience) &&
 		!now.Before(d.fillAfter)
 }
 

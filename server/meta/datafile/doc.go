@@ -121,7 +121,8 @@
 // the others stale in the batch that records the owner. That also settles what a lost client may have written to some copies only.
 //
 // A fill that nobody waits for uses devices that are fit: up, with nothing in the last probe and pulse that says
-// otherwise. A block of it has a second. What fails then is held against the device (failFill), and fills leave that
+// otherwise. When a client complains of a copy (MarkStale), or a truncation has waited for one in vain, the device is sent
+// a pulse at once, and is not fit before it has answered; Fillable waits a second for that. A block of it has a second. What fails then is held against the device (failFill), and fills leave that
 // alone for 5 s, then 10 s, up to 5 min, until one goes well; other devices take its part. When a device goes down
 // its calls end at once. What becomes of the copy:
 //

@@ -195,8 +195,12 @@ func (m *Manager) replaceStale(ctx context.Context, id layout.FileID) error {
 }
 
 // Fillable reports whether StartFill would find something to fill now. What is to be copied has to be on devices that
-// are fit, and so has what is copied to.
+// are fit, and so has what is copied to. It waits until devices that clients have complained of have answered, a second
+// at most.
 func (m *Manager) Fillable(ctx context.Context, id layout.FileID, pinned []metarpc.CopyRef) (bool, error) {
+	if err := m.settleDoubts(ctx); err != nil {
+		return false, fmt.Errorf("copies of inode %d: %w", id, err)
+	}
 	row, _, err := m.filling(ctx, id)
 	var to layout.DeviceID
 	if err == nil {

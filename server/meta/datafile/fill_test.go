@@ -332,6 +332,9 @@ func TestDrainWhileFilled(t *testing.T) {
 		if _, err := w.m.MarkStale(t.Context(), 5, refs(row.Mirrors[1][0])); err != nil {
 			t.Fatal(err)
 		}
+		if can, err := w.m.Fillable(t.Context(), 5, nil); err != nil || !can {
+			t.Fatal(can, err)
+		}
 		first, _, err := w.m.StartFill(t.Context(), 5, nil)
 		if err == nil {
 			_, _, err = w.m.Fill(t.Context(), 5, first, 0, 1<<19, unpaced, never)
