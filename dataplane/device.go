@@ -44,6 +44,7 @@ type device struct {
 	heardWrite atomic.Int64 // when it last answered a WRITE
 	heardSync  atomic.Int64 // when it last answered a COMMIT or a stable WRITE
 	lateAt     atomic.Int64 // when it was found late
+	backAt     atomic.Int64 // when it last answered after it had been late for a while
 	stuckAt    atomic.Int64 // when a WRITE found it stuck
 	unsyncedAt atomic.Int64 // when a COMMIT found it stuck
 	triedAt    atomic.Int64 // when a WRITE was sent to see whether it still is

@@ -20,7 +20,7 @@ import (
 // too long have ended.
 
 // A busy disk answers late as well. A copy is waited for longer than Config.MirrorTimeout if its device has lately
-// taken long for changes that it answered.
+// taken long for changes that it answered. Changes that it had when it was late for a while do not count.
 
 const (
 	// slowHalf is the time in which the slowest change of a device counts half.
@@ -72,6 +72,11 @@ func (d *device) hear(op *layout.Op, at, took int64) {
 			return // not an answer
 		}
 	}
+	if d.late() && at-d.lateAt.Load() > d.plane.lookAfter() {
+		// What it has left unanswered says nothing of its disk.
+		d.backAt.Store(at)
+		d.heardSync.Store(at)
+	}
 	if at > d.heard.Load() {
 		d.heard.Store(at)
 	}
@@ -83,6 +88,9 @@ func (d *device) hear(op *layout.Op, at, took int64) {
 	}
 	if (op.Kind == layout.OpCommit || op.Stable != layout.Unstable) && at > d.heardSync.Load() {
 		d.heardSync.Store(at)
+	}
+	if at-took < d.backAt.Load() {
+		return
 	}
 	if most := int64(d.plane.cfg.MirrorTimeout); took > most/8 && took <= slowMost*most && took > d.slowestChange(at) {
 		d.slow.Store(took)
@@ -97,7 +105,9 @@ func (d *device) foundLate(df *layout.DataFile, off, since int64) {
 		return
 	}
 	first := !d.late()
-	d.lateAt.Store(d.plane.watch.now())
+	if first {
+		d.lateAt.Store(d.plane.watch.now())
+	}
 	d.ask(df, off)
 	if first {
 		d.plane.watch.hurry()
@@ -111,13 +121,8 @@ func (d *device) ask(df *layout.DataFile, off int64) {
 		return
 	}
 	op := &layout.Op{Kind: layout.OpRead, File: df, Off: off, Data: make([]byte, 1)}
-	began := d.plane.watch.now()
 	op.Done = func(op *layout.Op) {
-		at := d.plane.watch.now()
-		d.hear(op, at, 0)
-		if !d.late() && at-began > d.plane.lookAfter() {
-			d.heardSync.Store(at) // it was away: that it left COMMITs unanswered says nothing of its disk
-		}
+		d.hear(op, d.plane.watch.now(), 0)
 		d.asking.Store(false)
 		if d.late() { // a soft target has given up, or the device was found late meanwhile
 			go func() { // ends at once; not here, with the target's locks

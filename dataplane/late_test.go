@@ -439,3 +439,21 @@ func TestUnsyncedAway(t *testing.T) {
 		}
 	})
 }
+
+// A server that was away for a short time is no slow one: it is not waited for longer the next time.
+func TestAwayIsNotSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t, options{servers: 2})
+		for i := range 3 {
+			e.targets[1].SetRules(frozen(3 * mirrorTimeout))
+			f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
+			start := time.Now()
+			e.expectStuck(e.startWrite(f, seg, 0, []byte("data"), layout.FileSync).wait(t), 1)
+			if took := time.Since(start); took > 3*mirrorTimeout/2 {
+				t.Errorf("time %d: %v", i, took)
+			}
+			e.targets[1].SetRules()
+			time.Sleep(4 * mirrorTimeout) // it has answered all
+		}
+	})
+}
