@@ -331,7 +331,7 @@ func (f *File) seekColumn(ctx context.Context, seg *layout.Segment, i int, off, 
 	}
 	var errs []error
 	late := func(m int) int {
-		if f.plane.device(seg.Mirrors[m].Servers[i].Device).late() {
+		if df := &seg.Mirrors[m].Servers[i]; f.readable(df) && f.plane.device(df.Device).late() {
 			return 1
 		}
 		return 0

@@ -215,7 +215,11 @@ func (q *readRequest) pick(server int, tried uint64, n int) int {
 // late has a bit for each copy of a column that is on a late device, or one that stops.
 func (q *readRequest) late(server int) (late uint64) {
 	for m := range min(len(q.seg.Mirrors), maxTried) {
-		d := q.file.plane.device(q.seg.Mirrors[m].Servers[server].Device)
+		df := &q.seg.Mirrors[m].Servers[server]
+		if df.State == layout.CopyStale {
+			continue // it may be on no device at all
+		}
+		d := q.file.plane.device(df.Device)
 		if c := d.conn.Load(); d.late() || c != nil && c.stopping() {
 			late |= 1 << m
 		}
@@ -262,7 +266,7 @@ const clearly = 1.5
 // nth finds the usable copy number k of those that have at least this efficiency.
 func (q *readRequest) nth(k, server int, tried uint64, efficiency uint32) int {
 	for m := range q.seg.Mirrors {
-		if q.efficiency(m, server) < efficiency || !q.usable(m, server, tried) {
+		if !q.usable(m, server, tried) || q.efficiency(m, server) < efficiency {
 			continue
 		}
 		if k == 0 {

@@ -13,6 +13,8 @@ type Policy struct {
 	StripeCount int   // data servers per mirror; more than there are devices means all of them
 	Mirrors     int   // copies, each on other data servers
 	Placement   Placement
+	// MinCopies is for how many copies there must be data servers when a new file is made. It gets the others later. 0 is 1.
+	MinCopies int
 }
 
 // Placement says which data servers new files go to.
@@ -66,6 +68,12 @@ func (p Policy) Validate() error {
 	if p.Placement >= placementEnd {
 		return fmt.Errorf("%v", p.Placement)
 	}
+	if p.MinCopies < 0 || p.MinCopies > MaxPolicyMirror {
+		return fmt.Errorf("min copies %d: want 1 to %d", p.MinCopies, MaxPolicyMirror)
+	}
+	if p.Mirrors != 0 && p.MinCopies > p.Mirrors {
+		return fmt.Errorf("min copies %d: want no more than there are mirrors, %d", p.MinCopies, p.Mirrors)
+	}
 	return nil
 }
 
@@ -82,6 +90,9 @@ func (p Policy) Or(d Policy) Policy {
 	}
 	if p.Placement == 0 {
 		p.Placement = d.Placement
+	}
+	if p.MinCopies == 0 {
+		p.MinCopies = d.MinCopies
 	}
 	return p
 }
@@ -101,10 +112,14 @@ func (p Policy) String() string {
 	if p.Placement != 0 {
 		words = append(words, "placement="+p.Placement.String())
 	}
+	if p.MinCopies != 0 {
+		words = append(words, "min_copies="+strconv.Itoa(p.MinCopies))
+	}
 	return strings.Join(words, " ")
 }
 
-// ParsePolicy reads "stripe_unit=BYTES stripe_count=N mirrors=N placement=WHERE" in any order, each field at most once, and validates it.
+// ParsePolicy reads "stripe_unit=BYTES stripe_count=N mirrors=N placement=WHERE min_copies=N" in any order, each field
+// at most once, and validates it.
 func ParsePolicy(s string) (Policy, error) {
 	var p Policy
 	seen := map[string]bool{}
@@ -132,8 +147,10 @@ func ParsePolicy(s string) (Policy, error) {
 			p.StripeCount = int(min(n, MaxStripeCount+1))
 		case "mirrors":
 			p.Mirrors = int(min(n, MaxPolicyMirror+1))
+		case "min_copies":
+			p.MinCopies = int(min(n, MaxPolicyMirror+1))
 		default:
-			return Policy{}, fmt.Errorf("layout policy %q: no field %q; there are stripe_unit, stripe_count, mirrors, placement", s, key)
+			return Policy{}, fmt.Errorf("layout policy %q: no field %q; there are stripe_unit, stripe_count, mirrors, placement, min_copies", s, key)
 		}
 	}
 	if err := p.Validate(); err != nil {

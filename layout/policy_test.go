@@ -16,6 +16,8 @@ func TestParsePolicy(t *testing.T) {
 		"stripe_unit=1073741824":                       {StripeUnit: MaxStripeUnit},
 		"placement=local":                              {Placement: PlacementLocal},
 		"mirrors=2 placement=spread":                   {Mirrors: 2, Placement: PlacementSpread},
+		"min_copies=2":                                 {MinCopies: 2},
+		"min_copies=2 mirrors=2":                       {Mirrors: 2, MinCopies: 2},
 	} {
 		got, err := ParsePolicy(in)
 		if err != nil || got != want {
@@ -47,6 +49,9 @@ func TestParsePolicy(t *testing.T) {
 		"placement=":                           `""`,
 		"placement=here":                       `"here"`,
 		"placement=local placement=local":      "placement=local",
+		"min_copies=0":                         `"0"`,
+		"min_copies=5":                         "5",
+		"mirrors=2 min_copies=3":               "min copies 3",
 	} {
 		got, err := ParsePolicy(in)
 		if err == nil || !strings.Contains(err.Error(), word) {
@@ -62,9 +67,9 @@ func TestPolicyOr(t *testing.T) {
 	def := Policy{StripeUnit: 1 << 20, StripeCount: 4, Mirrors: 1, Placement: PlacementSpread}
 	for _, c := range []struct{ p, want Policy }{
 		{Policy{}, def},
-		{Policy{Mirrors: 2}, Policy{1 << 20, 4, 2, PlacementSpread}},
-		{Policy{StripeUnit: 4096}, Policy{4096, 4, 1, PlacementSpread}},
-		{Policy{4096, 1, 3, PlacementLocal}, Policy{4096, 1, 3, PlacementLocal}},
+		{Policy{Mirrors: 2}, Policy{1 << 20, 4, 2, PlacementSpread, 0}},
+		{Policy{StripeUnit: 4096}, Policy{4096, 4, 1, PlacementSpread, 0}},
+		{Policy{4096, 1, 3, PlacementLocal, 2}, Policy{4096, 1, 3, PlacementLocal, 2}},
 	} {
 		if got := c.p.Or(def); got != c.want {
 			t.Errorf("%+v: %+v, want %+v", c.p, got, c.want)
@@ -76,12 +81,13 @@ func TestPolicyValidate(t *testing.T) {
 	for _, p := range []Policy{
 		{StripeUnit: -4096}, {StripeUnit: 1}, {StripeUnit: MaxStripeUnit + MinStripeUnit}, {StripeUnit: 6000},
 		{StripeCount: -1}, {StripeCount: MaxStripeCount + 1}, {Mirrors: -1}, {Mirrors: MaxPolicyMirror + 1}, {Placement: placementEnd},
+		{MinCopies: -1}, {MinCopies: MaxPolicyMirror + 1}, {Mirrors: 1, MinCopies: 2},
 	} {
 		if p.Validate() == nil {
 			t.Errorf("%+v is valid", p)
 		}
 	}
-	for _, p := range []Policy{{}, {StripeUnit: 12288}, {MinStripeUnit, 1, 1, PlacementSpread}, {MaxStripeUnit, MaxStripeCount, MaxPolicyMirror, PlacementLocal}} {
+	for _, p := range []Policy{{}, {StripeUnit: 12288}, {MinStripeUnit, 1, 1, PlacementSpread, 0}, {MaxStripeUnit, MaxStripeCount, MaxPolicyMirror, PlacementLocal, MaxPolicyMirror}} {
 		if err := p.Validate(); err != nil {
 			t.Errorf("%+v: %v", p, err)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/dustin/go-humanize"
 	"github.com/pkg/xattr"
@@ -77,6 +78,7 @@ type dirPolicy struct {
 	StripeCount int    `json:"stripe_count"`
 	Mirrors     int    `json:"mirrors"`
 	Placement   string `json:"placement"`
+	MinCopies   int    `json:"min_copies"`
 }
 
 func runLayout(ctx context.Context, c *command, args []string) error {
@@ -114,7 +116,11 @@ func runLayout(ctx context.Context, c *command, args []string) error {
 	for i, m := range l.Mirrors {
 		for _, s := range m.Servers {
 			if s.DataFile == "" {
-				fmt.Printf("  mirror %d server %d: no data yet\n", i, s.Index)
+				what := "no data yet"
+				if slices.ContainsFunc(l.Mirrors, func(m layoutMirror) bool { return m.Servers[s.Index].DataFile != "" }) {
+					what = "a copy that is to be made"
+				}
+				fmt.Printf("  mirror %d server %d: %s\n", i, s.Index, what)
 				continue
 			}
 			fmt.Printf("  mirror %d server %d: device %.8s  %s  %s\n", i, s.Index, s.Device, s.Address, s.DataFile)
@@ -135,11 +141,12 @@ func showPolicy(path string, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	p = p.Or(layout.Policy{Placement: layout.PlacementSpread})
+	p = p.Or(layout.Policy{Placement: layout.PlacementSpread, MinCopies: 1})
 	if asJSON {
-		return json.NewEncoder(os.Stdout).Encode(dirPolicy{path, p.StripeUnit, p.StripeCount, p.Mirrors, p.Placement.String()})
+		return json.NewEncoder(os.Stdout).Encode(dirPolicy{path, p.StripeUnit, p.StripeCount, p.Mirrors, p.Placement.String(), p.MinCopies})
 	}
-	fmt.Printf("%s: new files get stripe unit %s, stripe count %d, mirrors %d, placement %v\n", path, humanize.IBytes(uint64(p.StripeUnit)), p.StripeCount, p.Mirrors, p.Placement)
+	fmt.Printf("%s: new files get stripe unit %s, stripe count %d, mirrors %d, min copies %d, placement %v\n",
+		path, humanize.IBytes(uint64(p.StripeUnit)), p.StripeCount, p.Mirrors, p.MinCopies, p.Placement)
 	return nil
 }
 
@@ -148,6 +155,7 @@ func runLayoutSet(_ context.Context, c *command, args []string) error {
 	unit := fl.String("stripe-unit", "", "bytes on one data server before the next one's turn, a multiple of 4KiB")
 	count := fl.Int("stripe-count", 0, "data servers a file is striped over")
 	mirrors := fl.Int("mirrors", 0, "copies of each file, on different data servers")
+	least := fl.Int("min-copies", 0, "new files are made if there are data servers for so many copies, and get the others later (default 1)")
 	placement := fl.String("placement", "", "local: a file lies, unstriped, on a data server on the host of whoever writes it first, further copies elsewhere;\nspread: on all data servers in turn")
 	if err := c.parse(fl, args, 1, 1); err != nil {
 		return err
@@ -163,12 +171,12 @@ func runLayoutSet(_ context.Context, c *command, args []string) error {
 	for _, f := range []struct {
 		name  string
 		value int
-	}{{"stripe-count", *count}, {"mirrors", *mirrors}} {
+	}{{"stripe-count", *count}, {"mirrors", *mirrors}, {"min-copies", *least}} {
 		if fl.Changed(f.name) && f.value < 1 {
 			return usagef("layout set: --%s %d: want at least 1", f.name, f.value)
 		}
 	}
-	p.StripeCount, p.Mirrors = *count, *mirrors
+	p.StripeCount, p.Mirrors, p.MinCopies = *count, *mirrors, *least
 	if *placement != "" {
 		var err error
 		if p.Placement, err = layout.ParsePlacement(*placement); err != nil {
@@ -176,7 +184,7 @@ func runLayoutSet(_ context.Context, c *command, args []string) error {
 		}
 	}
 	if p == (layout.Policy{}) {
-		return usagef("layout set: nothing to set; give --stripe-unit, --stripe-count, --mirrors or --placement")
+		return usagef("layout set: nothing to set; give --stripe-unit, --stripe-count, --mirrors, --min-copies or --placement")
 	}
 	if err := p.Validate(); err != nil {
 		return usagef("layout set: %v", err)
@@ -195,7 +203,11 @@ func runLayoutSet(_ context.Context, c *command, args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := xattr.Set(path, layoutXattr, []byte(p.Or(old).String())); err != nil {
+	p = p.Or(old)
+	if err := p.Validate(); err != nil {
+		return usagef("layout set: with what is set already: %v", err)
+	}
+	if err := xattr.Set(path, layoutXattr, []byte(p.String())); err != nil {
 		return fmt.Errorf("%s: %w", path, errnoOf(err))
 	}
 	return nil

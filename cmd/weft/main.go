@@ -32,7 +32,7 @@ func init() {
 		{"umount", "[--force] MOUNTPOINT", "make everything stable, unmount, and wait until the serving process has ended", runUmount},
 		{"sync", "[MOUNTPOINT]", "return when everything written is stable (of all mounts without MOUNTPOINT)", runSync},
 		{"layout", "FILE|DIR [--json]", "show where a file's data lies, or how a directory's new files will be laid out", runLayout},
-		{"layout set", "DIR [--stripe-unit SIZE] [--stripe-count N] [--mirrors N]", "say how new files in a directory are laid out", runLayoutSet},
+		{"layout set", "DIR [--stripe-unit SIZE] [--stripe-count N] [--mirrors N] [--min-copies N]", "say how new files in a directory are laid out", runLayoutSet},
 		{"layout move", "FILE|DIR --to DEVICE|local", "move the data of a file, or of all files below a directory, to a data server", runLayoutMove},
 		{"prefetch", "PATH... [--mirror-to local|DEVICE] [--cache-size SIZE]", "copy files, and those below directories, to a data server of this host, to be read there", runPrefetch},
 		{"evict", "PATH... [--from local|all|DEVICE]", "drop the copies that prefetch has made", runEvict},

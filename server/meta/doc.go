@@ -278,7 +278,8 @@
 //
 // # New copies
 //
-// One worker makes new copies of files that have stale ones (resilver.go), a file at a time:
+// One worker makes new copies of files that have stale ones, or were made with fewer than they are to have
+// (resilver.go), a file at a time:
 //
 //	tell     everybody once more which copies are stale
 //	gate     the whole file: no layout for writing is out, nobody cuts it

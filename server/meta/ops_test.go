@@ -120,6 +120,9 @@ func TestErrnos(t *testing.T) {
 		{metarpc.OpListXattr, &metarpc.IDArgs{ID: gone}, 0},
 		{metarpc.OpSetXattr, xattr(dir, "weft.layout", "stripe_count=0", 0), syscall.EINVAL},
 		{metarpc.OpSetXattr, xattr(dir, "weft.layout", "colour=blue", 0), syscall.EINVAL},
+		{metarpc.OpSetXattr, xattr(dir, "weft.layout", "min_copies=2", 0), syscall.EINVAL}, // files have one copy
+		{metarpc.OpSetXattr, xattr(dir, "weft.layout", "mirrors=2 min_copies=2", 0), 0},
+		{metarpc.OpSetXattr, xattr(dir, "weft.layout", "min_copies=1", 0), 0},
 		{metarpc.OpSetXattr, xattr(file, "weft.layout", "stripe_count=1", 0), syscall.EINVAL},
 		{metarpc.OpGetXattr, xattr(lnk, "weft.layout", "", 0), syscall.ENODATA},
 

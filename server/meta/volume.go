@@ -57,11 +57,12 @@ func readVolume(ctx context.Context, engine catalog.Engine) (schema.Volume, erro
 }
 
 func makeVolume(ctx context.Context, engine catalog.Engine, policy layout.Policy, shards int) error {
+	policy = policy.Or(DefaultPolicy)
 	if err := policy.Validate(); err != nil {
 		return err
 	}
 	now := time.Now().UnixNano()
-	vol := schema.Volume{Format: schema.Format, Created: now, Policy: schema.PolicyOf(policy.Or(DefaultPolicy))}
+	vol := schema.Volume{Format: schema.Format, Created: now, Policy: schema.PolicyOf(policy)}
 	if shards > 1 {
 		vol.Format, vol.Shards = schema.FormatShards, shards
 	}

@@ -142,7 +142,7 @@ func (s *Service) getLayoutXattr(ctx context.Context, id layout.FileID) (*metarp
 			return nil, err
 		}
 		if raw != nil {
-			policy = layout.Policy{StripeUnit: l.StripeUnit, StripeCount: l.Width, Mirrors: len(l.Mirrors)}
+			policy = layout.Policy{StripeUnit: l.StripeUnit, StripeCount: l.Width, Mirrors: len(l.Mirrors), MinCopies: l.MinCopies}
 		}
 	default:
 		return nil, errNoData
@@ -162,6 +162,9 @@ func (s *Service) getUsageXattr(ctx context.Context, id layout.FileID, row *sche
 func (s *Service) setXattr(ctx context.Context, c *call, a *metarpc.XattrArgs) (*metarpc.Empty, error) {
 	if a.Name == xattrLayout {
 		policy, err := layout.ParsePolicy(string(a.Value))
+		if err == nil {
+			err = policy.Or(s.volume.Policy.Layout()).Validate()
+		}
 		if err != nil {
 			return nil, refusef(errInvalid.Status, "%v", err)
 		}

@@ -22,6 +22,10 @@ import (
 // stale copies, so the layout of a concurrent Assign, and any that was handed out, stays valid until the file is
 // fenced.
 //
+// If there are devices for some copies only, but for at least as many as the policy wants, new columns get these. The
+// others are absent, and the file gets a fill row. A device counts that is up and has room, also while its pool is
+// empty.
+//
 // Copies on devices that are down become stale with the same commit, each if drop agrees and its column has a good copy
 // on a device that is up. drop may be called several times; nil agrees to none.
 //
@@ -72,6 +76,7 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 		return row, false, err
 	}
 	var taken []schema.DataFile
+	was := row.Incomplete()
 	covered := covers(&row, end)
 	switch {
 	case covered && writer && !dropped && (said.Awaited || !appends) && !m.OnNamespaces(row):
@@ -81,6 +86,9 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 	case !covered:
 		if row, taken, err = m.extend(ctx, id, row, policy, end > row.StripeUnit, near); err != nil {
 			return row, false, err
+		}
+		if !was && row.Incomplete() {
+			newFill = true
 		}
 	}
 
@@ -172,6 +180,9 @@ func (m *Manager) AssignNew(b *catalog.Batch, id layout.FileID, ino schema.Inode
 	m.mu.Unlock()
 	b.GuardAbsent(schema.LayoutKey(id))
 	b.Put(schema.LayoutKey(id), schema.Encode(&row))
+	if row.Incomplete() {
+		b.Put(schema.FillKey(id), schema.Encode(&schema.Fill{}))
+	}
 	b.Put(schema.WriterKey(id, session), nil)
 	firstTaken := own(b, taken)
 	return row, func(err error) { m.settle(taken, firstTaken, err) }, true
@@ -180,7 +191,11 @@ func (m *Manager) AssignNew(b *catalog.Batch, id layout.FileID, ino schema.Inode
 // blank is the row of a file without data files; m.mu is held.
 func (m *Manager) blank(policy layout.Policy) schema.Layout {
 	unit := m.unit()
-	return schema.Layout{StripeUnit: min((policy.StripeUnit+unit-1)/unit*unit, layout.MaxStripeUnit)}
+	row := schema.Layout{StripeUnit: min((policy.StripeUnit+unit-1)/unit*unit, layout.MaxStripeUnit)}
+	if policy.MinCopies > 1 {
+		row.MinCopies = min(policy.MinCopies, policy.Mirrors)
+	}
+	return row
 }
 
 // own adds to a batch that data files of pools are a file's, and returns the index of the first of their guards, which follow one another.
@@ -258,28 +273,28 @@ func (m *Manager) extend(ctx context.Context, id layout.FileID, row schema.Layou
 // after a start find all of them.
 const firstLook = time.Second
 
-// errNotYet: there is such a device, and the others do not suffice.
+// errNotYet: there is such a device, and the others do not suffice for all copies.
 var errNotYet = errors.New("devices are being looked at")
 
 // plan says where new data files are to come from.
 type plan struct {
 	mirrors int
 	width   int
-	columns [][]*device // new columns, each with a device for every mirror
+	columns [][]*device // new columns, each with a device for every mirror, or for the first ones
 }
 
 // plan chooses devices; m.mu is held. Mirrors of one column always are on different devices; apart from that a file
 // spreads over as many as there are. Of those that are alike in that and have data files ready the ones with the fewest
 // drawbacks come first, and those that are alike in this, too, in turn. A file that is to lie on its writer's host has its first
-// copy on one of near, whole.
+// copy on one of near, whole. Mirrors for which there is no device are left out, as far as row allows.
 func (m *Manager) plan(id layout.FileID, row *schema.Layout, policy layout.Policy, wide bool, near []layout.DeviceID) (*plan, error) {
 	have := columns(row)
 	p := &plan{mirrors: policy.Mirrors, width: 1}
 	if have > 0 {
 		p.mirrors = len(row.Mirrors)
 	}
-	usable, pending, err := m.usable(nil)
-	if pending && (wide || err != nil) {
+	usable, pending, err := m.usable(p.mirrors, nil)
+	if pending && (wide || len(usable) < p.mirrors) {
 		return nil, errNotYet
 	}
 	if err != nil && (have == 0 || !errors.Is(err, ErrNoSpace)) {
@@ -310,9 +325,9 @@ func (m *Manager) plan(id layout.FileID, row *schema.Layout, policy layout.Polic
 		policy.StripeCount = 1
 	}
 	p.width = max(have, min(policy.StripeCount, devices))
-	if len(usable) < p.mirrors {
+	if least := max(row.MinCopies, 1); len(usable) < least {
 		if have == 0 {
-			return nil, fmt.Errorf("%d mirrors need as many data servers, there are %d: %w", p.mirrors, len(usable), ErrNoDevice)
+			return nil, fmt.Errorf("%d copies need as many data servers, there are %d: %w", least, len(usable), ErrNoDevice)
 		}
 		p.width = have // it goes on where it is
 	}
@@ -337,7 +352,7 @@ func (m *Manager) plan(id layout.FileID, row *schema.Layout, policy layout.Polic
 	}
 	for len(p.columns) < last-have {
 		column := make([]*device, 0, p.mirrors)
-		for i := range p.mirrors {
+		for i := range min(p.mirrors, len(usable)) {
 			best := slices.MinFunc(order, func(a, b *device) int {
 				return cmp.Or(
 					compareBool(slices.Contains(column, a), slices.Contains(column, b)),
@@ -384,10 +399,11 @@ func spread(id layout.FileID) uint64 {
 	return z ^ z>>31
 }
 
-// usable returns the devices that new data files can go to, or why there is none. pending means that there may soon be
-// more. m.mu is held.
-func (m *Manager) usable(such func(*device) bool) (devices []*device, pending bool, err error) {
-	best := little
+// usable returns the devices that new data files can go to, or why there is none: those with plenty of room, and if
+// these are fewer than wanted also those with little, which come last. pending means that there may soon be more. m.mu
+// is held.
+func (m *Manager) usable(wanted int, such func(*device) bool) (devices []*device, pending bool, err error) {
+	var spare []*device // with little room
 	reached := false
 	for _, d := range m.devices {
 		if d.row.Draining || such != nil && !such(d) {
@@ -398,12 +414,15 @@ func (m *Manager) usable(such func(*device) bool) (devices []*device, pending bo
 			continue
 		}
 		reached = true
-		switch r := d.room(); {
-		case r > best:
-			best, devices = r, append(devices[:0], d)
-		case r == best:
+		switch d.room() {
+		case plenty:
 			devices = append(devices, d)
+		case little:
+			spare = append(spare, d)
 		}
+	}
+	if len(devices) < wanted {
+		devices = append(devices, spare...)
 	}
 	switch {
 	case len(devices) > 0:
@@ -453,6 +472,10 @@ func (p *plan) take(row schema.Layout) (schema.Layout, []schema.DataFile) {
 			mirrors[i] = slices.Clone(row.Mirrors[i])
 		}
 		for _, column := range p.columns {
+			if i >= len(column) {
+				mirrors[i] = append(mirrors[i], schema.Absent())
+				continue
+			}
 			file := column[i].next()
 			mirrors[i] = append(mirrors[i], file)
 			taken = append(taken, file)

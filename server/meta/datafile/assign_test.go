@@ -170,9 +170,9 @@ func TestAssignMirrors(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
-		ino := w.inode(5, layout.Policy{Mirrors: 2})
-		if _, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session, false, nil, nil); !errors.Is(err, ErrNoDevice) || !strings.Contains(err.Error(), "2 mirrors") {
-			t.Errorf("two mirrors on one device: %v", err)
+		ino := w.inode(5, layout.Policy{Mirrors: 2, MinCopies: 2})
+		if _, err := w.m.Assign(t.Context(), 5, ino, 0, 1, session, false, nil, nil); !errors.Is(err, ErrNoDevice) || !strings.Contains(err.Error(), "2 copies") {
+			t.Errorf("two copies on one device: %v", err)
 		}
 	})
 }
@@ -403,7 +403,7 @@ func TestAssignNewNothingReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 2)
 		calm()
-		if _, ok, _ := w.newFile(5, layout.Policy{Mirrors: 3}, nil, nil); ok {
+		if _, ok, _ := w.newFile(5, layout.Policy{Mirrors: 3, MinCopies: 3}, nil, nil); ok {
 			t.Error("three copies on two devices")
 		}
 		w.m.mu.Lock()

@@ -95,6 +95,16 @@
 // settled when the second one is added. New data files go to data servers that are reachable and have room; files begin
 // at a device that depends on a hash of their number, so that small ones spread.
 //
+// A device counts for a new column if it is up and has room. There may be fewer of these than mirrors, but at least as
+// many as the policy's MinCopies: then the column gets what can be had, in the first mirrors, and is absent in the
+// others (schema.Absent). With the same batch the file gets a fill row, so the absent copies are made like new ones for
+// stale copies. That is decided for each grant. Nothing is left out because of
+//
+//	an empty pool       its device is up, so the pool is waited for
+//	a device unknown    it was not looked at since the start, or since it moved: it is waited for, firstLook at most. After that
+//	                    it does not count. Otherwise nobody could make files for 10 s after a start while a host is dead
+//	little room         devices with little room are taken if those with plenty are too few
+//
 // Two things count against a device: that it is clearly busier than the least busy one, and that a clearly smaller share of its
 // space is free than of the one with the most (byDrawbacks). Of the devices on which a file has equally few data files, the
 // next one goes to one with the fewest of these drawbacks. Neither outweighs the other, so a new device that is empty gets no
@@ -114,7 +124,7 @@
 //
 // MarkStale makes copies stale, each change in one durable batch that is guarded by the row it was decided on: so of two
 // who name different copies of a column the first one wins, and the last good copy of a column stays, whoever complains of
-// it. As long as a layout has copies that are not good there is a fill row for the file.
+// it. As long as a layout has copies that are not good, or absent, there is a fill row for the file.
 //
 // Since a stale data file is done with, what is still on its way to it does no harm: it needs no fence. Fence of a file with
 // copies therefore takes the first copy of each column whose data server has confirmed its new owner for the truth, and makes

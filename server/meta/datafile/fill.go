@@ -167,8 +167,10 @@ func (m *Manager) replaceStale(ctx context.Context, id layout.FileID) error {
 			b.GuardPresent(schema.GarbageKey(file.Device, file.Number))
 			b.Delete(schema.GarbageKey(file.Device, file.Number))
 			b.Add(schema.InUseKey(file.Device), 0, 1)
-			b.Put(schema.GarbageKey(old.Device, old.Number), m.mark())
-			b.Add(schema.InUseKey(old.Device), 0, -1)
+			if !old.IsAbsent() {
+				b.Put(schema.GarbageKey(old.Device, old.Number), m.mark())
+				b.Add(schema.InUseKey(old.Device), 0, -1)
+			}
 			*old = file
 			old.State = layout.CopyFilling
 			used = append(used, file)
@@ -269,12 +271,13 @@ func (m *Manager) hasSource(row *schema.Layout, j int, now time.Time) bool {
 	})
 }
 
-// placesFor finds devices for new data files in the places of the stale copies of a layout: such as have no other
-// copy of the same column, and few of the file's data files, and are fit. Each has enough data files in its pool. The
+// placesFor finds devices for new data files in the places of the stale copies of a layout, and of those that are
+// absent: such as have no other copy of the same column, plenty of room rather than little, and few of the file's data
+// files, and are fit. Each has enough data files in its pool. The
 // column has a copy on a device that is fit, too. m.mu is held.
 func (m *Manager) placesFor(row *schema.Layout) map[copyPlace]*device {
 	now := time.Now()
-	usable, _, _ := m.usable(func(d *device) bool { return d.fit(now) })
+	usable, _, _ := m.usable(len(m.devices), func(d *device) bool { return d.fit(now) })
 	inFile := map[layout.DeviceID]int{}
 	inColumn := make([]map[layout.DeviceID]bool, columns(row))
 	for j := range inColumn {
@@ -293,14 +296,16 @@ func (m *Manager) placesFor(row *schema.Layout) map[copyPlace]*device {
 			break // what fails there is given up, see Exchange
 		}
 		for j := range files {
-			if files[j].State != layout.CopyStale || files[j].IsAbsent() || !m.hasSource(row, j, now) {
+			if files[j].State != layout.CopyStale || !m.hasSource(row, j, now) {
 				continue
 			}
 			var best *device
-			for _, d := range usable {
-				if inColumn[j][d.id] {
+			roomy := false
+			for _, d := range usable { // those with plenty of room come first
+				if inColumn[j][d.id] || roomy && d.room() != plenty {
 					continue
 				}
+				roomy = d.room() == plenty
 				if len(d.pool) == stock[d] {
 					d.demand = max(d.demand, stock[d]+1)
 					kick(d.refill)

@@ -120,7 +120,7 @@ func (m *Manager) startReplace(ctx context.Context, id layout.FileID, held []met
 // instead finds a device for what takes the place of a data file of a column: that where it is, if there is room, or one that has no
 // copy of the column. m.mu is held.
 func (m *Manager) instead(row *schema.Layout, column int, at layout.DeviceID) (*device, error) {
-	usable, _, err := m.usable(nil)
+	usable, _, err := m.usable(1, nil)
 	if err != nil {
 		return nil, err
 	}

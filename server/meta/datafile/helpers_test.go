@@ -213,6 +213,9 @@ func (w *world) check() {
 		}
 		for _, files := range all {
 			for _, f := range files {
+				if f.IsAbsent() {
+					continue
+				}
 				n := name{f.Device, f.Number}
 				if other, taken := owner[n]; taken {
 					w.t.Errorf("data file %v is in the layouts of %d and %d", n, other, id)

@@ -89,10 +89,9 @@ func (m *Manager) movesFor(row *schema.Layout, pinned []metarpc.CopyRef) map[int
 		return nil
 	}
 	with := *row
-	extra := make([]schema.DataFile, columns(row))
+	extra := make([]schema.DataFile, columns(row)) // good, as long as nothing is to be put there
 	any := false
 	for j := range extra {
-		extra[j] = schema.Absent()
 		for _, files := range row.Mirrors {
 			if d := m.find(files[j].Device); files[j].State == layout.CopyGood && d != nil && d.row.Draining && !slices.ContainsFunc(pinned, files[j].Is) {
 				extra[j] = schema.DataFile{Device: d.id, State: layout.CopyStale} // to be replaced

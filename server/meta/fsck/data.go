@@ -203,10 +203,13 @@ func (c *checker) checkLayouts(ctx context.Context) error {
 		}
 		if row.Incomplete() {
 			incomplete[id] = true
-			c.report.Copies += int64(len(row.Copies(layout.CopyStale)) + len(row.Copies(layout.CopyFilling)))
 		}
 		for i, files := range row.Mirrors {
+			extra := row.Moving && i == len(row.Mirrors)-1
 			for j := range files {
+				if files[j].State != layout.CopyGood && !(extra && files[j].IsAbsent()) {
+					c.report.Copies++
+				}
 				if files[j].IsAbsent() || j > 0 && row.Moving && files[j].Same(&files[0]) { // the file is moved into one data file
 					continue
 				}
@@ -386,6 +389,14 @@ func (c *checker) badLayout(row *schema.Layout) string {
 		if len(files) != have {
 			return fmt.Sprintf("mirrors of %d and %d data files", have, len(files))
 		}
+		for j := range files {
+			if files[j].IsAbsent() && files[j].State != layout.CopyStale {
+				return fmt.Sprintf("column %d has a copy without a data file that is %v", j, files[j].State)
+			}
+		}
+	}
+	if row.MinCopies < 0 || row.MinCopies > layout.MaxPolicyMirror {
+		return fmt.Sprintf("%d copies at least", row.MinCopies)
 	}
 	if have != row.Width && have != 1 || row.Width > layout.MaxStripeCount {
 		return fmt.Sprintf("%d of %d data files", have, row.Width)

@@ -55,7 +55,7 @@ const (
 	OrphanDataFile Kind = "orphan-data-file"  // neither in a layout nor garbage: becomes garbage
 	Missing        Kind = "missing-data-file" // in a layout, not on the data server: an empty one is made, which is stale if there is another copy
 	NoGoodCopy     Kind = "no-good-copy"      // all copies of a column are stale: left
-	FillRow        Kind = "wrong-fill-row"    // says that a layout has stale copies, or does not: set
+	FillRow        Kind = "wrong-fill-row"    // says that a layout lacks good copies, or does not: set
 	LostCache      Kind = "lost-cache"        // its data file is missing, another file's or on no known device: the file does without it
 	CacheRow       Kind = "wrong-cache-row"   // says of a device's caches what layouts do not, or lacks one: set
 	StaleHandle    Kind = "stale-handle"      // a layout's handle is not the data file's: replaced

@@ -747,6 +747,35 @@ var damages = []damage{
 		left: true,
 	},
 	{
+		name: "a copy that is to be made, without a fill row",
+		do: func(w *tree) {
+			w.do(func(b *catalog.Batch) {
+				w.changeLayout(b, small, func(row *schema.Layout) {
+					row.Mirrors = append(row.Mirrors, []schema.DataFile{schema.Absent()})
+					row.MinCopies = 1
+				})
+			})
+		},
+		want: map[Kind]int64{FillRow: 1},
+		repair: func(w *tree) {
+			if r := w.check(false); r.Copies != 1 || w.layout(small).MinCopies != 1 {
+				w.t.Errorf("%d copies are to be made; %+v", r.Copies, w.layout(small))
+			}
+		},
+	},
+	{
+		name: "a good copy without a data file",
+		do: func(w *tree) {
+			w.do(func(b *catalog.Batch) {
+				b.Put(schema.LayoutKey(empty), schema.Encode(&schema.Layout{
+					StripeUnit: unit, Width: 1, Mirrors: [][]schema.DataFile{{{}}},
+				}))
+			})
+		},
+		want: map[Kind]int64{BadLayout: 1},
+		left: true,
+	},
+	{
 		name: "foreign file",
 		do: func(w *tree) {
 			file, st, server := w.first(small)

@@ -7,7 +7,7 @@
 //	"c" device[16]                     counters   field 0: data files of the device that are in layouts, caches too
 //	"d" device[16]                     Device     a data server
 //	"e" dir[8] cookie[8] name          Entry      a directory entry; cookie is Cookie(name)
-//	"f" id[8]                          Fill       the file's layout has copies that are not good
+//	"f" id[8]                          Fill       the file's layout has copies that are not good, or absent
 //	"g" device[16] number[8]           raw        a data file that is garbage unless a layout has claimed it; empty, or the member that has
 //	                                              it in its pool, or is to remove it
 //	"h" device[16] id[8]               CacheUse   the file has a cache on the device

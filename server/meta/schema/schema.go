@@ -151,23 +151,74 @@ type Volume struct {
 // ShardCount is how many shards the volume has, at least one.
 func (v *Volume) ShardCount() int { return max(v.Shards, 1) }
 
-// Policy is layout.Policy on disk.
+// Policy is layout.Policy on disk. Its last field is only there if it is not 0: earlier versions do not know it.
 type Policy struct {
-	_msgpack    struct{} `msgpack:",as_array"`
 	StripeUnit  int64
 	StripeCount int
 	Mirrors     int
 	Placement   layout.Placement
+	MinCopies   int
 }
 
 // Layout returns the policy as package layout's.
 func (p Policy) Layout() layout.Policy {
-	return layout.Policy{StripeUnit: p.StripeUnit, StripeCount: p.StripeCount, Mirrors: p.Mirrors, Placement: p.Placement}
+	return layout.Policy{
+		StripeUnit: p.StripeUnit, StripeCount: p.StripeCount, Mirrors: p.Mirrors, Placement: p.Placement, MinCopies: p.MinCopies,
+	}
 }
 
 // PolicyOf is the inverse of Policy.Layout.
 func PolicyOf(p layout.Policy) Policy {
-	return Policy{StripeUnit: p.StripeUnit, StripeCount: p.StripeCount, Mirrors: p.Mirrors, Placement: p.Placement}
+	return Policy{
+		StripeUnit: p.StripeUnit, StripeCount: p.StripeCount, Mirrors: p.Mirrors, Placement: p.Placement, MinCopies: p.MinCopies,
+	}
+}
+
+// policyFields is how many fields of a Policy all versions have.
+const policyFields = 4
+
+// EncodeMsgpack implements [msgpack.CustomEncoder].
+func (p *Policy) EncodeMsgpack(e *msgpack.Encoder) error {
+	n := policyFields
+	if p.MinCopies != 0 {
+		n++
+	}
+	err := errors.Join(e.EncodeArrayLen(n), e.EncodeInt64(p.StripeUnit), e.EncodeInt(int64(p.StripeCount)),
+		e.EncodeInt(int64(p.Mirrors)), e.EncodeUint8(uint8(p.Placement)))
+	if err == nil && p.MinCopies != 0 {
+		err = e.EncodeInt(int64(p.MinCopies))
+	}
+	return err
+}
+
+// DecodeMsgpack implements [msgpack.CustomDecoder].
+func (p *Policy) DecodeMsgpack(d *msgpack.Decoder) error {
+	*p = Policy{}
+	n, err := d.DecodeArrayLen()
+	if err == nil && n != policyFields && n != policyFields+1 {
+		err = fmt.Errorf("policy of %d fields", n)
+	}
+	if err != nil {
+		return err
+	}
+	if p.StripeUnit, err = d.DecodeInt64(); err != nil {
+		return err
+	}
+	if p.StripeCount, err = d.DecodeInt(); err != nil {
+		return err
+	}
+	if p.Mirrors, err = d.DecodeInt(); err != nil {
+		return err
+	}
+	placement, err := d.DecodeUint8()
+	if err != nil {
+		return err
+	}
+	p.Placement = layout.Placement(placement)
+	if n > policyFields {
+		p.MinCopies, err = d.DecodeInt()
+	}
+	return err
 }
 
 // Inode is an inode. A directory's Nlink is not used (it is 2 plus the counter of subdirectories), nor is its Size.
@@ -228,6 +279,8 @@ type Layout struct {
 	// Caches are copies of the whole file that only readers have, each on another device. They are no mirrors: none exists while
 	// somebody may write the file without writing the cache, too.
 	Caches []Cache
+	// MinCopies is the file's own, see layout.Policy; 0 is 1.
+	MinCopies int
 }
 
 // Cache is one data file with all that a file has, whatever the stripes are.
@@ -266,7 +319,8 @@ type DataFile struct {
 	State    layout.CopyState
 }
 
-// Absent is what a mirror has that lacks a column.
+// Absent is what a mirror has that lacks a column: a copy that is to be made once there is a data server for it, or
+// one that the mirror of a file that is Moving does without.
 func Absent() DataFile { return DataFile{Handle: []byte{0}, State: layout.CopyStale} }
 
 // IsAbsent reports whether there is no data file.
@@ -332,9 +386,9 @@ func (l *Layout) Has(such func(*DataFile) bool) bool {
 	return false
 }
 
-// Incomplete reports whether there are copies that are not good. Then, and only then, there is a fill row.
+// Incomplete reports whether there are copies that are not good, or absent. Then, and only then, there is a fill row.
 func (l *Layout) Incomplete() bool {
-	return l.Moving || len(l.Copies(layout.CopyStale))+len(l.Copies(layout.CopyFilling)) > 0
+	return l.Moving || l.Has(func(file *DataFile) bool { return file.State != layout.CopyGood })
 }
 
 // Fill is how far the copies of a file that are being filled have got.
@@ -525,13 +579,23 @@ type Writer struct {
 	Awaited bool
 }
 
-// plainLayout is the row of a Layout without caches, which is the only one that earlier versions know.
+// plainLayout is the row of a Layout without caches and MinCopies, and cachedLayout that of one without MinCopies,
+// which are the only ones that earlier versions know.
 type plainLayout struct {
 	_msgpack   struct{} `msgpack:",as_array"`
 	StripeUnit int64
 	Width      int
 	Mirrors    [][]DataFile
 	Moving     bool
+}
+
+type cachedLayout struct {
+	_msgpack   struct{} `msgpack:",as_array"`
+	StripeUnit int64
+	Width      int
+	Mirrors    [][]DataFile
+	Moving     bool
+	Caches     []Cache
 }
 
 // plainReply is the row of a Reply with a frame, which is the only one that earlier versions know.
@@ -574,8 +638,12 @@ type plainSession struct {
 func Encode(row any) []byte {
 	switch r := row.(type) {
 	case *Layout:
-		if len(r.Caches) == 0 {
+		switch {
+		case r.MinCopies != 0:
+		case len(r.Caches) == 0:
 			row = &plainLayout{StripeUnit: r.StripeUnit, Width: r.Width, Mirrors: r.Mirrors, Moving: r.Moving}
+		default:
+			row = &cachedLayout{StripeUnit: r.StripeUnit, Width: r.Width, Mirrors: r.Mirrors, Moving: r.Moving, Caches: r.Caches}
 		}
 	case *Reply:
 		if r.Fences == 0 {
@@ -611,6 +679,12 @@ func Decode(b []byte, row any) error {
 			var p plainLayout
 			err := msgpack.Unmarshal(b, &p)
 			*r = Layout{StripeUnit: p.StripeUnit, Width: p.Width, Mirrors: p.Mirrors, Moving: p.Moving}
+			return err
+		}
+		if fields == 5 {
+			var p cachedLayout
+			err := msgpack.Unmarshal(b, &p)
+			*r = Layout{StripeUnit: p.StripeUnit, Width: p.Width, Mirrors: p.Mirrors, Moving: p.Moving, Caches: p.Caches}
 			return err
 		}
 	case *Volume:

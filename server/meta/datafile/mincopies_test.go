@@ -1,0 +1,172 @@
+package datafile
+
+import (
+	"errors"
+	"reflect"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/schema"
+)
+
+// present is which copies of a layout have a data file.
+func present(row schema.Layout) (all [][]bool) {
+	for _, files := range row.Mirrors {
+		var some []bool
+		for j := range files {
+			some = append(some, !files[j].IsAbsent())
+		}
+		all = append(all, some)
+	}
+	return all
+}
+
+// TestFewCopies: with one of two devices away files get the copies that can be had, and the others when it is back.
+func TestFewCopies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		calm()
+		policy := layout.Policy{StripeUnit: unit, StripeCount: 2, Mirrors: 2}
+		before := w.file(5, policy, 1) // of its two columns it has one
+		w.put(before, 0, []byte("before"))
+		w.exports[0].SetDown(true)
+		time.Sleep(10 * time.Second)
+
+		row, ok, err := w.newFile(6, policy, nil, nil)
+		if want := [][]bool{{true}, {false}}; !ok || err != nil || !reflect.DeepEqual(present(row), want) || row.Width != 1 {
+			t.Fatalf("a new file: %+v, %v, %v", row, ok, err)
+		}
+		if row.GoodCopies(0) != 1 || !w.hasFill(6) || len(row.Copies(layout.CopyStale)) != 0 {
+			t.Errorf("a new file: %v, a fill row: %v", states(row), w.hasFill(6))
+		}
+		w.put(row, 0, []byte("new"))
+		began := time.Now()
+		grown, err := w.m.Assign(t.Context(), 5, w.inode(5, policy), unit, 1, session, false, nil, nil)
+		if want := [][]bool{{true, true}, {true, false}}; err != nil || !reflect.DeepEqual(present(grown), want) || !w.hasFill(5) {
+			t.Fatalf("a file that grows: %+v, a fill row: %v, %v", grown, w.hasFill(5), err)
+		}
+		if took := time.Since(began); took > 0 {
+			t.Errorf("that took %v", took)
+		}
+		gone := w.file(7, policy, 1)
+		if w.remove(7); !w.hasFill(7) || !gone.Incomplete() { // the service deletes that row
+			t.Error("a file to be removed has all copies")
+		}
+		for _, s := range w.m.Segments(grown, layout.IOModeRW) {
+			if l, err := s.Layout(); err != nil || l.Validate() != nil || l.Mirrors[1].Servers[1].State != layout.CopyStale {
+				t.Errorf("granted: %+v, %v", l, err)
+			}
+		}
+		if err := w.m.Fence(t.Context(), 6); err != nil {
+			t.Error(err)
+		}
+		if _, err := w.m.Sync(t.Context(), w.layoutOf(6)); err != nil {
+			t.Error(err)
+		}
+		if can, err := w.m.Fillable(t.Context(), 6, nil); can || err != nil {
+			t.Errorf("it can be filled: %v, %v", can, err)
+		}
+
+		w.restart()
+		time.Sleep(10 * time.Second)
+		if row, _, err := w.m.StartFill(t.Context(), 6, nil); err != nil || len(row.Copies(layout.CopyFilling)) != 0 {
+			t.Errorf("filled without a device: %v, %v", states(row), err)
+		}
+		w.exports[0].SetDown(false)
+		calm()
+		w.put(grown, unit, []byte("grown")) // which the copies in the first column do not have
+		for id := layout.FileID(5); id < 7; id++ {
+			if can, err := w.m.Fillable(t.Context(), id, nil); !can || err != nil {
+				t.Errorf("%d can be filled: %v, %v", id, can, err)
+			}
+			if err := w.fill(id, unit, nil); err != nil {
+				t.Fatal(err)
+			}
+			row := w.layoutOf(id)
+			w.equalCopies(row)
+			if w.hasFill(id) || row.Incomplete() {
+				t.Errorf("%d is not complete: %v", id, states(row))
+			}
+		}
+		calm()
+		w.check()
+		w.remove(5)
+		w.remove(6)
+		calm()
+		w.check()
+	})
+}
+
+// TestAllCopies: files get all copies though a pool is empty, a device has little room, or was not looked at yet; but
+// not for the sake of devices that take no data files.
+func TestAllCopies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		calm()
+		policy := layout.Policy{StripeCount: 1, Mirrors: 2}
+		expect := func(id layout.FileID, what string, copies int, most time.Duration) {
+			t.Helper()
+			began := time.Now()
+			row := w.file(id, policy, 1)
+			if got := row.GoodCopies(0); got != copies || w.hasFill(id) != (copies < 2) {
+				t.Errorf("%s: %d copies, a fill row: %v", what, got, w.hasFill(id))
+			}
+			if took := time.Since(began); took > most {
+				t.Errorf("%s: it took %v", what, took)
+			}
+		}
+		w.m.mu.Lock()
+		d := w.m.devices[0]
+		pool := d.pool
+		d.pool = nil
+		w.m.mu.Unlock()
+		if _, ok, _ := w.newFile(10, policy, nil, nil); ok {
+			t.Error("a new file, at once, with an empty pool")
+		}
+		expect(11, "an empty pool", 2, time.Second)
+		w.m.putBack(pool)
+		w.exports[0].SetSpace(1<<40, 1<<30, false)
+		time.Sleep(10 * time.Second)
+		expect(12, "little room", 2, 0)
+		w.exports[0].SetSpace(1<<40, 0, false)
+		time.Sleep(10 * time.Second)
+		expect(13, "no room", 1, 0)
+		w.exports[0].SetSpace(1<<40, 1<<39, false)
+		calm()
+		expect(14, "room again", 2, 0)
+		if _, err := w.m.DrainDevice(t.Context(), w.device(0).id, false); err != nil {
+			t.Fatal(err)
+		}
+		expect(15, "a device is drained", 1, 0)
+		if _, err := w.m.DrainDevice(t.Context(), w.device(0).id, true); err != nil {
+			t.Fatal(err)
+		}
+
+		w.restart()
+		expect(16, "just started", 2, firstLook)
+		w.exports[0].SetFrozen(true)
+		w.restart()
+		if _, ok, _ := w.newFile(17, policy, nil, nil); ok {
+			t.Error("a new file, at once, when nothing is known")
+		}
+		expect(18, "just started, and a device does not answer", 1, firstLook)
+		expect(19, "the same, later", 1, 0)
+		w.exports[0].SetFrozen(false)
+		calm()
+
+		policy.MinCopies = 2
+		w.exports[0].SetDown(true)
+		time.Sleep(10 * time.Second)
+		if _, ok, _ := w.newFile(20, policy, nil, nil); ok {
+			t.Error("a new file with fewer copies than wanted")
+		}
+		if _, err := w.m.Assign(t.Context(), 21, w.inode(21, policy), 0, 1, session, false, nil, nil); !errors.Is(err, ErrNoDevice) {
+			t.Errorf("a file with fewer copies than wanted: %v", err)
+		}
+		w.exports[0].SetDown(false)
+		calm()
+		expect(22, "all is well", 2, 0)
+	})
+}
