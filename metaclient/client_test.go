@@ -206,13 +206,13 @@ func TestDialErrors(t *testing.T) {
 		{"cut", raw("\x00\x00\x00\x08\x92\x01"), "service:7049 is not a weft metadata service"},
 		{"silence", func(net.Conn, *metarpc.Welcome) bool { time.Sleep(time.Hour); return false }, "service:7049 accepts connections but does not answer"},
 		{"version", func(nc net.Conn, w *metarpc.Welcome) bool {
-			w.Version, w.Status, w.Message = 7, metarpc.StatusVersion, metarpc.Mismatch(metarpc.Spoken, metarpc.Versions{Lowest: 7, Highest: 8})
+			w.Version, w.Status, w.Message = 99, metarpc.StatusVersion, metarpc.Mismatch(metarpc.Spoken, metarpc.Versions{Lowest: 99, Highest: 100})
 			return true
-		}, "metadata service at service:7049: the client speaks " + metarpc.Spoken.String() + " of the metadata protocol, the service versions 7 to 8: upgrade weft on the client"},
+		}, "metadata service at service:7049: the client speaks " + metarpc.Spoken.String() + " of the metadata protocol, the service versions 99 to 100: upgrade weft on the client"},
 		{"version without a status", func(nc net.Conn, w *metarpc.Welcome) bool {
-			w.Version = 7
+			w.Version = 99
 			return true
-		}, "service:7049 answers in version 7 of the metadata protocol, this weft speaks " + metarpc.Spoken.String()},
+		}, "service:7049 answers in version 99 of the metadata protocol, this weft speaks " + metarpc.Spoken.String()},
 		{"shutdown", func(nc net.Conn, w *metarpc.Welcome) bool {
 			w.Status, w.Message = metarpc.StatusShutdown, "back soon"
 			return true

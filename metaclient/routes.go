@@ -341,6 +341,14 @@ func statusOf(ctx context.Context, list []*Client) (*metarpc.StatusResult, error
 		sum.Stale += r.Stale
 		sum.Copied += r.Copied
 		sum.HeldUp = append(sum.HeldUp, r.HeldUp...)
+		for _, w := range r.Waiting {
+			n := slices.IndexFunc(sum.Waiting, func(o metarpc.WaitingFiles) bool { return o.Device == w.Device })
+			if n < 0 {
+				sum.Waiting = append(sum.Waiting, w)
+				continue
+			}
+			sum.Waiting[n].Files += w.Files
+		}
 		for _, s := range r.Sessions {
 			n, ok := clients[s.Client.ID]
 			if !ok {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -396,6 +397,7 @@ func (cl *cluster) handle(shard int, op metarpc.Op, args any) (metarpc.Status, a
 	case metarpc.OpStatus:
 		return metarpc.StatusOK, &metarpc.StatusResult{
 			Program: "weftd", Grace: shard == 1, Garbage: 7, Copied: 1,
+			Waiting:  []metarpc.WaitingFiles{{Device: layout.DeviceID{byte(shard)}, Files: 1}, {Device: layout.DeviceID{9}, Files: 2}},
 			Sessions: []metarpc.SessionInfo{{Client: metarpc.ClientInfo{ID: [16]byte{9}}, Opens: 1}, {Client: metarpc.ClientInfo{ID: [16]byte{byte(shard)}}}},
 		}
 	case metarpc.OpMetaList, metarpc.OpMetaDrain:
@@ -504,6 +506,13 @@ func TestShardsRoutes(t *testing.T) {
 		sum, err := v.Status(ctx)
 		if err != nil || len(sum.Sessions) != 3 || !sum.Grace || sum.Garbage != 7 || sum.Copied != 2 || sum.Sessions[0].Opens != 2 {
 			t.Errorf("status %+v, %v", sum, err)
+		}
+		waiting := map[layout.DeviceID]int64{}
+		for _, w := range sum.Waiting {
+			waiting[w.Device] += w.Files
+		}
+		if want := (map[layout.DeviceID]int64{{0}: 1, {1}: 1, {9}: 4}); len(sum.Waiting) != 3 || !maps.Equal(waiting, want) {
+			t.Errorf("waiting: %v, want %v", sum.Waiting, want)
 		}
 	})
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -15,6 +16,7 @@ import (
 	"github.com/weftfs/weft/internal/progress"
 	"github.com/weftfs/weft/internal/version"
 	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/metaclient"
 )
 
@@ -175,11 +177,34 @@ func runResilver(ctx context.Context, c *command, args []string) error {
 			if before < 0 {
 				before = st.Copied
 			}
+			waits, err := awaitedServers(ctx, mc, st)
 			return progress.State{Counts: []progress.Count{
 				{Unit: "files", Done: all - st.Stale, Total: all}, {Unit: progress.Bytes, Done: max(0, st.Copied-before)},
-			}}, st.Stale == 0, nil
+			}, Waits: waits}, st.Stale == 0, err
 		})
 	})
+}
+
+// awaitedServers says for people which data servers files wait for, and how many.
+func awaitedServers(ctx context.Context, mc *metaclient.Volume, st *metarpc.StatusResult) (string, error) {
+	if st.Stale == 0 || len(st.Waiting) == 0 {
+		return "", nil
+	}
+	infos, err := mc.Devices(ctx)
+	if err != nil {
+		return "", err
+	}
+	waiting := waitingFiles(st)
+	var parts []string
+	for _, info := range infos {
+		if n := waiting[info.Device.ID]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%s (%s; %d files)", info.URL, cmp.Or(info.Problem, "ok"), n))
+		}
+	}
+	if n := waiting[layout.DeviceID{}]; n > 0 {
+		parts = append(parts, fmt.Sprintf("one more data server (%d files)", n))
+	}
+	return strings.Join(parts, ", "), nil
 }
 
 func runDeviceRemove(ctx context.Context, c *command, args []string) error {

@@ -613,6 +613,15 @@ func (d *daemon) addPassthrough(st *mountStatus) {
 	}
 }
 
+// waitingFiles is how many files wait for a data server, see metarpc.WaitingFiles.
+func waitingFiles(st *metarpc.StatusResult) map[layout.DeviceID]int64 {
+	files := map[layout.DeviceID]int64{}
+	for _, w := range st.Waiting {
+		files[w.Device] = w.Files
+	}
+	return files
+}
+
 // askService adds what the metadata service says, and sees to it that each device is looked at.
 func (d *daemon) askService(ctx context.Context, st *mountStatus) {
 	service, err := d.meta.Status(ctx)
@@ -635,8 +644,12 @@ func (d *daemon) askService(ctx context.Context, st *mountStatus) {
 			connect, cancel := context.WithTimeout(ctx, statusTime/2) // a namespace that is away is not waited for
 			defer cancel()
 			var all sync.WaitGroup
+			waiting := waitingFiles(service)
+			st.Service.NoServer = waiting[layout.DeviceID{}]
 			for _, info := range devices {
-				st.Devices = append(st.Devices, deviceOf(info))
+				dev := deviceOf(info)
+				dev.Waiting = waiting[info.Device.ID]
+				st.Devices = append(st.Devices, dev)
 				all.Go(func() {
 					if err := d.data.Connect(connect, info.Device.ID); err != nil {
 						slog.Debug("device", "id", info.Device.ID, "err", err)

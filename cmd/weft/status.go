@@ -65,10 +65,11 @@ type serviceStatus struct {
 	Problem   string `json:"problem,omitempty"`
 	Version   string `json:"version,omitempty"`
 	Sessions  int    `json:"sessions"`
-	Grace     bool   `json:"grace"`        // restarted and still waiting for clients of before
-	Garbage   int64  `json:"garbage"`      // data files that wait for removal
-	Stale     int64  `json:"stale_files"`  // with copies of mirrored data that are still to be made anew
-	Copied    int64  `json:"copied_bytes"` // for that, since the service was started
+	Grace     bool   `json:"grace"`                // restarted and still waiting for clients of before
+	Garbage   int64  `json:"garbage"`              // data files that wait for removal
+	Stale     int64  `json:"stale_files"`          // with copies of mirrored data that are still to be made anew
+	NoServer  int64  `json:"files_without_server"` // those of them that wait for one more data server
+	Copied    int64  `json:"copied_bytes"`         // for that, since the service was started
 	// HeldUp is what waits for files that are open in passthrough.
 	HeldUp []heldUp `json:"held_up,omitempty"`
 
@@ -124,6 +125,7 @@ type deviceStatus struct {
 	Free      int64  `json:"free_bytes"`
 	DataFiles int64  `json:"data_files"`
 	Draining  bool   `json:"draining"`
+	Waiting   int64  `json:"waiting_files"` // that get copies only when it can be used
 	// Caches are those of the data files that weft prefetch has made, or is making.
 	Caches     int64 `json:"caches"`
 	CacheBytes int64 `json:"cache_bytes"`
@@ -201,7 +203,11 @@ func (st *mountStatus) print() {
 		fmt.Printf("  metadata    %s%s, %s, %d sessions, %d data files to remove%s\n", s.Address, secret, s.Version, s.Sessions, s.Garbage,
 			map[bool]string{true: ", in grace after a restart"}[s.Grace])
 		if s.Stale > 0 || s.Copied > 0 {
-			fmt.Printf("  mirrors     %d files with copies to be made anew; %s copied\n", s.Stale, humanize.IBytes(uint64(s.Copied)))
+			wait := ""
+			if s.NoServer > 0 {
+				wait = fmt.Sprintf(" (%d wait for one more data server)", s.NoServer)
+			}
+			fmt.Printf("  mirrors     %d files with copies to be made anew%s; %s copied\n", s.Stale, wait, humanize.IBytes(uint64(s.Copied)))
 		}
 	} else {
 		fmt.Printf("  metadata    %s: %s\n", s.Address, s.Problem)
@@ -298,6 +304,9 @@ func printDevices(out io.Writer, devices []deviceStatus, indent string) {
 		state := cmp.Or(d.Problem, "ok")
 		if d.Draining {
 			state += ", is drained"
+		}
+		if d.Waiting > 0 {
+			state += fmt.Sprintf(", %d files wait for it", d.Waiting)
 		}
 		if d.Load >= 0.1 {
 			state += fmt.Sprintf(", load %.1f", d.Load)

@@ -28,7 +28,7 @@ func TestPrintDevices(t *testing.T) {
 				Errors: 2, Error: "READ failed", ErrorAt: ago, Trouble: "10.11.12.13:20049: refused", Since: ago,
 			},
 		},
-		{ID: strings.Repeat("2b", 16), Address: "nfs://b:2049/", Problem: "gone", Draining: true, Mount: &deviceUse{Errors: 1, Error: "unknown", ErrorAt: ago}},
+		{ID: strings.Repeat("2b", 16), Address: "nfs://b:2049/", Problem: "gone", Draining: true, Waiting: 7, Mount: &deviceUse{Errors: 1, Error: "unknown", ErrorAt: ago}},
 		{ID: strings.Repeat("3c", 16), Address: "nfs://c:2049/", Reachable: true},
 		{
 			ID: strings.Repeat("4d", 16), Address: "nvme://d:4420/n#1", Reachable: true, Total: 64 << 30, Free: 63 << 30, DataFiles: 3,
@@ -42,7 +42,7 @@ func TestPrintDevices(t *testing.T) {
     written 1 B in 1 requests, p50 12ns, p99 1.5s
     connections lost 5 minutes ago and not back: 10.11.12.13:20049: refused
     2 requests failed, the last one 5 minutes ago: READ failed
-  device 2b2b2b2b  nfs://b:2049/                     0 B free of 0 B          0 data files       gone, is drained
+  device 2b2b2b2b  nfs://b:2049/                     0 B free of 0 B          0 data files       gone, is drained, 7 files wait for it
     no connections, 0 outstanding
     1 requests failed, the last one 5 minutes ago: unknown
   device 3c3c3c3c  nfs://c:2049/                     0 B free of 0 B          0 data files       ok

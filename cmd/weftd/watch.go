@@ -19,6 +19,7 @@ import (
 	"github.com/weftfs/weft/internal/version"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/internal/wire/nfs3"
+	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/data"
 	"github.com/weftfs/weft/server/meta"
 	"github.com/weftfs/weft/server/meta/catalog"
@@ -211,6 +212,7 @@ func collectMeta(e metrics.Emit, services []*meta.Service, sum *meta.Stats) {
 	ctx, cancel := context.WithTimeout(context.Background(), statsTime)
 	defer cancel()
 	grace := 0
+	waiting := map[layout.DeviceID]int64{} // files
 	for i, s := range services {
 		st, err := s.Stats(ctx, i == 0)
 		if err != nil {
@@ -223,6 +225,9 @@ func collectMeta(e metrics.Emit, services []*meta.Service, sum *meta.Stats) {
 		sum.Files += st.Files
 		sum.Stale += st.Stale
 		sum.Copied += st.Copied
+		for _, w := range st.Waiting {
+			waiting[w.Device] += w.Files
+		}
 		if st.Grace {
 			grace++
 		}
@@ -244,6 +249,7 @@ func collectMeta(e metrics.Emit, services []*meta.Service, sum *meta.Stats) {
 	e.Gauge("weft_meta_files", "Files that are open, written, or to be removed.", float64(sum.Files))
 	e.Gauge("weft_meta_garbage_data_files", "Data files that wait for removal.", float64(sum.Garbage))
 	e.Gauge("weft_meta_degraded_files", "Files with copies that are to be made anew.", float64(sum.Stale))
+	e.Gauge("weft_meta_files_without_server", "Files with copies that are to be made anew once there is one more data server.", float64(waiting[layout.DeviceID{}]))
 	e.Counter("weft_meta_copied_bytes_total", "Bytes that were copied to make copies anew.", float64(sum.Copied))
 	for _, d := range sum.Devices {
 		id := d.Device.ID.String()
@@ -253,6 +259,7 @@ func collectMeta(e metrics.Emit, services []*meta.Service, sum *meta.Stats) {
 		e.Gauge("weft_device_free_bytes", "Free space of the data server.", float64(d.Free), "device", id)
 		e.Gauge("weft_device_size_bytes", "Space of the data server.", float64(d.Total), "device", id)
 		e.Gauge("weft_device_data_files", "Data files there.", float64(d.DataFiles), "device", id)
+		e.Gauge("weft_device_waiting_files", "Files with copies that are to be made anew once the data server can be used.", float64(waiting[d.Device.ID]), "device", id)
 	}
 }
 

@@ -143,6 +143,7 @@ func (s *Service) statusOf(ctx context.Context, c *call, _ *metarpc.Empty) (*met
 		Garbage: s.cfg.Files.GarbageCount(ctx),
 		Stale:   s.staleFiles(ctx),
 		Copied:  s.resilver.copied.Load(),
+		Waiting: s.waiting(),
 	}
 	confined := c.sess.confinement() != nil
 	s.mu.Lock()

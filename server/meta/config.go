@@ -74,6 +74,9 @@ type Files interface {
 	// the file that are stale then.
 	MarkStale(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) ([]metarpc.CopyRef, error)
 
+	// Waiting counts what files with copies to be made wait for, and adds that to sum: data servers which are known,
+	// but cannot be used, or, as the zero device, any one more. A file may wait for several.
+	Waiting(ctx context.Context, ids []layout.FileID, sum map[layout.DeviceID]int64) error
 	// Fillable reports whether StartFill would find something to fill now. Copies that are pinned do not move; as long as they are,
 	// nothing takes their places.
 	Fillable(ctx context.Context, id layout.FileID, pinned []metarpc.CopyRef) (bool, error)

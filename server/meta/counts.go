@@ -44,7 +44,8 @@ type Stats struct {
 	Garbage             int64 // data files that wait for removal
 	Stale               int64 // files with copies that are to be made anew
 	Copied              int64 // bytes for that
-	Grace               bool  // clients of before may still come back
+	Waiting             []metarpc.WaitingFiles
+	Grace               bool // clients of before may still come back
 	Devices             []metarpc.DeviceInfo
 }
 
@@ -84,7 +85,7 @@ func (s *Service) Stats(ctx context.Context, volume bool) (*Stats, error) {
 		sess.mu.Unlock()
 	}
 	s.mu.Unlock()
-	st.Stale, st.Copied = s.staleFiles(ctx), s.resilver.copied.Load()
+	st.Stale, st.Copied, st.Waiting = s.staleFiles(ctx), s.resilver.copied.Load(), s.waiting()
 	if !volume {
 		return st, nil
 	}

@@ -302,7 +302,8 @@
 //	pause     afterwards others have the file for twice as long as it was closed
 //	pace      what may be copied in a second is waited for while nothing is closed
 //
-// Files that have copies to be made are in the catalog, and nowhere else: the worker goes through their rows. After a
+// Files that have copies to be made are in the catalog, and nowhere else: the worker goes through their rows. So does
+// another one (waitingLoop) that counts for each data server how many files wait for it. After a
 // failure the next pass begins behind that file: one that fails each time has the device left alone, from which those
 // behind it are to be copied.
 //

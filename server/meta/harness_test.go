@@ -72,6 +72,7 @@ type fakeFiles struct {
 	others   []metarpc.DeviceInfo                            // what LearnDevices finds
 	known    []metarpc.DeviceInfo                            // what it has found, which Devices tells
 	learnt   error                                           // what LearnDevices fails with
+	waiting  map[layout.DeviceID]int                         // how many files wait for each, times those that Waiting is asked about
 	changed  *sync.Cond
 }
 
@@ -509,6 +510,15 @@ func (f *fakeFiles) MarkStale(ctx context.Context, id layout.FileID, copies []me
 	defer f.mu.Unlock()
 	f.stale = append(f.stale, copies...)
 	return f.stale, f.down
+}
+
+func (f *fakeFiles) Waiting(_ context.Context, ids []layout.FileID, sum map[layout.DeviceID]int64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for dev, n := range f.waiting {
+		sum[dev] += int64(n * len(ids))
+	}
+	return nil
 }
 
 func (f *fakeFiles) Fillable(_ context.Context, id layout.FileID, pinned []metarpc.CopyRef) (bool, error) {

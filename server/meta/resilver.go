@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +18,8 @@ import (
 const (
 	// resilverLook is how often it is looked for copies to make that could not be made before.
 	resilverLook = 10 * time.Second
+	// fillPage is how many files are listed at a time.
+	fillPage = 256
 	// gateBytes is how much of a file is closed to writers at a time; less if copying is slowed down, so that it takes gateTime.
 	gateBytes = 64 << 20
 	minGate   = 1 << 20
@@ -48,6 +51,8 @@ type resilver struct {
 	since           time.Time     // when there began to be files with copies to be made; zero if there are none
 	before          int64         // copied, then
 	filesBefore     int64         // files, then
+
+	waiting atomic.Pointer[[]metarpc.WaitingFiles] // what files were waiting for when they were last counted
 }
 
 // filler is somebody who copies data of a file; there is one for a file at a time.
@@ -126,6 +131,79 @@ func (s *Service) resilverLoop() {
 	}
 }
 
+// waitingLoop counts again and again what files wait for, and logs what is new. It ends with s.ctx.
+func (s *Service) waitingLoop() {
+	timer := time.NewTicker(resilverLook)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-s.ctx.Done():
+			return
+		}
+		sum, err := s.countWaiting(s.ctx)
+		if err != nil {
+			if s.ctx.Err() == nil {
+				s.log.Warn("it cannot be counted what copies to be made wait for", "error", err)
+			}
+			continue
+		}
+		before := s.waiting()
+		s.resilver.waiting.Store(&sum)
+		for _, w := range sum {
+			same := func(o metarpc.WaitingFiles) bool { return o.Device == w.Device }
+			switch {
+			case slices.ContainsFunc(before, same):
+			case w.Device == layout.DeviceID{}:
+				s.log.Warn("files have too few copies, and wait for one more data server", "files", w.Files)
+			default:
+				s.log.Warn("files have too few copies, and wait for a data server", "device", w.Device, "files", w.Files)
+			}
+		}
+	}
+}
+
+// waiting is what files were waiting for when they were last counted, in the order of the devices.
+func (s *Service) waiting() []metarpc.WaitingFiles {
+	if sum := s.resilver.waiting.Load(); sum != nil {
+		return *sum
+	}
+	return nil
+}
+
+// countWaiting counts what files of the shard wait for that have copies to be made.
+func (s *Service) countWaiting(ctx context.Context) ([]metarpc.WaitingFiles, error) {
+	sum := map[layout.DeviceID]int64{}
+	var ids []layout.FileID
+	from, to := schema.Of(schema.PrefixFill)
+	for {
+		ids = ids[:0]
+		listed := false
+		for kv, err := range s.engine.Scan(ctx, from, to, catalog.ScanOptions{Limit: fillPage, KeysOnly: true}) {
+			if err != nil {
+				return nil, err
+			}
+			listed = true
+			if id := schema.IDOf(kv.Key); s.mine(id) {
+				ids = append(ids, id)
+			}
+			from = catalog.After(kv.Key)
+		}
+		if !listed {
+			break
+		}
+		if err := s.cfg.Files.Waiting(ctx, ids, sum); err != nil {
+			return nil, err
+		}
+	}
+	all := make([]metarpc.WaitingFiles, 0, len(sum))
+	for dev, files := range sum {
+		all = append(all, metarpc.WaitingFiles{Device: dev, Files: files})
+	}
+	slices.SortFunc(all, func(a, b metarpc.WaitingFiles) int { return slices.Compare(a.Device[:], b.Device[:]) })
+	return all, nil
+}
+
 // awaitEnd waits until a channel is closed or the service stops.
 func (s *Service) awaitEnd(ch <-chan struct{}) error {
 	select {
@@ -161,7 +239,7 @@ func (s *Service) fillAll(from, to []byte) bool {
 	for s.ctx.Err() == nil {
 		var ids []layout.FileID
 		listed := 0
-		for kv, err := range s.engine.Scan(s.ctx, from, to, catalog.ScanOptions{Limit: 256, KeysOnly: true}) {
+		for kv, err := range s.engine.Scan(s.ctx, from, to, catalog.ScanOptions{Limit: fillPage, KeysOnly: true}) {
 			if err != nil {
 				if s.ctx.Err() == nil {
 					s.log.Warn("copies to be made cannot be listed", "error", err)
@@ -205,7 +283,7 @@ func (s *Service) moveAll() {
 // moveSome is moveAll for the files behind from, up to to. It reports whether that were all.
 func (s *Service) moveSome(from, to layout.FileID) bool {
 	for s.ctx.Err() == nil && from < to {
-		ids, err := s.cfg.Files.Moving(s.ctx, from, 256)
+		ids, err := s.cfg.Files.Moving(s.ctx, from, fillPage)
 		if err != nil {
 			if s.ctx.Err() == nil {
 				s.log.Warn("files on data servers that are drained cannot be listed", "error", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -234,6 +235,41 @@ func TestFillTurns(t *testing.T) {
 			if raw, _ := h.engine.Get(t.Context(), schema.FillKey(id)); raw != nil {
 				t.Errorf("%d is not filled", id)
 			}
+		}
+	})
+}
+
+// TestWaiting: what files with too few copies wait for is counted again and again, however many there are, and told.
+func TestWaiting(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		c := h.client()
+		defer renewing(c)()
+		const files = 2*fillPage + 10
+		h.files.fillable = func(layout.FileID) bool { return false }
+		h.files.waiting = map[layout.DeviceID]int{{5}: 1, {}: 2}
+		for i := range layout.FileID(files) {
+			put(t, h, schema.FillKey(1000+i), schema.Encode(&schema.Fill{}))
+		}
+		told := func() []metarpc.WaitingFiles {
+			return must[metarpc.StatusResult](c, metarpc.OpStatus, &metarpc.Empty{}).Waiting
+		}
+		if w := told(); len(w) > 0 {
+			t.Errorf("before it was counted: %v", w)
+		}
+		time.Sleep(resilverLook + time.Second)
+		want := []metarpc.WaitingFiles{{Files: 2 * files}, {Device: layout.DeviceID{5}, Files: files}}
+		if w := told(); !slices.Equal(w, want) {
+			t.Errorf("%v, want %v", w, want)
+		}
+		if st, err := h.svc.Stats(t.Context(), false); err != nil || !slices.Equal(st.Waiting, want) {
+			t.Errorf("%v, %v; want %v", st.Waiting, err, want)
+		}
+		h.files.mu.Lock()
+		h.files.waiting = nil
+		h.files.mu.Unlock()
+		time.Sleep(resilverLook)
+		if w := told(); len(w) > 0 {
+			t.Errorf("nothing is waited for: %v", w)
 		}
 	})
 }

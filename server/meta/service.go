@@ -143,6 +143,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 	s.tasks.Go(s.watchLeases)
 	s.tasks.Go(s.watchRules)
 	s.tasks.Go(s.resilverLoop)
+	s.tasks.Go(s.waitingLoop)
 	if s.shards > 1 {
 		s.tasks.Go(s.watchHolds)
 		s.tasks.Go(s.watchDeadlocks)

@@ -484,11 +484,11 @@ func TestHello(t *testing.T) {
 		edit func(*metarpc.Hello)
 		want metarpc.Status
 	}{
-		{"later versions", func(m *metarpc.Hello) { m.Lowest, m.Highest = 7, 9 }, metarpc.StatusVersion},
+		{"later versions", func(m *metarpc.Hello) { m.Lowest, m.Highest = 99, 100 }, metarpc.StatusVersion},
 		{"no such session", func(m *metarpc.Hello) { m.Session[0]++ }, metarpc.StatusBadSession},
 		{"another client's session", func(m *metarpc.Hello) { m.Client.ID[0]++ }, metarpc.StatusBadSession},
 		{"its session", func(*metarpc.Hello) {}, metarpc.StatusOK},
-		{"more versions", func(m *metarpc.Hello) { m.Highest = 9 }, metarpc.StatusOK},
+		{"more versions", func(m *metarpc.Hello) { m.Highest = 100 }, metarpc.StatusOK},
 	} {
 		other := h.newClient()
 		other.hello = c.hello

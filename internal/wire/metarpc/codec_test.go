@@ -1078,15 +1078,15 @@ func TestHellos(t *testing.T) {
 		}
 	}
 	// A later version may go on in any way.
-	h, err := ParseHello(unhex(t, "9a 00 a477656674 07 08 c0 c0 c0 c0 c0 c0"), Spoken)
-	if err != nil || h.Lowest != 7 || h.Highest != 8 {
+	h, err := ParseHello(unhex(t, "9a 00 a477656674 63 64 c0 c0 c0 c0 c0 c0"), Spoken)
+	if err != nil || h.Lowest != 99 || h.Highest != 100 {
 		t.Errorf("later hello: %+v, %v", h, err)
 	}
 	if h, err := ParseHello(unhex(t, "97 00 a477656674 02 01 c0 c0"), Spoken); err == nil || errors.Is(err, ErrMagic) || h != nil {
 		t.Errorf("hello with versions 2 to 1: %+v, %v", h, err)
 	}
-	w, err := ParseWelcome(unhex(t, "98 01 a477656674 07 cd03e9 a3776879 c0 c0 c0"), Spoken)
-	if err != nil || w.Version != 7 || w.Status != StatusVersion || w.Message != "why" {
+	w, err := ParseWelcome(unhex(t, "98 01 a477656674 63 cd03e9 a3776879 c0 c0 c0"), Spoken)
+	if err != nil || w.Version != 99 || w.Status != StatusVersion || w.Message != "why" {
 		t.Errorf("later welcome: %+v, %v", w, err)
 	}
 	good := Welcome{Magic: Magic, Version: Version, Session: SessionID{1}, Slots: MinSlots, Lease: int64(MinLease)}

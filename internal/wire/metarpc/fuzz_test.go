@@ -147,7 +147,7 @@ func FuzzParseReply(f *testing.F) {
 		OpMetaList:       &MetaListResult{Shards: 2, Services: []MetaService{{Address: "a:1", State: MetaDraining, Shards: []int{1}, Sessions: 2}}},
 		OpQuotas:         &QuotasResult{Quotas: []QuotaInfo{{Name: QuotaName{Kind: QuotaTree, ID: 1}, Path: "/a", Bytes: 2}}},
 		OpDescribeLayout: &Described{Mirrors: [][]DescribedServer{{{Address: "a", DataFile: "f"}}}, Caches: []DescribedCache{{Bytes: 1}}},
-		OpStatus:         &StatusResult{Sessions: []SessionInfo{{Address: "a"}}, HeldUp: []HeldUp{{ID: 1, What: "w", Since: 2, Hosts: []string{"h"}}}},
+		OpStatus:         &StatusResult{Waiting: []WaitingFiles{{Files: 3}}, Sessions: []SessionInfo{{Address: "a"}}, HeldUp: []HeldUp{{ID: 1, What: "w", Since: 2, Hosts: []string{"h"}}}},
 	} {
 		b, err := AppendReply(nil, Version, ReplyHeader{Slot: 1, Sequence: 2}, result)
 		if err != nil {

@@ -665,6 +665,14 @@ type (
 		Stale    int64 // files with copies that are still to be made anew
 		Copied   int64 // bytes copied for that since the start
 		HeldUp   []HeldUp
+		Waiting  []WaitingFiles `since:"7"`
+	}
+	// WaitingFiles says how many files wait for a data server so that copies can be made, about. A file may wait for
+	// several. The zero device is any one more.
+	WaitingFiles struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Device   layout.DeviceID
+		Files    int64
 	}
 	// HeldUp says that something is not done to a file because sessions have pinned a copy of it.
 	HeldUp struct {

@@ -220,6 +220,86 @@ func (m *Manager) Fillable(ctx context.Context, id layout.FileID, pinned []metar
 	return begun || len(m.placesFor(&row)) > 0 || len(m.movesFor(&row, pinned)) > 0 || m.movable(&row, to, pinned), nil
 }
 
+// Waiting counts what the copies wait for that files lack, and adds that to sum: known devices that are not up, or have
+// no room, and the zero device if these do not suffice. A file counts once for each. It waits for nothing if there is a
+// place for each copy, and a good one that can be read.
+func (m *Manager) Waiting(ctx context.Context, ids []layout.FileID, sum map[layout.DeviceID]int64) error {
+	keys := make([][]byte, len(ids))
+	for i, id := range ids {
+		keys[i] = schema.LayoutKey(id)
+	}
+	values, err := m.cfg.Engine.GetMany(ctx, keys)
+	if err != nil {
+		return fmt.Errorf("layouts with copies to be made: %w", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, value := range values {
+		if value == nil {
+			continue // it was removed
+		}
+		var row schema.Layout
+		if err := schema.Decode(value, &row); err != nil {
+			return fmt.Errorf("layout row of inode %d: %w", ids[i], err)
+		}
+		for dev := range m.awaited(&row) {
+			sum[dev]++
+		}
+	}
+	return nil
+}
+
+// awaited is which devices a layout waits for, see Waiting. m.mu is held.
+func (m *Manager) awaited(row *schema.Layout) map[layout.DeviceID]bool {
+	all := map[layout.DeviceID]bool{}
+	mirrors := row.Mirrors
+	if row.Moving {
+		mirrors = mirrors[:len(mirrors)-1]
+	}
+	for j := range columns(row) {
+		lacks, whole, source := 0, true, false
+		has := map[layout.DeviceID]bool{}
+		for _, files := range mirrors {
+			file := &files[j]
+			d := m.find(file.Device)
+			whole = whole && file.State == layout.CopyGood
+			if file.State == layout.CopyStale || file.State == layout.CopyFilling && m.isDown(file) {
+				lacks++
+				continue
+			}
+			has[file.Device] = true
+			source = source || file.State == layout.CopyGood && d != nil && d.condition == up
+		}
+		if whole {
+			continue
+		}
+		var away []layout.DeviceID
+		for _, d := range m.devices {
+			switch {
+			case has[d.id]:
+				if !source && d.condition != up {
+					all[d.id] = true
+				}
+			case d.row.Draining:
+			case d.condition == up && d.room() != none:
+				lacks--
+			default:
+				away = append(away, d.id)
+			}
+		}
+		if lacks <= 0 {
+			continue
+		}
+		for _, id := range away {
+			all[id] = true
+		}
+		if lacks > len(away) {
+			all[layout.DeviceID{}] = true
+		}
+	}
+	return all
+}
+
 // goesOn reports whether a layout has copies that are being filled, and whether all these can be filled now. Those on
 // devices that are down it makes stale, as StartFill will.
 func (m *Manager) goesOn(row *schema.Layout) (begun, fits bool) {

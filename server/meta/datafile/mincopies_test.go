@@ -2,12 +2,14 @@ package datafile
 
 import (
 	"errors"
+	"maps"
 	"reflect"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
@@ -168,5 +170,55 @@ func TestAllCopies(t *testing.T) {
 		w.exports[0].SetDown(false)
 		calm()
 		expect(22, "all is well", 2, 0)
+	})
+}
+
+// TestWaiting: files wait for devices that are away or full, and for one more if these do not suffice.
+func TestWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 3)
+		calm()
+		id := func(i int) layout.DeviceID { return w.device(i).id }
+		good := func(i int) schema.DataFile { return schema.DataFile{Device: id(i), Handle: []byte{1}} }
+		stale, filling := good(0), good(0)
+		stale.State, filling.State = layout.CopyStale, layout.CopyFilling
+		var more layout.DeviceID
+		expect := func(what string, want []layout.DeviceID, mirrors ...[]schema.DataFile) {
+			t.Helper()
+			var b catalog.Batch
+			b.Put(schema.LayoutKey(5), schema.Encode(&schema.Layout{StripeUnit: unit, Width: len(mirrors[0]), Mirrors: mirrors}))
+			w.commit(&b)
+			sum := map[layout.DeviceID]int64{more: 1}
+			err := w.m.Waiting(t.Context(), []layout.FileID{4, 5, 5}, sum) // there is no 4
+			all := map[layout.DeviceID]int64{more: 1}
+			for _, dev := range want {
+				all[dev] += 2
+			}
+			if err != nil || !maps.Equal(sum, all) {
+				t.Errorf("%s: %v, %v; want %v", what, sum, err, all)
+			}
+		}
+		one := func(file schema.DataFile) []schema.DataFile { return []schema.DataFile{file} }
+		absent := schema.Absent()
+		expect("a place", nil, one(good(0)), one(absent))
+		expect("filling", nil, one(filling), one(good(1)))
+		expect("four copies, three devices", []layout.DeviceID{more}, one(good(1)), one(stale), one(absent), one(absent))
+		w.exports[0].SetDown(true)
+		time.Sleep(10 * time.Second)
+		expect("another place", nil, one(stale), one(good(1)))
+		expect("a device that is down", []layout.DeviceID{id(0)}, one(stale), one(good(1)), one(good(2)))
+		expect("filling there", []layout.DeviceID{id(0)}, one(filling), one(good(1)), one(good(2)))
+		expect("absent", []layout.DeviceID{id(0)}, one(good(2)), one(absent), one(good(1)))
+		expect("two copies", []layout.DeviceID{id(0), more}, one(good(2)), one(absent), one(good(1)), one(absent))
+		expect("in one column", []layout.DeviceID{id(0)}, []schema.DataFile{good(1), good(1)}, []schema.DataFile{good(2), good(2)}, []schema.DataFile{good(0), absent})
+		expect("the good copy is down", []layout.DeviceID{id(0)}, one(good(0)), one(absent))
+		w.exports[1].SetSpace(1<<40, 0, false)
+		time.Sleep(10 * time.Second)
+		expect("down and full", []layout.DeviceID{id(0), id(1)}, one(good(2)), one(absent))
+		if _, err := w.m.DrainDevice(t.Context(), id(0), false); err != nil {
+			t.Fatal(err)
+		}
+		expect("full", []layout.DeviceID{id(1)}, one(good(2)), one(absent))
+		w.exports[0].SetDown(false)
 	})
 }
