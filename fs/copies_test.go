@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/dataplane/faulty"
@@ -71,6 +72,44 @@ func TestFailedCopy(t *testing.T) {
 			r.want(r.flush(id, fh), 0, "close")
 		})
 	}
+}
+
+// TestExacting: an fsync waits until there are two good copies again, where files are to have them. Writes do not, but for
+// those that are to be stable.
+func TestExacting(t *testing.T) {
+	s := newService(2, 64<<10)
+	s.mirrors, s.exacting, s.patience = true, true, mirrorTimeout
+	r := newRig(t, s)
+	id, fh := r.create("f")
+	data := bytes.Repeat([]byte("before"), 50000)
+	r.write(id, 0, data)
+	r.want(r.fsync(id, fh), 0, "fsync")
+	r.faults[1].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: syscall.EIO})
+	data = bytes.Repeat([]byte("behind"), 50000)
+	r.write(id, 0, data)
+	asked := r.m.called("Layout")
+	synced := make(chan fuse.Status)
+	go func() { synced <- r.fsync(id, fh) }()
+	go func() {
+		_, status := r.tryWrite(id, 0, data, unix.O_RDWR|unix.O_DSYNC)
+		synced <- status
+	}()
+	for start := time.Now(); r.m.called("Layout") < asked+8; time.Sleep(time.Millisecond) {
+		if time.Since(start) > time.Minute {
+			t.Fatal("the service is not asked for copies")
+		}
+	}
+	r.wantRead(id, 0, len(data), data)
+	r.write(id, 0, data)
+	select {
+	case status := <-synced:
+		t.Errorf("synced with one good copy: %v", status)
+	default:
+	}
+	s.filled.Store(true)
+	r.want(<-synced, 0, "with two good copies")
+	r.want(<-synced, 0, "with two good copies")
+	r.faults[1].SetRules()
 }
 
 // TestLastCopy fails the only copy that is left: its errors are the application's, and while it is silent everything waits.

@@ -238,6 +238,10 @@
 // service has decided about the copy (settleCopies), which calls OnCopiesStale at all mounts first. OnCopiesStale waits for
 // nothing.
 //
+// A file may have to have several good copies of what was synced (layout.Segment.Exacting). If there are fewer fsync, and a
+// write with O_SYNC or O_DSYNC, waits for new ones when the data is stable at those that there are (makeSafe). Nothing
+// else waits, so that the layout can be recalled for making the copies.
+//
 // What notifications wait for in the kernel:
 //
 //   - INC_EPOCH for nothing.

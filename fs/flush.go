@@ -590,7 +590,53 @@ func (i *inode) mayWait() bool {
 
 // fsync is fsync(2) and fdatasync(2).
 func (h *handle) fsync(ctx context.Context) error {
-	return h.outcome(ctx, h.i.makeDurable(ctx))
+	return h.outcome(ctx, h.i.makeSafe(ctx))
+}
+
+// makeSafe is makeDurable that then waits until there are as many good copies as the file is to have at least. A copy
+// that is good has all that was acknowledged.
+func (i *inode) makeSafe(ctx context.Context) error {
+	if err := i.makeDurable(ctx); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	exacting := i.exacting
+	i.mu.Unlock()
+	if !exacting {
+		return nil
+	}
+	defer i.wait()()
+	for pause := minPause; ; pause = min(2*pause, maxPause) {
+		few, err := i.hasFewCopies(ctx)
+		if !few || err != nil {
+			return err
+		}
+		i.fs.waiting.log(i.fs.log, slog.LevelWarn, "fsync waits for good copies of a file: it has fewer than it is to have", "file", i.id)
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		}
+		i.fs.meta.DropLayout(i.id, 0)
+	}
+}
+
+// hasFewCopies reports whether some column of the file has too few good copies. The layouts that are cached are right
+// about that: they are dropped before copies become stale.
+func (i *inode) hasFewCopies(ctx context.Context) (bool, error) {
+	for off, size := int64(0), i.size.Load(); off < size; {
+		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, off, size-off, false)
+		if err != nil || seg == nil {
+			return false, err
+		}
+		if seg.Few {
+			return true, nil
+		}
+		off = seg.End()
+	}
+	return false, nil
 }
 
 // outcome is what close(2) or fsync(2) that led to err tells.

@@ -114,6 +114,7 @@ type inode struct {
 
 	doubtful []*dataplane.Error // copies that the service is to be told of
 	settling bool               // that is being done; holds the inode
+	exacting bool               // a segment that was written by is layout.Segment.Exacting
 	quieting bool               // it is waited for that nothing is under way to copies that were given up; holds the inode
 	quiet    bool               // it was, or is, and nothing was written since
 
@@ -186,6 +187,7 @@ func (i *inode) admit(seg *layout.Segment, off, n int64) admission {
 		i.reads.any.Store(true)
 	}
 	i.quiet = false
+	i.exacting = i.exacting || seg.Exacting
 	i.writes[i.phase]++
 	return admission{phase: i.phase, session: i.session(), shared: i.passed != nil || seg.Shared}
 }

@@ -416,7 +416,7 @@ func (w *Write) write(ctx context.Context, err error) (int, error) {
 		n, err = i.write(ctx, w.Data, w.Off, stable, &t, err)
 	}
 	if n > 0 && stable != layout.Unstable {
-		if err := i.makeDurable(ctx); err != nil {
+		if err := i.makeSafe(ctx); err != nil {
 			return 0, err
 		}
 	}

@@ -35,6 +35,8 @@ type service struct {
 	cookies  uint64        // how many different ones there are; few make names share them
 	lease    time.Duration // 0: none are given
 	mirrors  bool          // files have two copies of each column
+	exacting bool          // and are to have two good ones
+	filled   atomic.Bool   // they have them again
 	patience time.Duration // of mounts with a copy that does not answer
 	space    *space        // files lie on it, if there is one
 	shards   int           // 0: one
@@ -1232,6 +1234,10 @@ func (m *session) segment(f *node, mode layout.IOMode) layout.Segment {
 		for _, d := range f.second {
 			seg.Mirrors[1].Servers = append(seg.Mirrors[1].Servers, *d)
 		}
+	}
+	if seg.Exacting = s.exacting; s.exacting && !s.filled.Load() {
+		stale := func(d *layout.DataFile) bool { return d.State == layout.CopyStale }
+		seg.Few = slices.ContainsFunc(f.files, stale) || slices.ContainsFunc(f.second, stale)
 	}
 	if len(f.files) < len(s.servers) {
 		seg.Len = s.unit

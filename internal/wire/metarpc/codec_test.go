@@ -391,8 +391,8 @@ func TestGolden(t *testing.T) {
 		{"created, with a layout", func() ([]byte, error) {
 			return AppendReply(nil, Version, ReplyHeader{Slot: 2, Sequence: 7}, &CreateResult{Attr: Attr{ID: 3}, Created: true, Granted: true, Segments: []Segment{
 				{Len: 4096, IOMode: layout.IOModeRW, StripeUnit: 4096, Mirrors: [][]DataFile{{{Device: id, Handle: []byte{0xaa}, UID: 1, GID: 2}}}}}})
-		}, "00000041" + "96 03 02 07 00 a0 95 9d03000000000000000000000000 c3 00 c3" +
-			"91 98 00 cd1000 02 cd1000 91 91 96 c410 010000000000000000000000000000fe 00 c401aa 01 02 00 00 00 c2"},
+		}, "00000043" + "96 03 02 07 00 a0 95 9d03000000000000000000000000 c3 00 c3" +
+			"91 9a 00 cd1000 02 cd1000 91 91 96 c410 010000000000000000000000000000fe 00 c401aa 01 02 00 00 00 c2 c2 c2"},
 		{"refusal", func() ([]byte, error) {
 			return AppendReply(nil, Version, ReplyHeader{Slot: 2, Sequence: 7, Status: Status(syscall.ENOENT), Message: "no"}, nil)
 		}, "00000009" + "96 03 02 07 02 a26e6f c0"},
@@ -510,19 +510,19 @@ func TestGolden(t *testing.T) {
 		{"segments", func() ([]byte, error) {
 			return AppendReply(nil, Version, ReplyHeader{Slot: 0, Sequence: 1}, &LayoutResult{Segments: []Segment{{
 				Off: 0, Len: 1 << 20, IOMode: layout.IOModeRW, StripeUnit: 1 << 20,
-				Mirrors: [][]DataFile{{{Device: id, Efficiency: 1, Handle: []byte{0xaa, 0xbb}, UID: 7, GID: 8, State: layout.CopyGood}}}, Shared: true}},
+				Mirrors: [][]DataFile{{{Device: id, Efficiency: 1, Handle: []byte{0xaa, 0xbb}, UID: 7, GID: 8, State: layout.CopyGood}}}, Shared: true, Exacting: true}},
 				Pinned: CopyRef{Device: id, Handle: []byte{0xaa, 0xbb}}})
-		}, "0000004c" + "96 03 00 01 00 a0 92 91 98 00 ce00100000 02 ce00100000 91 91 96" +
-			"c410 010000000000000000000000000000fe 01 c402aabb 07 08 00 00 00 c3" +
+		}, "0000004e" + "96 03 00 01 00 a0 92 91 9a 00 ce00100000 02 ce00100000 91 91 96" +
+			"c410 010000000000000000000000000000fe 01 c402aabb 07 08 00 00 00 c3 c3 c2" +
 			"92 c410 010000000000000000000000000000fe c402aabb"},
 		{"extents", func() ([]byte, error) {
 			return AppendReply(nil, Version, ReplyHeader{Slot: 0, Sequence: 1}, &LayoutResult{Segments: []Segment{{
 				Off: 0, Len: 1 << 20, IOMode: layout.IOModeRW,
 				Mirrors: [][]DataFile{{{Device: id, Handle: []byte{0xaa}, Generation: 9, Extents: []Extent{
 					{Len: 4096, Addr: 1 << 32}, {Off: 4096, Len: 512, Addr: 1 << 20, State: layout.ExtentInvalid}}}}}}}})
-		}, "00000062" + "96 03 00 01 00 a0 92 91 98 00 ce00100000 02 00 91 91 98" +
+		}, "00000064" + "96 03 00 01 00 a0 92 91 9a 00 ce00100000 02 00 91 91 98" +
 			"c410 010000000000000000000000000000fe 00 c401aa 00 00 00" +
-			"09 92 94 00 cd1000 cf0000000100000000 00 94 cd1000 cd0200 ce00100000 02" + "00 00 c2" +
+			"09 92 94 00 cd1000 cf0000000100000000 00 94 cd1000 cd0200 ce00100000 02" + "00 00 c2 c2 c2" +
 			"92 c410 00000000000000000000000000000000 c0"},
 	}
 	for _, c := range cases {

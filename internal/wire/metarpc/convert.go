@@ -18,7 +18,7 @@ func SegmentOf(s *layout.Segment) Segment {
 	w := Segment{
 		Off: s.Off, Len: s.Len, IOMode: s.IOMode, StripeUnit: s.StripeUnit,
 		Mirrors: make([][]DataFile, len(s.Mirrors)),
-		Flags:   s.Flags, StatsHint: s.StatsHint, Shared: s.Shared,
+		Flags:   s.Flags, StatsHint: s.StatsHint, Shared: s.Shared, Exacting: s.Exacting, Few: s.Few,
 	}
 	for i, m := range s.Mirrors {
 		w.Mirrors[i] = make([]DataFile, len(m.Servers))
@@ -40,7 +40,7 @@ func (s *Segment) Layout() (*layout.Segment, error) {
 	l := &layout.Segment{
 		Range: layout.Range{Off: s.Off, Len: s.Len}, IOMode: s.IOMode, StripeUnit: s.StripeUnit,
 		Mirrors: make([]layout.Mirror, len(s.Mirrors)),
-		Flags:   s.Flags, StatsHint: s.StatsHint, Shared: s.Shared,
+		Flags:   s.Flags, StatsHint: s.StatsHint, Shared: s.Shared, Exacting: s.Exacting, Few: s.Few,
 	}
 	for i, files := range s.Mirrors {
 		servers := make([]layout.DataFile, len(files))

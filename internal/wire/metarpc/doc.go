@@ -49,7 +49,7 @@
 //
 // Version 3 is the first. In version 4 MetaService says which versions a service speaks. Version 5 has CLIENTSET and
 // CLIENTLIST, and SessionInfo counts calls. Version 6 has what keeps a file's bytes in order when several sessions write it.
-// In version 7 StatusResult says what files with too few copies wait for.
+// In version 7 StatusResult says what files with too few copies wait for, and Segment that a file has too few.
 //
 // # Shards
 //

@@ -916,6 +916,8 @@ type (
 		Flags      layout.Flags
 		StatsHint  uint32
 		Shared     bool `since:"6"` // other sessions may write the same bytes
+		Exacting   bool `since:"7"` // what is synced is to be at several good copies,
+		Few        bool `since:"7"` // of which there are too few now
 	}
 	DataFile struct {
 		_msgpack   struct{} `msgpack:",as_array"`

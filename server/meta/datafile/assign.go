@@ -527,6 +527,12 @@ func (m *Manager) Segments(row schema.Layout, mode layout.IOMode) []metarpc.Segm
 	if have == row.Width {
 		s.Len = layout.ToEOF
 	}
+	if row.MinCopies > 1 {
+		s.Exacting = true
+		for j := range have {
+			s.Few = s.Few || row.GoodCopies(j) < row.MinCopies
+		}
+	}
 	grant := func(f *schema.DataFile, efficiency uint32) metarpc.DataFile {
 		file := metarpc.DataFile{Device: f.Device, Efficiency: efficiency, Handle: f.Handle, UID: f.UID, GID: f.GID, State: f.State}
 		if mode == layout.IOModeRead {

@@ -105,6 +105,9 @@
 //	                    it does not count. Otherwise nobody could make files for 10 s after a start while a host is dead
 //	little room         devices with little room are taken if those with plenty are too few
 //
+// Copies become stale whatever MinCopies is. But segments say where a column has fewer good ones (layout.Segment.Few), and
+// clients make fsync wait for that. They have dropped layouts that say otherwise when a copy counts as stale.
+//
 // Two things count against a device: that it is clearly busier than the least busy one, and that a clearly smaller share of its
 // space is free than of the one with the most (byDrawbacks). Of the devices on which a file has equally few data files, the
 // next one goes to one with the fewest of these drawbacks. Neither outweighs the other, so a new device that is empty gets no

@@ -170,6 +170,20 @@ func TestAllCopies(t *testing.T) {
 		w.exports[0].SetDown(false)
 		calm()
 		expect(22, "all is well", 2, 0)
+		told := func(exacting, few bool, row schema.Layout) {
+			t.Helper()
+			for _, s := range w.m.Segments(row, layout.IOModeRead) {
+				if l, err := s.Layout(); err != nil || l.Exacting != exacting || l.Few != few {
+					t.Errorf("exacting %v, few copies %v, %v; want %v, %v", l.Exacting, l.Few, err, exacting, few)
+				}
+			}
+		}
+		row := w.layoutOf(22)
+		told(true, false, row)
+		row.Mirrors[1][0].State = layout.CopyFilling
+		told(true, true, row)
+		row.MinCopies = 0
+		told(false, false, row)
 	})
 }
 
