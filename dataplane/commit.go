@@ -124,7 +124,7 @@ func (f *File) together(files []*dataFile, kind layout.OpKind, do func(*dataFile
 				c.dev.foundLate(use, 0, at)
 			}
 			if overdue || inTime[column] && (dev(d).lateToSync() || ticked && dev(d).lateToWrite()) {
-				if c != nil && kind == layout.OpCommit && (overdue || !c.dev.late()) {
+				if c != nil && kind == layout.OpCommit && (overdue || !c.dev.late() && !c.dev.toldOfStuck()) {
 					c.dev.foundUnsynced(since[i])
 				}
 				errs[i] = copyError(d, &Error{Op: layout.OpCommit, Device: use.Device, File: use, Err: ErrStuck})

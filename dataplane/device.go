@@ -52,6 +52,10 @@ type device struct {
 	slowAt     atomic.Int64 // when that had ended
 	stuck      atomic.Int32 // WRITEs that were given up as unanswered and have not ended
 	asking     atomic.Bool  // it has a question to answer, see ask
+	toldSilent atomic.Int64 // since when it answers nothing, as Plane.SetDown was told; 0 = it was not
+	toldStuck  atomic.Int64 // since when it takes no writes, likewise
+
+	known atomic.Pointer[layout.DataFile] // a data file there that it can be asked for; nil = there was none yet
 
 	mu        sync.Mutex
 	waiting   []ticket        // for conn; a dial is running if not empty

@@ -59,6 +59,11 @@
 // it, a stable one that is not waited for. The first COMMIT that is sent to a device which does not answer WRITEs gets a
 // quarter of that time:
 //
+// The metadata service may know before any request has waited ([Plane.SetDown]). A device is late or stuck then, too, if
+// it has answered nothing since the service found it down, and until it does, or the service has changed its mind. So
+// a mount that was idle, or is new, does not wait. A device that is late on hearsay is asked at once, and
+// no write is sent to a stuck one to try it. [Plane.FoundDown] tells the service what the mount has found.
+//
 //   - A write is not sent to a copy on a late device while there is a good copy on one that is not. When that copy has
 //     the data the write ends with ErrStuck for the other. If no good copy takes the data, or the device is no longer
 //     late, the write is sent after all.

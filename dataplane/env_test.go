@@ -2,12 +2,13 @@ package dataplane_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,6 +32,8 @@ type env struct {
 	servers []*targettest.Server
 	targets []*faulty.Target
 	buffers bool // what is written is in memory of Plane.Buffer
+
+	found atomic.Int64 // how often a server was found late or stuck
 }
 
 type options struct {
@@ -58,7 +61,10 @@ func newEnv(t testing.TB, o options) *env {
 		byID[s.ID()] = target
 		t.Cleanup(func() { target.Close() })
 	}
-	e.plane = newPlane(t, o.retain, func(id layout.DeviceID) (dataplane.Target, error) { return byID[id], nil })
+	e.plane = makePlane(t, dataplane.Config{
+		Dial:        func(id layout.DeviceID) (dataplane.Target, error) { return byID[id], nil },
+		RetainBytes: o.retain, OnDown: func() { e.found.Add(1) },
+	})
 	return e
 }
 
@@ -71,10 +77,14 @@ func def(n, d int) int {
 
 func newPlane(t testing.TB, retain int64, dial func(layout.DeviceID) (dataplane.Target, error)) *dataplane.Plane {
 	t.Helper()
-	if retain == 0 {
-		retain = 64 << 20
-	}
-	p, err := dataplane.New(dataplane.Config{Dial: dial, RetainBytes: retain, MirrorTimeout: mirrorTimeout, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	return makePlane(t, dataplane.Config{Dial: dial, RetainBytes: retain})
+}
+
+func makePlane(t testing.TB, cfg dataplane.Config) *dataplane.Plane {
+	t.Helper()
+	cfg.RetainBytes = cmp.Or(cfg.RetainBytes, 64<<20)
+	cfg.MirrorTimeout, cfg.Log = mirrorTimeout, slog.New(slog.DiscardHandler)
+	p, err := dataplane.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -151,6 +151,9 @@ func (q *request) add(pc *piece) {
 func (q *request) start(pc *piece) {
 	dev := pc.conn.dev
 	pc.began = dev.plane.watch.now()
+	if dev.known.Load() == nil && pc.op.File.Generation == 0 { // what is where on a namespace changes
+		dev.known.Store(pc.op.File)
+	}
 	// A hedge has others that may detach it.
 	if pc.conn.quick != nil && pc.of == nil && pc.conn.quick(&pc.op) {
 		at := dev.plane.watch.now()

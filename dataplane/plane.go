@@ -86,7 +86,10 @@ type Config struct {
 	// waits for it any longer, until the device answers. A device that has lately been slow with writes gets more
 	// time, up to eleven times as much. Default 1 s.
 	MirrorTimeout time.Duration
-	Log           *slog.Logger // default slog.Default()
+	// OnDown is called when a device is found late or stuck, see Plane.FoundDown. It must not block, nor call the plane.
+	// nil = nobody wants to know.
+	OnDown func()
+	Log    *slog.Logger // default slog.Default()
 }
 
 const (

@@ -17,6 +17,7 @@ type DeviceStats struct {
 	Device                 layout.DeviceID
 	Reads, Writes, Commits OpStats
 	Outstanding            int64     // requests at the target, also those that nobody waits for any more
+	Down                   bool      // it is late or stuck: mirrored data goes on without it
 	Errors                 uint64    // requests that failed, and attempts to make the target
 	Err                    error     // the latest of them, nil if there was none
 	ErrTime                time.Time // when that was
@@ -69,7 +70,7 @@ func (p *Plane) Stats() []DeviceStats {
 	for _, d := range *p.devices.Load() {
 		u := &d.usage
 		st := DeviceStats{
-			Device: d.id, Outstanding: u.outstanding.Load(), Errors: u.errors.Load(),
+			Device: d.id, Outstanding: u.outstanding.Load(), Errors: u.errors.Load(), Down: d.lateToWrite(),
 			Reads: u.kind(layout.OpRead).stats(), Writes: u.kind(layout.OpWrite).stats(), Commits: u.kind(layout.OpCommit).stats(),
 		}
 		if f := u.failed.Load(); f != nil {

@@ -221,6 +221,9 @@ func (q *writeRequest) send(server int, off int64, data []byte) {
 				pc.owner, pc.gen = &q.request, q.gen
 				pc.state.Store(pieceHeld)
 				q.pieces = append(q.pieces, pc)
+				if pc.conn.dev.late() {
+					pc.conn.dev.ask(df, off) // nobody has, if the plane was told
+				}
 				continue
 			}
 			pc.trial, pc.op.Stable = true, max(stable, layout.DataSync)
@@ -379,9 +382,13 @@ func (q *writeRequest) orphan(pc *piece, at int64) {
 	}
 	dev := pc.conn.dev
 	if pc.alone != 0 && at-pc.alone >= dev.patience(at) && dev.heardWrite.Load() <= pc.alone {
+		known := dev.foundStuck()
 		pc.stuck = true
 		dev.stuck.Add(1)
 		dev.stuckAt.Store(at)
+		if !known {
+			dev.found()
+		}
 	}
 	if !d.forsaken.Load() {
 		q.orphans.count.Add(1)
