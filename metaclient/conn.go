@@ -250,6 +250,7 @@ func (c *Client) serve(cn *conn) error {
 	cn.nc.Close()
 	close(cn.closed)
 	<-written
+	c.v.setDown(c.shard, nil)
 	c.mu.Lock()
 	if cn.fault != nil && errors.Is(err, net.ErrClosed) {
 		err = cn.fault // who wrote found it and closed the connection
@@ -579,6 +580,9 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 			}
 			return metarpc.StatusOK
 		}
+	case *metarpc.DeviceStatesArgs:
+		c.v.setDown(c.shard, a)
+		answer = func() metarpc.Status { return metarpc.StatusOK }
 	case *metarpc.LeaseShrinkArgs:
 		answer = func() metarpc.Status {
 			c.leases.shrink(a.Keep)

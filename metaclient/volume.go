@@ -24,6 +24,8 @@ type Volume struct {
 	dial    func(ctx context.Context, addr string) (net.Conn, error)
 	places  places
 	devices deviceTable
+	down    downTable
+	report  chan struct{} // has the services told of devices that do not answer
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -72,7 +74,7 @@ func start(ctx context.Context, cfg Config, dial func(context.Context, string) (
 		cfg.UsagePeriod = DefaultUsagePeriod
 	}
 	cfg.Speaks = cfg.Speaks.Or(metarpc.Spoken)
-	v := &Volume{cfg: cfg, log: cfg.Log, dial: dial, places: places{given: cfg.Addrs}}
+	v := &Volume{cfg: cfg, log: cfg.Log, dial: dial, places: places{given: cfg.Addrs}, report: make(chan struct{}, 1)}
 	v.ctx, v.cancel = context.WithCancel(context.Background())
 	c, cn, err := v.reach(ctx)
 	if err != nil {
@@ -89,6 +91,9 @@ func start(ctx context.Context, cfg Config, dial func(context.Context, string) (
 	v.tasks.Go(v.watchIdle)
 	if cfg.Usage != nil {
 		v.tasks.Go(v.reportUsage) // sends LayoutStats; ends with v.ctx
+	}
+	if cfg.Down != nil {
+		v.tasks.Go(v.reportDown)
 	}
 	return v, nil
 }

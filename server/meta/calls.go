@@ -61,6 +61,7 @@ var handlers = [...]handler{
 	metarpc.OpClientSet:       handle((*Service).clientSet),
 	metarpc.OpClientList:      handle((*Service).clientList),
 	metarpc.OpVerify:          handle((*Service).verify),
+	metarpc.OpReportDevices:   handle((*Service).reportDevices),
 }
 
 // execute has a call's handler execute it.

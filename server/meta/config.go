@@ -129,9 +129,15 @@ type Files interface {
 	DiscardCaches(ctx context.Context, id layout.FileID, refs []metarpc.CopyRef) error
 
 	// Report takes in what a client has done at devices in a time of this length, which counts for where new data files go.
-	// Forget forgets what a session has reported, as it has ended.
+	// Forget forgets what a session has reported, and complained of, as it has ended.
 	Report(session metarpc.SessionID, span time.Duration, devices []metarpc.DeviceStats)
 	Forget(session metarpc.SessionID)
+	// Complain takes in which devices do not answer a client, all of them, until the next such call, Forget, or
+	// metarpc.ReportLifetime.
+	Complain(session metarpc.SessionID, devices []layout.DeviceID)
+	// DeviceStates returns which devices are down, as soon as there is something newer to tell than an epoch. It fails
+	// when ctx ends or there will be no more.
+	DeviceStates(ctx context.Context, epoch uint64) (*metarpc.DeviceStatesArgs, error)
 
 	Devices(ctx context.Context) []metarpc.DeviceInfo
 	// LearnDevices makes Devices tell of all that other services have done to devices before it is called.

@@ -358,6 +358,12 @@
 // in which they were used, which a restart makes that in which they were made. A client that asks for a cache says how many
 // bytes there may be; others are dropped for it, by one call at a time for each device.
 //
+// # Devices that are down
+//
+// Each session is told which devices are down (DeviceStates), by one goroutine of its own while there is news: the latest
+// states, then the next ones when it has answered. One loop waits for news from Files and looks at all sessions, every
+// tellPause at most; a session that gets a connection is looked at then. Nothing waits for what clients answer.
+//
 // # The end of a session
 //
 // A session ends when its client says so, lets its lease run out, or leaves a callback unanswered for a lease. It is

@@ -35,50 +35,54 @@ var _ Files = (*datafile.Manager)(nil)
 type fakeFiles struct {
 	engine catalog.Engine
 
-	mu       sync.Mutex
-	next     uint64
-	length   map[uint64]int64 // of each data file, by number
-	unstable map[uint64]bool
-	down     error             // what Sync and Truncate fail with
-	grown    int64             // the largest size that Grow was called with
-	stall    chan struct{}     // Sync and Truncate wait for it, or for ctx
-	assign   error             // what Assign fails with
-	assigned func()            // called before Assign returns; nil: nothing is
-	short    bool              // AssignNew has nothing
-	near     []layout.DeviceID // what AssignNew was told
-	settled  []error           // what became of the batches that AssignNew added to
-	stale    []metarpc.CopyRef
-	away     layout.DeviceID                                 // whose copies Assign makes stale; zero: none
-	filled   func(ctx context.Context, r layout.Range) error // called by Fill; nil: there is nothing to fill
-	fillEnd  int64                                           // what Fill returns
-	perBlock int64                                           // Fill takes a second for so much, and ends early after one such block; 0: it takes no time
-	begun    func(context.Context) error                     // called by StartFill; nil: nothing is
-	fillable func(layout.FileID) bool                        // what Fillable says; nil: whether filled is there
-	failing  func(layout.FileID) error                       // what Fill fails with; nil: nothing
-	fillErr  error                                           // what StartFill returns
-	there    bool                                            // MoveTo finds nothing to do
-	moving   layout.FileID                                   // a file that is to be moved
-	started  int                                             // how often StartFill was called
-	stalled  int                                             // calls that wait
-	blocks   map[layout.DeviceID]bool                        // which devices are namespaces
-	extents  func([]metarpc.Segment) []metarpc.Segment       // what Extents makes of segments; nil: nothing else
-	awaited  []layout.FileID                                 // what AwaitKnown was asked about
-	settling chan struct{}                                   // closed when AwaitKnown may return; nil = at once
-	valid    map[layout.FileID][]metarpc.Written             // what Validate was told
-	validate error                                           // what Validate fails with
-	barred   func(metarpc.SessionID)                         // called by FenceSession before it returns
-	cut      func(size int64)                                // called by Truncate before it cuts
-	reports  map[metarpc.SessionID][]metarpc.DeviceStats     // that count now
-	others   []metarpc.DeviceInfo                            // what LearnDevices finds
-	known    []metarpc.DeviceInfo                            // what it has found, which Devices tells
-	learnt   error                                           // what LearnDevices fails with
-	waiting  map[layout.DeviceID]int                         // how many files wait for each, times those that Waiting is asked about
-	changed  *sync.Cond
+	mu         sync.Mutex
+	next       uint64
+	length     map[uint64]int64 // of each data file, by number
+	unstable   map[uint64]bool
+	down       error             // what Sync and Truncate fail with
+	grown      int64             // the largest size that Grow was called with
+	stall      chan struct{}     // Sync and Truncate wait for it, or for ctx
+	assign     error             // what Assign fails with
+	assigned   func()            // called before Assign returns; nil: nothing is
+	short      bool              // AssignNew has nothing
+	near       []layout.DeviceID // what AssignNew was told
+	settled    []error           // what became of the batches that AssignNew added to
+	stale      []metarpc.CopyRef
+	away       layout.DeviceID                                 // whose copies Assign makes stale; zero: none
+	filled     func(ctx context.Context, r layout.Range) error // called by Fill; nil: there is nothing to fill
+	fillEnd    int64                                           // what Fill returns
+	perBlock   int64                                           // Fill takes a second for so much, and ends early after one such block; 0: it takes no time
+	begun      func(context.Context) error                     // called by StartFill; nil: nothing is
+	fillable   func(layout.FileID) bool                        // what Fillable says; nil: whether filled is there
+	failing    func(layout.FileID) error                       // what Fill fails with; nil: nothing
+	fillErr    error                                           // what StartFill returns
+	there      bool                                            // MoveTo finds nothing to do
+	moving     layout.FileID                                   // a file that is to be moved
+	started    int                                             // how often StartFill was called
+	stalled    int                                             // calls that wait
+	blocks     map[layout.DeviceID]bool                        // which devices are namespaces
+	extents    func([]metarpc.Segment) []metarpc.Segment       // what Extents makes of segments; nil: nothing else
+	awaited    []layout.FileID                                 // what AwaitKnown was asked about
+	settling   chan struct{}                                   // closed when AwaitKnown may return; nil = at once
+	valid      map[layout.FileID][]metarpc.Written             // what Validate was told
+	validate   error                                           // what Validate fails with
+	barred     func(metarpc.SessionID)                         // called by FenceSession before it returns
+	cut        func(size int64)                                // called by Truncate before it cuts
+	reports    map[metarpc.SessionID][]metarpc.DeviceStats     // that count now
+	complaints map[metarpc.SessionID][]layout.DeviceID
+	states     metarpc.DeviceStatesArgs
+	news       chan struct{}           // closed, and replaced, when states changes
+	others     []metarpc.DeviceInfo    // what LearnDevices finds
+	known      []metarpc.DeviceInfo    // what it has found, which Devices tells
+	learnt     error                   // what LearnDevices fails with
+	waiting    map[layout.DeviceID]int // how many files wait for each, times those that Waiting is asked about
+	changed    *sync.Cond
 }
 
 func newFakeFiles(engine catalog.Engine) *fakeFiles {
 	f := &fakeFiles{
 		engine: engine, length: map[uint64]int64{}, unstable: map[uint64]bool{}, reports: map[metarpc.SessionID][]metarpc.DeviceStats{},
+		complaints: map[metarpc.SessionID][]layout.DeviceID{}, news: make(chan struct{}),
 		blocks: map[layout.DeviceID]bool{}, valid: map[layout.FileID][]metarpc.Written{}, barred: func(metarpc.SessionID) {}, cut: func(int64) {},
 	}
 	f.changed = sync.NewCond(&f.mu)
@@ -710,6 +714,41 @@ func (f *fakeFiles) Forget(session metarpc.SessionID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.reports, session)
+	delete(f.complaints, session)
+}
+
+func (f *fakeFiles) Complain(session metarpc.SessionID, devices []layout.DeviceID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.complaints[session] = devices
+}
+
+// setDown makes devices down, and that news.
+func (f *fakeFiles) setDown(ids ...layout.DeviceID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.states = metarpc.DeviceStatesArgs{Prober: [16]byte{1}, Epoch: f.states.Epoch + 1}
+	for _, id := range ids {
+		f.states.Down = append(f.states.Down, metarpc.DownDevice{Device: id, Silent: true})
+	}
+	close(f.news)
+	f.news = make(chan struct{})
+}
+
+func (f *fakeFiles) DeviceStates(ctx context.Context, epoch uint64) (*metarpc.DeviceStatesArgs, error) {
+	for {
+		f.mu.Lock()
+		states, news := f.states, f.news
+		f.mu.Unlock()
+		if states.Epoch > epoch {
+			return &states, nil
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 }
 
 func (f *fakeFiles) LearnDevices(context.Context) error {

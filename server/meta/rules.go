@@ -353,7 +353,7 @@ func (s *Service) throttle(ctx context.Context, c *call) error {
 	}
 	switch c.h.Op {
 	case metarpc.OpRenew, metarpc.OpEndSession, metarpc.OpClose, metarpc.OpLayoutReturn, metarpc.OpLayoutCommit, metarpc.OpLeaseReturn, metarpc.OpReclaimComplete,
-		metarpc.OpLayoutError, metarpc.OpLayoutStats:
+		metarpc.OpLayoutError, metarpc.OpLayoutStats, metarpc.OpReportDevices:
 		return nil
 	}
 	s.mu.Lock()

@@ -52,23 +52,24 @@ type Service struct {
 	rules    rules
 	dirs     dirTable
 
-	mu         sync.Mutex
-	sessions   map[metarpc.SessionID]*session // those that have not ended
-	fading     map[*session]struct{}          // those that have, but whose clients may not know it yet
-	files      map[layout.FileID]*file
-	moves      map[layout.FileID]*move // those that have begun, and those whose failure nobody has heard of yet
-	leases     map[layout.FileID]*leased
-	contended  map[layout.FileID]contention
-	lastPlace  uint64             // the number of the last place of an append; those of an earlier instance are smaller
-	lastChange uint64             // the number of the last one that another service holds something for
-	peers      []peer             // by shard
-	askers     map[askerID]*asker // who asks for holds
-	grace      bool
-	graceOver  chan struct{} // closed at the end of the grace period
-	graceEnd   time.Time
-	quiet      chan struct{}      // see resume; set before anybody else runs
-	conns      map[*conn]struct{} // nil once stopped
-	listeners  map[net.Listener]struct{}
+	mu           sync.Mutex
+	sessions     map[metarpc.SessionID]*session // those that have not ended
+	fading       map[*session]struct{}          // those that have, but whose clients may not know it yet
+	files        map[layout.FileID]*file
+	moves        map[layout.FileID]*move // those that have begun, and those whose failure nobody has heard of yet
+	leases       map[layout.FileID]*leased
+	contended    map[layout.FileID]contention
+	devicesEpoch uint64             // of the newest states of devices that clients are told
+	lastPlace    uint64             // the number of the last place of an append; those of an earlier instance are smaller
+	lastChange   uint64             // the number of the last one that another service holds something for
+	peers        []peer             // by shard
+	askers       map[askerID]*asker // who asks for holds
+	grace        bool
+	graceOver    chan struct{} // closed at the end of the grace period
+	graceEnd     time.Time
+	quiet        chan struct{}      // see resume; set before anybody else runs
+	conns        map[*conn]struct{} // nil once stopped
+	listeners    map[net.Listener]struct{}
 }
 
 // New makes the service of the volume in the catalog, which it makes if the catalog is empty, and takes up what an
@@ -142,6 +143,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 	s.resume()
 	s.tasks.Go(s.watchLeases)
 	s.tasks.Go(s.watchRules)
+	s.tasks.Go(s.watchDevices)
 	s.tasks.Go(s.resilverLoop)
 	s.tasks.Go(s.waitingLoop)
 	if s.shards > 1 {

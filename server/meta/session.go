@@ -41,6 +41,9 @@ type session struct {
 	querying  bool                            // somebody sends it questions
 	reclaimed bool                            // has what it had at an earlier instance, or never had anything there
 	expired   chan struct{}                   // closed when leases is nil
+	told      uint64                          // epoch of the device states that it has on its connection; see tellDevices
+	attached  uint64                          // connections so far
+	telling   bool                            // somebody tells it
 
 	mu       sync.Mutex
 	ended    bool
@@ -231,6 +234,10 @@ func (s *Service) attach(sess *session, c *conn, in *Incoming, given grant) bool
 	if old != nil {
 		old.close()
 	}
+	s.mu.Lock()
+	sess.told, sess.attached = 0, sess.attached+1
+	s.tellDevices(sess)
+	s.mu.Unlock()
 	log := s.log.With("session", sess, "address", address)
 	switch {
 	case !first:

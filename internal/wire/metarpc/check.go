@@ -443,6 +443,25 @@ func (w *Written) check(id layout.FileID) error {
 	return nil
 }
 
+func (a *ReportDevicesArgs) check(Op) error {
+	if len(a.Devices) > MaxBatch {
+		return fmt.Errorf("report of %d devices, want at most %d", len(a.Devices), MaxBatch)
+	}
+	return nil
+}
+
+func (a *DeviceStatesArgs) check(Op) error {
+	if len(a.Down) > MaxBatch {
+		return fmt.Errorf("%d devices are down, want at most %d", len(a.Down), MaxBatch)
+	}
+	for i := range a.Down {
+		if d := &a.Down[i]; d.For < 0 {
+			return fmt.Errorf("device %v is down for %d ns", d.Device, d.For)
+		}
+	}
+	return nil
+}
+
 func (a *LayoutStatsArgs) check(Op) error {
 	if a.Span <= 0 || len(a.Devices) > MaxBatch {
 		return fmt.Errorf("statistics of %d devices over %d ns, want at most %d", len(a.Devices), a.Span, MaxBatch)

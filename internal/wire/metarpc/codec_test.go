@@ -450,6 +450,13 @@ func TestGolden(t *testing.T) {
 		{"reserve recall", func() ([]byte, error) {
 			return AppendCallBack(nil, Version, BackHeader{Number: 9, Op: BackReserveRecall}, &ReserveRecallArgs{ID: 5, Upto: 300})
 		}, "00000009" + "94 04 09 07 92 05 cd012c"},
+		{"device states", func() ([]byte, error) {
+			return AppendCallBack(nil, Version, BackHeader{Number: 9, Op: BackDeviceStates}, &DeviceStatesArgs{Prober: [16]byte{7}, Epoch: 300,
+				Down: []DownDevice{{Device: id, Silent: true, For: 128}}})
+		}, "00000031" + "94 04 09 08 93 c410 07000000000000000000000000000000 cd012c 91 93 c410 010000000000000000000000000000fe c3 cc80"},
+		{"report devices", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpReportDevices}, &ReportDevicesArgs{Devices: []layout.DeviceID{id}})
+		}, "0000001e" + "96 02 02 07 30 940000c0c2 91 91 c410 010000000000000000000000000000fe"},
 		{"layout stats", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLayoutStats}, &LayoutStatsArgs{Span: 128, Devices: []DeviceStats{
 				{Device: id, Reads: IOStats{Ops: 1, Bytes: 4096, Time: 300}, Writes: IOStats{Ops: 2, Bytes: 3, Time: 4}, Outstanding: 5}}})
@@ -709,6 +716,8 @@ func TestRefusedArguments(t *testing.T) {
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: make([]DeviceStats, MaxBatch)}, fine},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: make([]DeviceStats, MaxBatch+1)}, bad},
 		{OpLayoutStats, &LayoutStatsArgs{}, bad},
+		{OpReportDevices, &ReportDevicesArgs{Devices: make([]layout.DeviceID, MaxBatch)}, fine},
+		{OpReportDevices, &ReportDevicesArgs{Devices: make([]layout.DeviceID, MaxBatch+1)}, bad},
 		{OpCacheStart, &CacheStartArgs{ID: 1, Devices: make([]layout.DeviceID, MaxNear)}, fine},
 		{OpCacheStart, &CacheStartArgs{ID: 1, Devices: make([]layout.DeviceID, MaxNear+1)}, bad},
 		{OpCacheStart, &CacheStartArgs{ID: 1}, bad},
@@ -1012,6 +1021,8 @@ func TestMalformed(t *testing.T) {
 		"too many leases":       {BackLeaseRecall, &LeaseRecallArgs{Items: slices.Repeat([]LeaseItem{{ID: 1}}, MaxBatch+1)}},
 		"places of inode 0":     {BackReserveRecall, &ReserveRecallArgs{Upto: 1}},
 		"lock of inode 0":       {BackLockReady, &LockReadyArgs{}},
+		"down for less":         {BackDeviceStates, &DeviceStatesArgs{Down: []DownDevice{{For: -1}}}},
+		"too many devices":      {BackDeviceStates, &DeviceStatesArgs{Down: make([]DownDevice, MaxBatch+1)}},
 		"fewer than none":       {BackLeaseShrink, &LeaseShrinkArgs{Keep: -1}},
 	} {
 		b, err := AppendCallBack(nil, Version, BackHeader{Op: args.op}, args.args)

@@ -49,7 +49,8 @@
 //
 // Version 3 is the first. In version 4 MetaService says which versions a service speaks. Version 5 has CLIENTSET and
 // CLIENTLIST, and SessionInfo counts calls. Version 6 has what keeps a file's bytes in order when several sessions write it.
-// In version 7 StatusResult says what files with too few copies wait for, and Segment that a file has too few.
+// Version 7 has what service and clients tell each other about devices that do not answer. In it StatusResult says what
+// files with too few copies wait for, and Segment that a file has too few.
 //
 // # Shards
 //
@@ -221,6 +222,18 @@
 // places again (Reserved), before ReclaimComplete.
 //
 // In versions before 6 a place has no number: it counts as written when Reserve is answered, and is not recalled.
+//
+// # Devices that do not answer
+//
+// The service probes each device. DeviceStates tells all sessions which devices are down, when that changes, and when a
+// session gets a connection if any was down before. It holds as long as the connection. It is a hint: what a device has
+// answered to the client since the service found it down (DownDevice.For) is newer. The client answers without waiting
+// for anything. A session is not told of another change before it has answered; it gets the latest states then.
+//
+// A client that finds by itself that a device does not answer, or takes no writes, says so with ReportDevices at once,
+// and again every few seconds as long as that is so, unless the service itself has told it. It makes one report to each
+// service that it has a session with, and an empty one at the end. The service probes the device at once and believes
+// its own probe alone. If that is answered, DeviceInfo.Complaints counts the clients.
 //
 // # Usage and quotas
 //

@@ -94,6 +94,7 @@ func FuzzParseCall(f *testing.F) {
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLock}, &LockArgs{ID: 1, Owner: 2, Type: LockWrite, End: 9, Wait: true}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpReserve}, &ReserveArgs{ID: 1, Len: 9, Ended: []uint64{1}, GivenUp: []uint64{2}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutStats}, &LayoutStatsArgs{Span: 9, Devices: []DeviceStats{{Reads: IOStats{Ops: 1, Bytes: 2, Time: 3}}}}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpReportDevices}, &ReportDevicesArgs{Devices: []layout.DeviceID{{1}}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpVerify}, &VerifyArgs{ID: 1, Len: 1}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutMove}, &LayoutMoveArgs{ID: 1, Device: layout.DeviceID{1}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpCacheStart}, &CacheStartArgs{ID: 1, Devices: []layout.DeviceID{{2}}, Limit: 3, Run: 4}},
@@ -210,6 +211,7 @@ func FuzzParseCallBack(f *testing.F) {
 		{BackHeader{Number: 1, Op: BackSizeQuery}, &SizeQueryArgs{IDs: []layout.FileID{1, 2}}},
 		{BackHeader{Number: 1, Op: BackLockReady}, &LockReadyArgs{ID: 1, Owner: 2}},
 		{BackHeader{Number: 1, Op: BackLeaseShrink}, &LeaseShrinkArgs{Keep: 3}},
+		{BackHeader{Number: 1, Op: BackDeviceStates}, &DeviceStatesArgs{Epoch: 1, Down: []DownDevice{{Silent: true, For: 2}}}},
 		{BackHeader{Number: 1, Op: BackReserveRecall}, &ReserveRecallArgs{ID: 1, Upto: 9}},
 	} {
 		b, err := AppendCallBack(nil, Version, c.h, c.args)

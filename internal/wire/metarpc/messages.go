@@ -38,6 +38,12 @@ const (
 	MaxLease = 24 * time.Hour
 )
 
+// ReportPeriod is how often ReportDevices is repeated while devices do not answer, ReportLifetime how long one counts.
+const (
+	ReportPeriod   = 5 * time.Second
+	ReportLifetime = 3 * ReportPeriod
+)
+
 // QuotaKind is what a quota is for.
 type QuotaKind uint8
 
@@ -575,6 +581,7 @@ type (
 		Caches      int64  // of the data files in use those that are caches, full or not
 		CacheBytes  int64  // what they have
 		Fencing     string // of a namespace: how lost clients are kept from it, for people
+		Complaints  uint32 `since:"7"` // clients that it does not answer, though it answers the service; see ReportDevicesArgs
 	}
 	// AddDeviceArgs: URL is nfs://HOST:PORT/EXPORT or nvme://HOST:PORT/NQN#NSID. Adding one that is known, by address and export or by the
 	// namespace's identifiers, answers it as it is. With Force a namespace is taken though somebody else's data is on it.
@@ -785,6 +792,26 @@ type (
 		_msgpack struct{} `msgpack:",as_array"`
 		Span     int64
 		Devices  []DeviceStats
+	}
+	// ReportDevicesArgs names all devices that do not answer this client now, or take none of its writes. It counts until
+	// the session's next report, and no longer than ReportLifetime.
+	ReportDevicesArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Devices  []layout.DeviceID
+	}
+	// DeviceStatesArgs names the devices that are down, as the service's own probes find, MaxBatch at most. What Prober
+	// has said before with a lower Epoch does not count any more.
+	DeviceStatesArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Prober   [16]byte // whose probes these are: a process, from its start to its end
+		Epoch    uint64   // grows with each change
+		Down     []DownDevice
+	}
+	DownDevice struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Device   layout.DeviceID
+		Silent   bool  // it answers nothing; otherwise it takes no writes
+		For      int64 // nanoseconds since when that is known
 	}
 	// LayoutMoveArgs wants the data of a file to lie on a device. Asking again tells how far that is.
 	LayoutMoveArgs struct {

@@ -53,6 +53,7 @@ const (
 	OpClientSet
 	OpClientList
 	OpVerify
+	OpReportDevices
 	opEnd
 )
 
@@ -67,6 +68,7 @@ const (
 	BackLeaseShrink
 	BackCopiesStale
 	BackReserveRecall
+	BackDeviceStates
 	backOpEnd
 )
 
@@ -132,6 +134,7 @@ var ops = [opEnd]opInfo{
 	OpClientSet:       {"CLIENTSET", of[ClientSetArgs], of[Empty], false},
 	OpClientList:      {"CLIENTLIST", of[Empty], of[ClientListResult], false},
 	OpVerify:          {"VERIFY", of[VerifyArgs], of[VerifyResult], false},
+	OpReportDevices:   {"REPORTDEVICES", of[ReportDevicesArgs], of[Empty], false},
 }
 
 // Valid reports whether there is such an op.
@@ -169,6 +172,7 @@ var backOps = [backOpEnd]struct {
 	BackCopiesStale:  {"COPIESSTALE", of[CopiesStaleArgs]},
 
 	BackReserveRecall: {"RESERVERECALL", of[ReserveRecallArgs]},
+	BackDeviceStates:  {"DEVICESTATES", of[DeviceStatesArgs]},
 }
 
 func (o BackOp) String() string {

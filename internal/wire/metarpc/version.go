@@ -49,8 +49,8 @@ func Mismatch(client, service Versions) string {
 
 // newOps and newBackOps are the calls and callbacks that Lowest does not have, with the versions they came with.
 var (
-	newOps     = map[Op]uint32{OpClientSet: 5, OpClientList: 5, OpVerify: 6}
-	newBackOps = map[BackOp]uint32{BackReserveRecall: 6}
+	newOps     = map[Op]uint32{OpClientSet: 5, OpClientList: 5, OpVerify: 6, OpReportDevices: 7}
+	newBackOps = map[BackOp]uint32{BackReserveRecall: 6, BackDeviceStates: 7}
 )
 
 // In reports whether a version has the call.

@@ -60,43 +60,49 @@ type device struct {
 	unwatched chan struct{} // closed when watch has ended
 	pulses    sync.WaitGroup
 	// Guarded by m.mu.
-	row       schema.Device
-	condition condition
-	using     context.Context         // ends when the device is up no more; it has ended if it is not
-	unuse     context.CancelCauseFunc // ends it
-	problem   error                   // why it is down
-	since     time.Time               // when the condition began
-	moves     uint64                  // how often the address changed
-	interrupt func()                  // ends the look in progress
-	server    store.Server
-	dialled   place
-	addrs     []netip.AddrPort
-	store     dataStore // nil until the data server has shown that it is the device
-	met       time.Time // when it did
-	rsize     uint32
-	wsize     uint32
-	stat      nfs3.FsstatRes
-	asked     time.Time // when stat was asked for; zero: it is to be asked for at once
-	missed    int       // probes without an answer, one after the other
-	silent    error     // why the latest probe has no answer
-	pulse     pulse
-	late      bool          // it is up, but has left a call unanswered for lateCopy, and answered no such call nor pulse since
-	doubted   time.Time     // when clients complained, or it was found late; zero: it has answered a pulse since
-	fillAfter time.Time     // until then fills do without the device, as they have failed there
-	fillWait  time.Duration // how long that was, doubled with each failure; zero: the last fill went well
-	refused   error         // why no data file can be made, while that is so
-	cached    [2]int64      // bytes of caches begun since stat was asked for, and between the two times before
-	loads     map[metarpc.SessionID]clientLoad
-	load      float64 // of all clients, as last added up
-	pool      []schema.DataFile
-	demand    int                 // the pool is too small for somebody who wants so many at once
-	held      map[uint64]struct{} // numbers whose garbage rows are not garbage: being made, in the pool, being assigned
-	inherited uint64              // numbers below it are an earlier Manager's
+	row        schema.Device
+	condition  condition
+	using      context.Context         // ends when the device is up no more; it has ended if it is not
+	unuse      context.CancelCauseFunc // ends it
+	problem    error                   // why it is down
+	since      time.Time               // when the condition began
+	moves      uint64                  // how often the address changed
+	interrupt  func()                  // ends the look in progress
+	server     store.Server
+	dialled    place
+	addrs      []netip.AddrPort
+	store      dataStore // nil until the data server has shown that it is the device
+	met        time.Time // when it did
+	rsize      uint32
+	wsize      uint32
+	stat       nfs3.FsstatRes
+	asked      time.Time // when stat was asked for; zero: it is to be asked for at once
+	missed     int       // probes without an answer, one after the other
+	silent     error     // why the latest probe has no answer
+	pulse      pulse
+	late       bool          // it is up, but has left a call unanswered for lateCopy, and answered no such call nor pulse since
+	doubted    time.Time     // when clients complained, or it was found late; zero: it has answered a pulse since
+	fillAfter  time.Time     // until then fills do without the device, as they have failed there
+	fillWait   time.Duration // how long that was, doubled with each failure; zero: the last fill went well
+	refused    error         // why no data file can be made, while that is so
+	cached     [2]int64      // bytes of caches begun since stat was asked for, and between the two times before
+	loads      map[metarpc.SessionID]clientLoad
+	load       float64   // of all clients, as last added up
+	mute       bool      // down because it does not answer; else because it takes no writes
+	fell       time.Time // since when it is down for that reason
+	suspected  time.Time // when a client's complaint had it looked at last
+	complaints map[metarpc.SessionID]complaint
+	partial    bool // noteComplaints has logged that there are some
+	pool       []schema.DataFile
+	demand     int                 // the pool is too small for somebody who wants so many at once
+	held       map[uint64]struct{} // numbers whose garbage rows are not garbage: being made, in the pool, being assigned
+	inherited  uint64              // numbers below it are an earlier Manager's
 }
 
 // pulse is what is known of whether a device takes writes; guarded by m.mu.
 type pulse struct {
 	began    time.Time     // of the one under way; zero: there is none
+	worked   time.Time     // when the latest one began that was carried out, or refused by a file system that works
 	next     time.Time     // when one is due
 	wait     time.Duration // from one that failed to the next
 	failed   int           // one after the other
@@ -136,8 +142,10 @@ func newDevice(m *Manager, id layout.DeviceID, row schema.Device, space *extent.
 		unuse:     unuse,
 		since:     time.Now(),
 		loads:     map[metarpc.SessionID]clientLoad{},
-		held:      map[uint64]struct{}{},
-		inherited: row.Next,
+
+		complaints: map[metarpc.SessionID]complaint{},
+		held:       map[uint64]struct{}{},
+		inherited:  row.Next,
 	}
 }
 
@@ -224,7 +232,9 @@ func (d *device) look() (current, met bool) {
 			d.pulse.next = time.Time{} // when it answers again
 		}
 	}
-	d.judge(time.Now())
+	now := time.Now()
+	d.judge(now)
+	d.noteComplaints(now)
 	// A namespace that is down is attached anew each time.
 	return true, d.store != nil && (d.space == nil || d.condition == up)
 }
@@ -291,7 +301,7 @@ func (d *device) sendPulse(now time.Time) {
 // for nothing.
 func (d *device) endPulse(err error, current bool) {
 	p, now := &d.pulse, time.Now()
-	took := now.Sub(p.began)
+	began, took := p.began, now.Sub(p.began)
 	p.next, p.began = p.began.Add(pulsePeriod), time.Time{}
 	_, answered := store.Status(err)
 	if answered || err == nil {
@@ -317,7 +327,7 @@ func (d *device) endPulse(err error, current bool) {
 	}
 	if err == nil || unwritable(err) {
 		d.setReadOnly(err)
-		p.failed, p.proved = 0, true
+		p.failed, p.proved, p.worked = 0, true, began
 		if d.condition != up {
 			kick(d.recheck)
 		}
@@ -469,7 +479,15 @@ func (d *device) note(err error) {
 	}
 	before := d.condition
 	d.problem = err
+	mute := next == down && d.silent != nil
+	changed := (before == down) != (next == down) || mute != d.mute
+	if changed {
+		d.mute, d.fell = mute, time.Now()
+	}
 	if before == next {
+		if changed {
+			d.m.changeStates()
+		}
 		return
 	}
 	d.late, d.doubted = false, time.Time{}
@@ -489,6 +507,9 @@ func (d *device) note(err error) {
 		log.Info("data server can be used")
 	}
 	d.condition, d.since = next, time.Now()
+	if changed {
+		d.m.changeStates()
+	}
 	kick(d.refill)
 	kick(d.sweep)
 	d.m.signal()
@@ -619,8 +640,11 @@ func (d *device) move(ctx context.Context, at place, root []byte) error {
 // doubt makes the data server show again that it is the device; m.mu is held.
 func (d *device) doubt() {
 	d.unuse(errMoved)
+	if d.condition == down {
+		d.m.changeStates()
+	}
 	d.store, d.condition, d.since = nil, unknown, time.Now()
-	d.missed, d.silent, d.late, d.doubted, d.pulse = 0, nil, false, time.Time{}, pulse{began: d.pulse.began}
+	d.missed, d.mute, d.silent, d.late, d.doubted, d.pulse = 0, false, nil, false, time.Time{}, pulse{began: d.pulse.began}
 	d.moves++
 	d.interrupt()
 	kick(d.recheck)
@@ -733,6 +757,7 @@ func (d *device) info() metarpc.DeviceInfo {
 		}
 	}
 	info.Draining = d.row.Draining
+	info.Complaints = uint32(d.countComplaints(time.Now()))
 	info.Load = int64(min(1000*d.load, 1e15))
 	switch {
 	case d.condition == unknown:

@@ -76,6 +76,11 @@
 // Pulses that fail become rare, 15 s apart: a data server whose sync fails has clients write again what they keep. One is
 // sent at once when the device answers again, or has more space.
 //
+// DeviceStates says which devices are down, and whether they answer nothing or take no writes, to somebody who has heard of
+// all up to an epoch. Each change makes an epoch. Clients say which devices do not answer them (Complain): that is a reason to
+// probe the device and to send a pulse at once, and nothing else. A complaint that a pulse has contradicted which was sent
+// after it is counted in DeviceInfo, and logged, until the client takes it back, no longer repeats it, or has gone.
+//
 // In place of the NULL a namespace needs a path. Its pulse writes a block of zeros behind the label, and may take 10 s:
 // keep-alives may have to find first that a path is dead. A namespace that is write protected is not writable.
 //

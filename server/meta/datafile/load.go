@@ -62,6 +62,7 @@ func (m *Manager) Forget(session metarpc.SessionID) {
 	defer m.mu.Unlock()
 	for _, d := range m.devices {
 		delete(d.loads, session)
+		delete(d.complaints, session)
 	}
 }
 

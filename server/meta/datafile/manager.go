@@ -2,6 +2,7 @@ package datafile
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -102,6 +103,9 @@ type Manager struct {
 	devices   []*device              // in the order of their ids
 	dead      map[[16]byte]time.Time // members that are no more, and since when that is known
 	changed   chan struct{}          // closed, and replaced, when a pool grows or a device's state changes
+	prober    [16]byte               // tells this Manager from others
+	epoch     uint64                 // how often it changed which devices are down, and why
+	news      chan struct{}          // closed, and replaced, when epoch grows
 }
 
 // New reads the devices from the catalog and starts looking after them. It does not wait for any data server.
@@ -126,7 +130,9 @@ func New(cfg Config) (*Manager, error) {
 		fenceWait: fenceWait,
 		fenced:    map[metarpc.SessionID]*fencedSession{},
 		dead:      map[[16]byte]time.Time{},
+		news:      make(chan struct{}),
 	}
+	rand.Read(m.prober[:])
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	rows, err := m.readRows(m.ctx)
 	if err != nil {

@@ -152,6 +152,9 @@ func (d *device) learn(ctx context.Context) error {
 func (m *Manager) forgetDevice(d *device) {
 	m.devices = slices.DeleteFunc(m.devices, func(other *device) bool { return other == d })
 	d.stop(errRemoved)
+	if d.condition == down {
+		m.changeStates()
+	}
 	m.signal()
 }
 
