@@ -285,7 +285,8 @@ func deviceOf(info metarpc.DeviceInfo) deviceStatus {
 		Draining:  info.Draining,
 		Load:      float64(info.Load) / 1000,
 
-		Caches: info.Caches, CacheBytes: info.CacheBytes,
+		Complaints: info.Complaints,
+		Caches:     info.Caches, CacheBytes: info.CacheBytes,
 		Fencing: info.Fencing,
 	}
 	if len(info.Device.Namespace) > 0 {

@@ -205,6 +205,17 @@ func (d *daemon) start(ctx context.Context, ready func(error)) error {
 		},
 		Near:    d.near,
 		Lending: func() []layout.DeviceID { return d.locally((*localio.Target).Lends) },
+		OnDown: func(down []metarpc.DownDevice) {
+			if p := plane.Load(); p != nil {
+				p.SetDown(downDevices(down))
+			}
+		},
+		Down: func() []layout.DeviceID {
+			if p := plane.Load(); p != nil {
+				return silentDevices(p)
+			}
+			return nil
+		},
 		Usage: func() []metarpc.DeviceStats {
 			if p := plane.Load(); p != nil {
 				return usageOf(p.Stats())
@@ -224,12 +235,13 @@ func (d *daemon) start(ctx context.Context, ready func(error)) error {
 	}
 	d.data, err = dataplane.New(dataplane.Config{
 		Dial: d.dialDevice, RetainBytes: d.cfg.options.retain, Patience: d.cfg.options.patience(),
-		MirrorTimeout: d.cfg.options.mirror,
+		MirrorTimeout: d.cfg.options.mirror, OnDown: d.meta.ReportDown,
 	})
 	if err != nil {
 		return err
 	}
 	plane.Store(d.data)
+	d.meta.TellDown()
 	pass, copies := d.cfg.options.passthrough()
 	d.fsys, err = fs.New(fs.Config{
 		Meta: d.meta, Data: d.data, Root: root,
@@ -591,7 +603,7 @@ func (d *daemon) addUse(ctx context.Context, st *mountStatus) {
 		if ns, ok := d.spaces.Load(stats.Device); ok {
 			use.addPaths(subsystems, ns.(*layout.Namespace))
 		}
-		if stats.Ops() > 0 || stats.Outstanding > 0 || stats.Errors > 0 || use.Trouble != "" || len(use.Paths) > 0 {
+		if stats.Ops() > 0 || stats.Outstanding > 0 || stats.Errors > 0 || use.Down || use.Trouble != "" || len(use.Paths) > 0 {
 			st.Devices[i].Mount = use
 		}
 	}

@@ -302,6 +302,8 @@ func (d *doctor) devices(st *mountStatus) {
 			d.say(label, "%s", dev.Problem)
 		case !dev.Reachable:
 			d.find(label, "%s: %s. Is the data server running, and does a firewall let its port through?", dev.Address, dev.Problem)
+		case dev.Complaints > 0:
+			d.find(label, "%s answers the metadata service, but not %d of the clients. Does a network between them and the data server drop packets?", dev.Address, dev.Complaints)
 		case dev.Problem != "":
 			d.find(label, "%s gets no new files: %s", dev.Address, dev.Problem)
 		case dev.Total > 0 && dev.Free < dev.Total/20:

@@ -129,6 +129,8 @@ type deviceStatus struct {
 	// Caches are those of the data files that weft prefetch has made, or is making.
 	Caches     int64 `json:"caches"`
 	CacheBytes int64 `json:"cache_bytes"`
+	// Complaints is how many clients get no answer from it though the metadata service does.
+	Complaints uint32 `json:"complaints"`
 	// Load is how many requests clients have under way there on average, as the service knows it.
 	Load float64 `json:"load"`
 	// Fencing is how lost clients are kept from it, and Portals are the addresses that it is reached at, of an NVMe namespace.
@@ -302,6 +304,9 @@ func printDevices(out io.Writer, devices []deviceStatus, indent string) {
 	w := tabwriter.NewWriter(&table, 0, 8, 2, ' ', 0)
 	for _, d := range devices {
 		state := cmp.Or(d.Problem, "ok")
+		if d.Complaints > 0 {
+			state = fmt.Sprintf("%s for the metadata service, but does not answer %d of the clients", state, d.Complaints)
+		}
 		if d.Draining {
 			state += ", is drained"
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -13,6 +14,7 @@ import (
 	"github.com/weftfs/weft/dataplane/nvmetcp"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/localio"
 )
 
@@ -23,6 +25,7 @@ type deviceUse struct {
 	Connections []connectionUse `json:"connections"`
 	Paths       []pathUse       `json:"paths,omitempty"` // to an NVMe namespace, which has no connections here
 	Outstanding int64           `json:"outstanding"`     // requests without an answer
+	Down        bool            `json:"down"`            // mirrored data goes on without it
 	Reads       opUse           `json:"reads"`
 	Writes      opUse           `json:"writes"`
 	Commits     opUse           `json:"commits"`
@@ -75,7 +78,7 @@ type opUse struct {
 
 func useOf(st *dataplane.DeviceStats, secret rpctls.Policy) *deviceUse {
 	u := &deviceUse{
-		Connections: []connectionUse{}, Outstanding: st.Outstanding,
+		Connections: []connectionUse{}, Outstanding: st.Outstanding, Down: st.Down,
 		Reads: opUseOf(&st.Reads), Writes: opUseOf(&st.Writes), Commits: opUseOf(&st.Commits),
 		Errors: st.Errors, ErrorAt: st.ErrTime,
 	}
@@ -115,6 +118,26 @@ func rpcTarget(t dataplane.Target) *nfs3.Target {
 	}
 	target, _ := t.(*nfs3.Target)
 	return target
+}
+
+// downDevices is what the metadata service has said, for the data plane.
+func downDevices(down []metarpc.DownDevice) (list []dataplane.DownDevice) {
+	for _, d := range down {
+		list = append(list, dataplane.DownDevice{Device: d.Device, Silent: d.Silent, For: time.Duration(d.For)})
+	}
+	return list
+}
+
+// silentDevices are those that do not answer the mount: mirrored data goes on without them, or there are no connections
+// though they are needed.
+func silentDevices(p *dataplane.Plane) []layout.DeviceID {
+	ids := p.FoundDown()
+	for _, st := range p.Stats() {
+		if t := rpcTarget(st.Target); t != nil && !t.Stats().Trouble.IsZero() && !slices.Contains(ids, st.Device) {
+			ids = append(ids, st.Device)
+		}
+	}
+	return ids
 }
 
 // onNamespace is why there is no short way to an NVMe namespace.
@@ -173,6 +196,9 @@ func (u *deviceUse) print(w io.Writer, indent string) {
 		fmt.Fprintf(w, "%s%s (%s), %d of %d paths usable, %d outstanding", indent, u.Path, u.Why, up, len(u.Paths), u.Outstanding)
 	default:
 		fmt.Fprintf(w, "%s%s (%s), %d of %d connections up, %d outstanding", indent, u.Path, u.Why, up, len(u.Connections), u.Outstanding)
+	}
+	if u.Down {
+		fmt.Fprint(w, ", mirrored data goes on without it")
 	}
 	if u.Resent > 0 {
 		fmt.Fprintf(w, ", %d resent", u.Resent)

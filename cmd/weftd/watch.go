@@ -255,6 +255,7 @@ func collectMeta(e metrics.Emit, services []*meta.Service, sum *meta.Stats) {
 		id := d.Device.ID.String()
 		e.Flag("weft_device_up", "Whether the metadata service reaches the data server.", d.Reachable, "device", id)
 		e.Flag("weft_device_writable", "Whether new data files can be made there.", d.Reachable && d.Problem == "", "device", id)
+		e.Gauge("weft_device_complaints", "Clients that the data server does not answer, though it answers the metadata service.", float64(d.Complaints), "device", id)
 		e.Flag("weft_device_draining", "Whether the data server is being emptied.", d.Draining, "device", id)
 		e.Gauge("weft_device_free_bytes", "Free space of the data server.", float64(d.Free), "device", id)
 		e.Gauge("weft_device_size_bytes", "Space of the data server.", float64(d.Total), "device", id)
