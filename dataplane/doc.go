@@ -59,11 +59,6 @@
 // it, a stable one that is not waited for. The first COMMIT that is sent to a device which does not answer WRITEs gets a
 // quarter of that time:
 //
-// The metadata service may know before any request has waited ([Plane.SetDown]). A device is late or stuck then, too, if
-// it has answered nothing since the service found it down, and until it does, or the service has changed its mind. So
-// a mount that was idle, or is new, does not wait. A device that is late on hearsay is asked at once, and
-// no write is sent to a stuck one to try it. [Plane.FoundDown] tells the service what the mount has found.
-//
 //   - A write is not sent to a copy on a late device while there is a good copy on one that is not. When that copy has
 //     the data the write ends with ErrStuck for the other. If no good copy takes the data, or the device is no longer
 //     late, the write is sent after all.
@@ -73,6 +68,12 @@
 //   - A read takes a copy on a late device only if there is no other. It is not taken from a copy that is slow to one
 //     on a late device, which is asked as well.
 //   - If all good copies are on late devices, all are asked and waited for.
+//
+// The metadata service may have found out before any request has waited ([Plane.SetDown]). The device is late or stuck
+// then as well. That ends when the device answers the plane, or when the service says otherwise; what the device has
+// answered since the service found it down counts more. So a mount that was
+// idle, or is new, does not wait. A device that is late on hearsay is asked at once. To one that is stuck on hearsay no
+// write is sent to try it. [Plane.FoundDown] is for the opposite direction: what the plane has found by itself.
 //
 // A busy disk is no dead one: a device whose changes have lately taken long is waited for longer than
 // Config.MirrorTimeout (device.patience).

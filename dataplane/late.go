@@ -3,7 +3,6 @@ package dataplane
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"time"
 
 	"github.com/weftfs/weft/layout"
@@ -34,7 +33,9 @@ const (
 )
 
 // late reports whether the device is late.
-func (d *device) late() bool { return d.foundSilent() || d.believes(&d.toldSilent, &d.heard) }
+func (d *device) late() bool {
+	return d.foundSilent() || d.believes(d.toldSilent.Load(), d.heard.Load())
+}
 
 // lateToWrite reports whether the device is late or stuck.
 func (d *device) lateToWrite() bool { return d.lateToSync() || d.foundStuck() }
@@ -52,13 +53,14 @@ func (d *device) foundStuck() bool {
 func (d *device) unsynced() bool { return d.unsyncedAt.Load() > d.heardSync.Load() }
 
 // toldOfStuck reports whether the device is stuck as others have found.
-func (d *device) toldOfStuck() bool { return d.believes(&d.toldStuck, &d.heardSync) }
+func (d *device) toldOfStuck() bool {
+	return d.believes(d.toldStuck.Load(), max(d.heardWrite.Load(), d.heardSync.Load()))
+}
 
 // believes reports whether what was told of the device is newer than what it has answered. That it stops, as it has
 // announced itself, counts more.
-func (d *device) believes(since, heard *atomic.Int64) bool {
-	at := since.Load()
-	if at == 0 || at <= heard.Load() {
+func (d *device) believes(told, heard int64) bool {
+	if told == 0 || told <= heard {
 		return false
 	}
 	c := d.conn.Load()

@@ -130,6 +130,7 @@ func TestPartialPartition(t *testing.T) {
 	if err := syscall.Setgid(group); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { syscall.Setgid(0) })
 	cut := v.Mount(mountOptions()...)
 	files, d := openOld(t, cut.Dir, 6), v.Servers[0]
 	harness.Run(t, "", "nft", fmt.Sprintf("add chain inet weft out { type filter hook output priority 0; }; "+

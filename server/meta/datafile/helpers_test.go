@@ -228,7 +228,13 @@ func (w *world) check() {
 	if len(caches) > 0 {
 		w.t.Errorf("%d rows of caches that there are not", len(caches))
 	}
+	if w.rows(schema.PrefixInUse)[string(schema.InUseKey(layout.DeviceID{}))] != nil {
+		w.t.Error("copies that are absent are counted")
+	}
 	garbage := w.rows(schema.PrefixGarbage)
+	if garbage[string(schema.GarbageKey(layout.DeviceID{}, 0))] != nil {
+		w.t.Error("copies that are absent are garbage")
+	}
 	for i := range w.exports {
 		d := w.device(i)
 		if len(d.pool) != len(d.held) {

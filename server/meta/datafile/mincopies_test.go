@@ -150,6 +150,13 @@ func TestAllCopies(t *testing.T) {
 		expect(16, "just started", 2, firstLook)
 		w.exports[0].SetFrozen(true)
 		w.restart()
+		go func() { // ends at once
+			time.Sleep(firstLook / 2)
+			w.exports[0].SetFrozen(false)
+		}()
+		expect(23, "just started, and a device is slow to answer", 2, firstLook)
+		w.exports[0].SetFrozen(true)
+		w.restart()
 		if _, ok, _ := w.newFile(17, policy, nil, nil); ok {
 			t.Error("a new file, at once, when nothing is known")
 		}
