@@ -112,6 +112,21 @@ func TestExacting(t *testing.T) {
 	r.faults[1].SetRules()
 }
 
+// TestExactingSoft has an fsync wait for a copy on a soft mount: it fails in the end, and the next one does not if there
+// is a copy by then.
+func TestExactingSoft(t *testing.T) {
+	s := newService(2, 64<<10)
+	s.mirrors, s.exacting, s.patience = true, true, mirrorTimeout
+	r := newRig(t, s, func(c *Config) { c.Patience = layout.Patience{Time: 100 * time.Millisecond, Errno: syscall.ETIMEDOUT} })
+	id, fh := r.create("f")
+	r.faults[1].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: syscall.EIO})
+	r.write(id, 0, []byte("data"))
+	r.want(r.fsync(id, fh), syscall.ETIMEDOUT, "fsync")
+	s.filled.Store(true)
+	r.want(r.fsync(id, fh), 0, "with two good copies")
+	r.faults[1].SetRules()
+}
+
 // TestLastCopy fails the only copy that is left: its errors are the application's, and while it is silent everything waits.
 func TestLastCopy(t *testing.T) {
 	_, r := mirroredRig(t)

@@ -289,7 +289,8 @@
 // data plane does not have. So on a soft mount the metadata service is waited for no longer than Meta says (metaclient.Config.Patience), be it in a call, behind
 // another request that waits for it (inode.await), or for a call that is carried through (carry), which itself goes on. All that the mount does by itself, as making
 // data durable in the background or answering recalls, waits for ever; so nothing is lost but the patience of the application. A change that
-// was given up may have been made or may yet be: the kernel is told to ask again (unsure).
+// was given up may have been made or may yet be: the kernel is told to ask again (unsure). An fsync that waits for further
+// copies ends after Config.Patience.
 //
 // # Goroutines
 //

@@ -593,6 +593,8 @@ func (h *handle) fsync(ctx context.Context) error {
 	return h.outcome(ctx, h.i.makeSafe(ctx))
 }
 
+var errFewCopies = errors.New("the file has fewer good copies than it is to have")
+
 // makeSafe is makeDurable that then waits until there are as many good copies as the file is to have at least. A copy
 // that is good has all that was acknowledged.
 func (i *inode) makeSafe(ctx context.Context) error {
@@ -606,10 +608,14 @@ func (i *inode) makeSafe(ctx context.Context) error {
 		return nil
 	}
 	defer i.wait()()
-	for pause := minPause; ; pause = min(2*pause, maxPause) {
+	patience := i.fs.patience
+	for start, pause := time.Now(), minPause; ; pause = min(2*pause, maxPause) {
 		few, err := i.hasFewCopies(ctx)
 		if !few || err != nil {
 			return err
+		}
+		if patience.Time > 0 && time.Since(start) >= patience.Time {
+			return patience.Over(errFewCopies)
 		}
 		i.fs.waiting.log(i.fs.log, slog.LevelWarn, "fsync waits for good copies of a file: it has fewer than it is to have", "file", i.id)
 		timer := time.NewTimer(pause)

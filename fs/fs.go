@@ -118,7 +118,9 @@ type Config struct {
 	Lend        func(ctx context.Context, df *layout.DataFile, write bool) (fd int, err error)
 	// Near returns the data servers on this host, for files that are to be cached there; nil = there are none.
 	Near func() []layout.DeviceID
-	Log  *slog.Logger // nil means slog.Default()
+	// Patience is for how long an fsync waits for further copies of a file, on a soft mount. The zero value is for ever.
+	Patience layout.Patience
+	Log      *slog.Logger // nil means slog.Default()
 }
 
 // Validate checks the configuration and fills what is not set.
@@ -159,6 +161,7 @@ type FS struct {
 	pass   passthrough
 
 	stableClose bool
+	patience    layout.Patience
 	// forgetting has an element for each thread that is in the kernel to drop pages.
 	forgetting chan struct{}
 
@@ -210,6 +213,7 @@ func New(cfg Config) (*FS, error) {
 		meta: cfg.Meta, data: cfg.Data, root: cfg.Root, log: cfg.Log, nearby: cfg.Near,
 		places:       newPlaces(),
 		stableClose:  cfg.StableClose,
+		patience:     cfg.Patience,
 		pass:         passthrough{mode: cfg.Passthrough, lend: cfg.Lend},
 		forgetting:   make(chan struct{}, maxForgetting),
 		caller:       callerFate,

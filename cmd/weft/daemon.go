@@ -247,7 +247,7 @@ func (d *daemon) start(ctx context.Context, ready func(error)) error {
 		Meta: d.meta, Data: d.data, Root: root,
 		Passthrough: pass, Copies: copies, Lend: d.lend,
 		Atime: fs.AtimeOf(d.cfg.options.flags), CachePages: d.cfg.options.cache == cacheLease, StableClose: d.cfg.options.stable,
-		ReadAhead: d.cfg.options.ahead, Near: d.near,
+		ReadAhead: d.cfg.options.ahead, Near: d.near, Patience: d.cfg.options.patience(),
 	})
 	if err != nil {
 		return err
