@@ -661,9 +661,10 @@ const (
 )
 
 // complain has a pulse sent at once, since a client has said that the device does not answer, or a call was left there.
-// Until that is answered fills do not use the device, which is up. m.mu is held.
+// Until that is answered fills do not use the device, which is up. A complaint by a fill itself, after failFill, says
+// nothing new. m.mu is held.
 func (d *device) complain(now time.Time) {
-	if d.condition != up || !d.doubted.IsZero() || now.Sub(d.pulse.answered) < justAnswered {
+	if d.condition != up || !d.doubted.IsZero() || now.Sub(d.pulse.answered) < justAnswered || now.Before(d.fillAfter) {
 		return
 	}
 	d.doubted = now
