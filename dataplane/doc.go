@@ -55,9 +55,9 @@
 //	       WRITEs that it left unanswered have ended. Or it left a COMMIT unanswered for so long. Then it is stuck until
 //	       it answers a COMMIT or a stable WRITE
 //
-// Writes, COMMITs and the like treat a stuck device as a late one, but one WRITE in each Config.MirrorTimeout is sent to
-// it, a stable one that is not waited for. The first COMMIT that is sent to a device which does not answer WRITEs gets a
-// quarter of that time:
+// Writes, COMMITs and the like treat a stuck device as a late one, but one WRITE in each Config.MirrorTimeout is sent
+// to it, a stable one that is not waited for. The first COMMIT that is sent to a device which does not answer WRITEs
+// gets a quarter of that time:
 //
 //   - A write is not sent to a copy on a late device while there is a good copy on one that is not. When that copy has
 //     the data the write ends with ErrStuck for the other. If no good copy takes the data, or the device is no longer

@@ -13,14 +13,15 @@ import (
 // wait for a late device, and reads avoid it. A late device always has a question of ours to answer, so the verdict
 // ends once the device is back, whatever else it is asked.
 //
-// A device is stuck when it answers reads, but not WRITEs, as its file system is frozen, for example; or when it takes
-// WRITEs, but does not answer COMMITs, as its disk hangs. Writes and COMMITs treat a stuck device as a late one, but one
-// WRITE in each Config.MirrorTimeout is sent to it, a stable one. It is stuck until it answers what it was found stuck
-// by: a WRITE, or a COMMIT or stable WRITE; in the first case also until all the WRITEs that it has left unanswered for
-// too long have ended.
+// A device is stuck when it answers reads, but not WRITEs, as its file system is frozen, for example; or when it
+// takes WRITEs, but does not answer COMMITs, as its disk hangs. Writes and COMMITs treat a stuck device as a late
+// one, but one WRITE in each Config.MirrorTimeout is sent to it, a stable one. It is stuck until it answers what it
+// was found stuck by: a WRITE, or a COMMIT or stable WRITE; in the first case also until all the WRITEs that it has
+// left unanswered for too long have ended.
 //
-// Others may have found out before any request of ours (SetDown). That is a hint: the device's own answer is worth more
-// if it is newer. No WRITE is sent to see whether a device is stuck as long as others say so, since they look themselves.
+// Others may have found out before any request of ours (SetDown). That is a hint: the device's own answer is worth
+// more if it is newer. No WRITE is sent to see whether a device is stuck as long as others say so, since they look
+// themselves.
 
 // A busy disk answers late as well. A copy is waited for longer than Config.MirrorTimeout if its device has lately
 // taken long for changes that it answered. Changes that it had when it was late for a while do not count.
@@ -74,9 +75,9 @@ type DownDevice struct {
 	For    time.Duration // since when that is known
 }
 
-// SetDown tells which devices others have found down; all others are not, as far as they know. Such a device is late, or
-// stuck, until it is told otherwise, or has answered the plane since it was found down. A late one is asked, so that
-// does not take long if it can be reached. Calls come one after the other.
+// SetDown tells which devices others have found down; all others are not, as far as they know. Such a device is late,
+// or stuck, until it is told otherwise, or has answered the plane since it was found down. A late one is asked, so
+// that does not take long if it can be reached. Calls come one after the other.
 func (p *Plane) SetDown(down []DownDevice) {
 	at := p.watch.now()
 	told := map[layout.DeviceID]DownDevice{}

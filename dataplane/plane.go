@@ -86,8 +86,8 @@ type Config struct {
 	// waits for it any longer, until the device answers. A device that has lately been slow with writes gets more
 	// time, up to eleven times as much. Default 1 s.
 	MirrorTimeout time.Duration
-	// OnDown is called when a device is found late or stuck, see Plane.FoundDown. It must not block, nor call the plane.
-	// nil = nobody wants to know.
+	// OnDown is called when a device is found late or stuck, see Plane.FoundDown. It must not block, nor call the
+	// plane. nil = nobody wants to know.
 	OnDown func()
 	Log    *slog.Logger // default slog.Default()
 }

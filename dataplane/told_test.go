@@ -30,8 +30,8 @@ func (e *env) atOnce(what string, f func()) {
 	}
 }
 
-// A plane that is told of a server that is silent, or takes no writes, waits for it in no write, fsync or read, and sends
-// it no writes.
+// A plane that is told of a server that is silent, or takes no writes, waits for it in no write, fsync or read, and
+// sends it no writes.
 func TestToldDown(t *testing.T) {
 	for _, silent := range []bool{true, false} {
 		for _, used := range []bool{true, false} {

@@ -74,8 +74,8 @@ func TestFailedCopy(t *testing.T) {
 	}
 }
 
-// TestExacting: an fsync waits until there are two good copies again, where files are to have them. Writes do not, but for
-// those that are to be stable.
+// TestExacting: an fsync waits until there are two good copies again, where files are to have them. Writes do not,
+// but for those that are to be stable.
 func TestExacting(t *testing.T) {
 	s := newService(2, 64<<10)
 	s.mirrors, s.exacting, s.patience = true, true, mirrorTimeout
@@ -112,8 +112,8 @@ func TestExacting(t *testing.T) {
 	r.faults[1].SetRules()
 }
 
-// TestExactingSoft has an fsync wait for a copy on a soft mount: it fails in the end, and the next one does not if there
-// is a copy by then.
+// TestExactingSoft has an fsync wait for a copy on a soft mount: it fails in the end, and the next one does not if
+// there is a copy by then.
 func TestExactingSoft(t *testing.T) {
 	s := newService(2, 64<<10)
 	s.mirrors, s.exacting, s.patience = true, true, mirrorTimeout

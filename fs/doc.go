@@ -238,9 +238,9 @@
 // service has decided about the copy (settleCopies), which calls OnCopiesStale at all mounts first. OnCopiesStale waits for
 // nothing.
 //
-// A file may have to have several good copies of what was synced (layout.Segment.Exacting). If there are fewer fsync, and a
-// write with O_SYNC or O_DSYNC, waits for new ones when the data is stable at those that there are (makeSafe). Nothing
-// else waits, so that the layout can be recalled for making the copies.
+// A file may have to have several good copies of what was synced (layout.Segment.Exacting). If there are fewer fsync,
+// and a write with O_SYNC or O_DSYNC, waits for new ones when the data is stable at those that there are (makeSafe).
+// Nothing else waits, so that the layout can be recalled for making the copies.
 //
 // What notifications wait for in the kernel:
 //
@@ -285,12 +285,13 @@
 //
 // # Soft mounts
 //
-// What an application waits for has a context that metaclient.Soft has marked: requests, waiting for locks, and what READs and WRITEs need that the
-// data plane does not have. So on a soft mount the metadata service is waited for no longer than Meta says (metaclient.Config.Patience), be it in a call, behind
-// another request that waits for it (inode.await), or for a call that is carried through (carry), which itself goes on. All that the mount does by itself, as making
-// data durable in the background or answering recalls, waits for ever; so nothing is lost but the patience of the application. A change that
-// was given up may have been made or may yet be: the kernel is told to ask again (unsure). An fsync that waits for further
-// copies ends after Config.Patience.
+// What an application waits for has a context that metaclient.Soft has marked: requests, waiting for locks, and what
+// READs and WRITEs need that the data plane does not have. So on a soft mount the metadata service is waited for no
+// longer than Meta says (metaclient.Config.Patience), be it in a call, behind another request that waits for it
+// (inode.await), or for a call that is carried through (carry), which itself goes on. All that the mount does by
+// itself, as making data durable in the background or answering recalls, waits for ever; so nothing is lost but the
+// patience of the application. A change that was given up may have been made or may yet be: the kernel is told to ask
+// again (unsure). An fsync that waits for further copies ends after Config.Patience.
 //
 // # Goroutines
 //

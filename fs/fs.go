@@ -118,7 +118,8 @@ type Config struct {
 	Lend        func(ctx context.Context, df *layout.DataFile, write bool) (fd int, err error)
 	// Near returns the data servers on this host, for files that are to be cached there; nil = there are none.
 	Near func() []layout.DeviceID
-	// Patience is for how long an fsync waits for further copies of a file, on a soft mount. The zero value is for ever.
+	// Patience is for how long an fsync waits for further copies of a file, on a soft mount. The zero value is for
+	// ever.
 	Patience layout.Patience
 	Log      *slog.Logger // nil means slog.Default()
 }

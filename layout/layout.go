@@ -176,8 +176,8 @@ type Segment struct {
 	// Shared says that other clients may write the same bytes: a write is acknowledged once it is stable, and nothing is
 	// kept of it that could be sent again.
 	Shared bool
-	// Exacting says that what is synced is to be at several copies of each column (Policy.MinCopies), and Few that some column
-	// has fewer good ones now.
+	// Exacting says that what is synced is to be at several copies of each column (Policy.MinCopies), and Few that
+	// some column has fewer good ones now.
 	Exacting, Few bool
 }
 

@@ -13,8 +13,8 @@ type Policy struct {
 	StripeCount int   // data servers per mirror; more than there are devices means all of them
 	Mirrors     int   // copies, each on other data servers
 	Placement   Placement
-	// MinCopies is for how many copies there must be data servers when a new file is made, which gets the others later. So
-	// many good copies, at least, have what was synced. 0 is 1.
+	// MinCopies is for how many copies there must be data servers when a new file is made, which gets the others
+	// later. So many good copies, at least, have what was synced. 0 is 1.
 	MinCopies int
 }
 

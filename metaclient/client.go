@@ -73,12 +73,12 @@ type Config struct {
 	Usage       func() []metarpc.DeviceStats
 	UsagePeriod time.Duration // 0 = DefaultUsagePeriod
 
-	// OnDown learns of all devices that are down as metadata services find, when that changes: they are told once more,
-	// with whatever else has changed, until they are not. One call comes after the other. It must not block, or call the
-	// Volume. nil = nobody wants to know.
+	// OnDown learns of all devices that are down as metadata services find, when that changes: they are told once
+	// more, with whatever else has changed, until they are not. One call comes after the other. It must not block, or
+	// call the Volume. nil = nobody wants to know.
 	OnDown func(down []metarpc.DownDevice)
-	// Down returns the devices that do not answer this client, or take none of its writes, as its own requests find. It is
-	// called by one goroutine, every few seconds and after ReportDown. nil = nothing is reported.
+	// Down returns the devices that do not answer this client, or take none of its writes, as its own requests find.
+	// It is called by one goroutine, every few seconds and after ReportDown. nil = nothing is reported.
 	Down func() []layout.DeviceID
 
 	// Speaks are the versions of the protocol; zero = all that this program knows. Tests choose others.

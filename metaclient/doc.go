@@ -110,16 +110,17 @@
 //
 // # Goroutines
 //
-// A Client has a manager, which connects and then reads the connection, as far as callers do not (see reading.go); a writer for each connection, of
-// what callers do not write themselves; and two janitors, one of which gives leases back and the other everything else.
-// A Volume has a goroutine that watches services without calls, and a reporter, which tells one of the services every
-// minute what was
-// done at devices (Config.Usage), if anything was, and one that tells them of devices that do not answer (Config.Down). A recall runs in its own goroutine, of which there are at
-// most maxRecalls, and so does the work after a lost session or a restarted service. All end with Close. A call that may be given up has
-// a goroutine that watches the service, and ends with the call.
+// A Client has a manager, which connects and then reads the connection, as far as callers do not (see reading.go); a
+// writer for each connection, of what callers do not write themselves; and two janitors, one of which gives leases
+// back and the other everything else. A Volume has a goroutine that watches services without calls, and a reporter,
+// which tells one of the services every minute what was done at devices (Config.Usage), if anything was, and one that
+// tells them of devices that do not answer (Config.Down). A recall runs in its own goroutine, of which there are at
+// most maxRecalls, and so does the work after a lost session or a restarted service. All end with Close. A call that
+// may be given up has a goroutine that watches the service, and ends with the call.
 //
 // # Lock order
 //
-// Volume.mu is held while a Client is made, which takes none of the following. places.mu, Client.mu, cache.mu, downTable.mu, leaseTable.mu, lockBook.mu, ledger.mu and deviceTable.mu are never held together, and none of
-// them while blocking. downTable.mu is held while OnDown runs.
+// Volume.mu is held while a Client is made, which takes none of the following. places.mu, Client.mu, cache.mu,
+// downTable.mu, leaseTable.mu, lockBook.mu, ledger.mu and deviceTable.mu are never held together, and none of them
+// while blocking. downTable.mu is held while OnDown runs.
 package metaclient

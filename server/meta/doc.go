@@ -360,9 +360,10 @@
 //
 // # Devices that are down
 //
-// Each session is told which devices are down (DeviceStates), by one goroutine of its own while there is news: the latest
-// states, then the next ones when it has answered. One loop waits for news from Files and looks at all sessions, every
-// tellPause at most; a session that gets a connection is looked at then. Nothing waits for what clients answer.
+// Each session is told which devices are down (DeviceStates), by one goroutine of its own while there is news: the
+// latest states, then the next ones when it has answered. One loop waits for news from Files and looks at all
+// sessions, every tellPause at most; a session that gets a connection is looked at then. Nothing waits for what
+// clients answer.
 //
 // # The end of a session
 //

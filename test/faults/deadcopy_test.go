@@ -64,8 +64,8 @@ var (
 type deadHarm struct {
 	name  string
 	begin func(*testing.T, *harness.DataServer, *harness.Disk) (end func())
-	// What becomes of a read and of an append with fsync of a file whose only copy is there: "" if it is done, waits, or
-	// else the error.
+	// What becomes of a read and of an append with fsync of a file whose only copy is there: "" if it is done, waits,
+	// or else the error.
 	read, write string
 	planned     bool // it is waited for, see docs/stops.md
 }
@@ -161,9 +161,9 @@ type deadWorld struct {
 	rng   *rand.Rand
 }
 
-// TestDeadCopyOfTwo and TestDeadCopyOfThree use old files, and make new ones, before and after one of so many data servers
-// is harmed. A dead copy costs its wait once, not for each file. Files whose only copy is there wait for it, or get the
-// error of its disk; and others do not mind.
+// TestDeadCopyOfTwo and TestDeadCopyOfThree use old files, and make new ones, before and after one of so many data
+// servers is harmed. A dead copy costs its wait once, not for each file. Files whose only copy is there wait for it,
+// or get the error of its disk; and others do not mind.
 //
 // Where all data servers have a copy of each file none is made meanwhile, as new files wait for all their copies.
 func TestDeadCopyOfTwo(t *testing.T)   { deadCopy(t, "TestDeadCopyOfTwo", 2) }

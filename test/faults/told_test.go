@@ -65,8 +65,8 @@ func openOld(t *testing.T, dir string, n int) (files []*os.File) {
 	return files
 }
 
-// TestIdleMount has mounts do nothing while a data server is stopped, one that has files open there, and one that is made
-// meanwhile. The metadata service has told them when they go on: none of their writes waits.
+// TestIdleMount has mounts do nothing while a data server is stopped, one that has files open there, and one that is
+// made meanwhile. The metadata service has told them when they go on: none of their writes waits.
 func TestIdleMount(t *testing.T) {
 	const timeout = 20 * time.Second // what a write would wait
 	v := harness.NewVolume(t, harness.Options{DataServers: 3, Apart: true, Remote: true})

@@ -793,8 +793,8 @@ type (
 		Span     int64
 		Devices  []DeviceStats
 	}
-	// ReportDevicesArgs names all devices that do not answer this client now, or take none of its writes. It counts until
-	// the session's next report, and no longer than ReportLifetime.
+	// ReportDevicesArgs names all devices that do not answer this client now, or take none of its writes. It counts
+	// until the session's next report, and no longer than ReportLifetime.
 	ReportDevicesArgs struct {
 		_msgpack struct{} `msgpack:",as_array"`
 		Devices  []layout.DeviceID

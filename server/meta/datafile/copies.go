@@ -24,9 +24,10 @@ func (e *LateError) Error() string {
 // LateCopies names them.
 func (e *LateError) LateCopies() []metarpc.CopyRef { return e.Late }
 
-// MarkStale records, durably, that copies of file id may lack data, so that nobody is to read or write them any more. Fills do not
-// use their devices before these have answered a pulse. The last good copy of a column is never marked, nor is a cache,
-// see StaleCaches. It returns all copies of the file that are stale then, and those named that it does not have any more.
+// MarkStale records, durably, that copies of file id may lack data, so that nobody is to read or write them any more.
+// Fills do not use their devices before these have answered a pulse. The last good copy of a column is never marked,
+// nor is a cache, see StaleCaches. It returns all copies of the file that are stale then, and those named that it
+// does not have any more.
 func (m *Manager) MarkStale(ctx context.Context, id layout.FileID, copies []metarpc.CopyRef) ([]metarpc.CopyRef, error) {
 	m.complain(copies)
 	unlock, err := m.files.lock(ctx, id)

@@ -76,10 +76,11 @@
 // Pulses that fail become rare, 15 s apart: a data server whose sync fails has clients write again what they keep. One is
 // sent at once when the device answers again, or has more space.
 //
-// DeviceStates says which devices are down, and whether they answer nothing or take no writes, to somebody who has heard of
-// all up to an epoch. Each change makes an epoch. Clients say which devices do not answer them (Complain): that is a reason to
-// probe the device and to send a pulse at once, and nothing else. A complaint that a pulse has contradicted which was sent
-// after it is counted in DeviceInfo, and logged, until the client takes it back, no longer repeats it, or has gone.
+// DeviceStates says which devices are down, and whether they answer nothing or take no writes, to somebody who has
+// heard of all up to an epoch. Each change makes an epoch. Clients say which devices do not answer them (Complain):
+// that is a reason to probe the device and to send a pulse at once, and nothing else. A complaint that a pulse has
+// contradicted which was sent after it is counted in DeviceInfo, and logged, until the client takes it back, no
+// longer repeats it, or has gone.
 //
 // In place of the NULL a namespace needs a path. Its pulse writes a block of zeros behind the label, and may take 10 s:
 // keep-alives may have to find first that a path is dead. A namespace that is write protected is not writable.
@@ -87,10 +88,11 @@
 // Assign makes copies on devices that are down stale, in the same commit, if their column has a good copy on one that
 // is up: so not each file waits for such a device. Its caller says which copies must stay good.
 //
-// Once each column has a copy that has answered, Truncate and Sync do not wait for copies on devices that are down, and a
-// second for others. A device that was waited for in vain is late, until it answers such a call or a pulse, and is not
-// waited for meanwhile: so many files in turn wait once. One that has announced that it stops is waited for as long as it
-// is up. Truncate names the copies (LateError), and the truncation is not over before they are stale (package meta).
+// Once each column has a copy that has answered, Truncate and Sync do not wait for copies on devices that are down,
+// and a second for others. A device that was waited for in vain is late, until it answers such a call or a pulse, and
+// is not waited for meanwhile: so many files in turn wait once. One that has announced that it stops is waited for as
+// long as it is up. Truncate names the copies (LateError), and the truncation is not over before they are stale
+// (package meta).
 //
 // # Which data files a file gets
 //
@@ -110,8 +112,9 @@
 //	                    it does not count. Otherwise nobody could make files for 10 s after a start while a host is dead
 //	little room         devices with little room are taken if those with plenty are too few
 //
-// Copies become stale whatever MinCopies is. But segments say where a column has fewer good ones (layout.Segment.Few), and
-// clients make fsync wait for that. They have dropped layouts that say otherwise when a copy counts as stale.
+// Copies become stale whatever MinCopies is. But segments say where a column has fewer good ones
+// (layout.Segment.Few), and clients make fsync wait for that. They have dropped layouts that say otherwise when a
+// copy counts as stale.
 //
 // Two things count against a device: that it is clearly busier than the least busy one, and that a clearly smaller share of its
 // space is free than of the one with the most (byDrawbacks). Of the devices on which a file has equally few data files, the
@@ -139,10 +142,11 @@
 // the others stale in the batch that records the owner. That also settles what a lost client may have written to some copies only.
 //
 // A fill that nobody waits for uses devices that are fit: up, with nothing in the last probe and pulse that says
-// otherwise. When a client complains of a copy (MarkStale), or a truncation has waited for one in vain, the device is sent
-// a pulse at once, and is not fit before it has answered; Fillable waits a second for that. A block of it has a second. What fails then is held against the device (failFill), and fills leave that
-// alone for 5 s, then 10 s, up to 5 min, until one goes well; other devices take its part. When a device goes down
-// its calls end at once. What becomes of the copy:
+// otherwise. When a client complains of a copy (MarkStale), or a truncation has waited for one in vain, the device is
+// sent a pulse at once, and is not fit before it has answered; Fillable waits a second for that. A block of it has a
+// second. What fails then is held against the device (failFill), and fills leave that alone for 5 s, then 10 s, up to
+// 5 min, until one goes well; other devices take its part. When a device goes down its calls end at once. What
+// becomes of the copy:
 //
 //	the source fails      another one is read; if there is none the copy stays, filled so far
 //	the target answers    with an error: it is given up (FillError), and another place is looked for

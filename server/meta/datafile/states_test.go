@@ -76,8 +76,8 @@ func TestDeviceStates(t *testing.T) {
 	})
 }
 
-// TestPartialPartition: a complaint has the device looked at, at once; it counts if the device answers, until it is taken back,
-// not repeated, or forgotten.
+// TestPartialPartition: a complaint has the device looked at, at once; it counts if the device answers, until it is
+// taken back, not repeated, or forgotten.
 func TestPartialPartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
