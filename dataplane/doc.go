@@ -70,10 +70,10 @@
 //   - If all good copies are on late devices, all are asked and waited for.
 //
 // The metadata service may have found out before any request has waited ([Plane.SetDown]). The device is late or stuck
-// then as well. That ends when the device answers the plane, or when the service says otherwise; what the device has
-// answered since the service found it down counts more. So a mount that was
-// idle, or is new, does not wait. A device that is late on hearsay is asked at once. To one that is stuck on hearsay no
-// write is sent to try it. [Plane.FoundDown] is for the opposite direction: what the plane has found by itself.
+// then as well. That ends when the device answers the plane, or when the service says otherwise. An answer that came
+// after the service found the device down counts more than what the service says. So a new mount does not wait, nor
+// does one that was idle. The plane asks a device at once when the service calls it late. It sends no trial write to a
+// device that the service calls stuck. [Plane.FoundDown] is for the opposite direction: what the plane has found by itself.
 //
 // A busy disk is no dead one: a device whose changes have lately taken long is waited for longer than
 // Config.MirrorTimeout (device.patience).

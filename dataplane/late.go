@@ -162,7 +162,7 @@ func (d *device) hear(op *layout.Op, at, took int64) {
 		}
 	}
 	if d.foundSilent() && at-d.lateAt.Load() > d.plane.lookAfter() {
-		// What it has left unanswered says nothing of its disk.
+		// Its disk was not slow: the server was away.
 		d.backAt.Store(at)
 		d.heardSync.Store(at)
 	}

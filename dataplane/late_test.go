@@ -405,7 +405,7 @@ func TestUnsyncedOnce(t *testing.T) {
 		e.targets[0].SetRules()
 		e.targets[1].SetRules()
 		time.Sleep(2 * mirrorTimeout)
-		// What is sent to see whether it is well again is the end of that.
+		// The trial WRITE is answered, which ends the verdict.
 		f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
 		e.startWrite(f, seg, 0, []byte("trial"), 0).wait(t)
 		f, seg = e.plane.NewFile(), e.segment(4096, 1, 2)

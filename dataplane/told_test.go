@@ -89,7 +89,7 @@ func TestToldDown(t *testing.T) {
 	}
 }
 
-// What a server answers itself counts more than what was said of it before, and is asked for at once.
+// The plane asks a server at once that it was told is down. An answer of the server ends the verdict.
 func TestToldWrongly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEnv(t, options{servers: 2})

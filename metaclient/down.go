@@ -117,8 +117,8 @@ func (v *Volume) reportDown() {
 	}
 }
 
-// reportAll makes one report to each service: of those devices that it does not itself call down. One that has heard of
-// none, and is to hear of none, is left alone.
+// reportAll sends one report to each service. It leaves out the devices that the service itself has called down. A
+// service gets no empty report, unless the report before named devices.
 func (v *Volume) reportAll(silent []layout.DeviceID, reported map[*Client]bool) (now map[*Client]bool, sent bool) {
 	ctx, cancel := context.WithTimeout(v.ctx, metarpc.ReportPeriod)
 	defer cancel()

@@ -46,7 +46,7 @@ func (s *service) tellStates(t *testing.T, prober byte, epoch uint64, down ...me
 	<-s.backs
 }
 
-// What one service says is passed on, and forgotten with the connection.
+// The client passes on which devices a service calls down, and forgets it when the connection ends.
 func TestDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newService(t)

@@ -128,8 +128,8 @@ func downDevices(down []metarpc.DownDevice) (list []dataplane.DownDevice) {
 	return list
 }
 
-// silentDevices are those that do not answer the mount: mirrored data goes on without them, or there are no connections
-// though they are needed.
+// silentDevices returns the devices that do not answer the mount. The data plane has found them down, or they have lost
+// their connections.
 func silentDevices(p *dataplane.Plane) []layout.DeviceID {
 	ids := p.FoundDown()
 	for _, st := range p.Stats() {

@@ -49,8 +49,8 @@
 //
 // Version 3 is the first. In version 4 MetaService says which versions a service speaks. Version 5 has CLIENTSET and
 // CLIENTLIST, and SessionInfo counts calls. Version 6 has what keeps a file's bytes in order when several sessions write it.
-// Version 7 has what service and clients tell each other about devices that do not answer. In it StatusResult says what
-// files with too few copies wait for, and Segment that a file has too few.
+// Version 7 has DEVICESTATES and REPORTDEVICES, for devices that do not answer. StatusResult says which data servers
+// files with too few copies wait for, and Segment says whether a file has too few.
 //
 // # Shards
 //
