@@ -2,6 +2,7 @@ package nfs3
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -221,25 +222,45 @@ func TestSmallAndLarge(t *testing.T) {
 	}
 }
 
-// TestStalled: one connection of two stands still and is replaced long before the timeout.
+// TestStalled: one connection of two stands still and is replaced long before the timeout, whether the other one has
+// requests or none.
 func TestStalled(t *testing.T) {
-	srv := newServer(t)
-	srv.put("f", make([]byte, 128<<10))
-	r := newRelay(t, srv.addr)
-	tg := newTarget(t, Config{Connections: 2, Timeout: 16 * time.Second}, r.addr)
-	stop := load(t, tg, 128<<10)
-	defer stop()
-	// One that is still being made would fail with another error.
-	until(t, "two connections", func() bool {
-		conns := tg.Stats().Connections
-		return conns[0].Up && conns[1].Up
-	})
-	r.stall()
-	until(t, "the end of the connection", func() bool { return tg.Stats().Err != nil })
-	if st := tg.Stats(); !errors.Is(st.Err, errStalled) {
-		t.Errorf("error %v", st.Err)
+	for _, busy := range []bool{true, false} {
+		t.Run(fmt.Sprintf("busy=%t", busy), func(t *testing.T) {
+			t.Parallel()
+			srv := newServer(t)
+			srv.put("f", make([]byte, 128<<10))
+			r := newRelay(t, srv.addr)
+			tg := newTarget(t, Config{Connections: 2, Timeout: 16 * time.Second}, r.addr)
+			stop := load(t, tg, 128<<10)
+			defer func() { stop() }()
+			// One that is still being made would fail with another error.
+			until(t, "two connections", func() bool {
+				conns := tg.Stats().Connections
+				return conns[0].Up && conns[1].Up
+			})
+			if !busy {
+				stop()
+			}
+			r.stall()
+			if !busy {
+				var rs []*request
+				for range 16 {
+					rs = append(rs, readOp("f", 0, 128<<10))
+				}
+				start(tg, rs...)
+				stop = func() {
+					for _, r := range rs {
+						wait(t, r.done, "READ")
+					}
+				}
+			}
+			until(t, "the end of the connection", func() bool { return tg.Stats().Err != nil })
+			if st := tg.Stats(); !errors.Is(st.Err, errStalled) {
+				t.Errorf("error %v", st.Err)
+			}
+		})
 	}
-	stop()
 }
 
 // TestSlowCall: a call that takes long, alone on its connection while the other one is busy, is not sent again.

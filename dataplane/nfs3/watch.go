@@ -27,9 +27,9 @@ const (
 // more, because the server is stopped or overloaded.
 //
 // A connection on which nothing was heard for Config.Timeout, while something is outstanding, is ended. One of several
-// is ended earlier: after a shorter silence it is sent a NULL call, and if that stays without an answer for as long again
-// while others are answered, it is the connection and not the server that stands still. A slow request alone, such as a
-// COMMIT, does not end its connection so. A server that carries out one call after the other would suffer from it, so each
+// is ended earlier: after a shorter silence it is sent a NULL call, and so is another one if nothing is outstanding on
+// them. If the first stays without an answer for as long again while others are answered, it is the connection and not
+// the server that stands still. A slow request alone, such as a COMMIT, does not end its connection so. A server that carries out one call after the other would suffer from it, so each
 // such end makes the next connection of the slot more patient.
 type watch struct {
 	timer  *time.Timer
@@ -115,6 +115,7 @@ func (c *conn) inspect() (asked bool) {
 		if quiet >= c.patience() {
 			w.probed, w.silent = now, silent
 			c.probe()
+			t.probeIdle(c)
 			asked = true
 		}
 	case w.alive.Before(w.probed) && now.Sub(w.probed) >= c.patience() && t.othersAnswer(c, w.probed):
@@ -137,6 +138,25 @@ func (c *conn) isCut() bool {
 	}
 	unheard := time.Duration(info.Last_ack_recv) * time.Millisecond
 	return unheard >= min(c.t.cfg.Timeout, cutTime) && max(info.Retransmits, info.Probes) >= cutResends
+}
+
+// probeIdle asks one of the other connections than c, if nothing is outstanding on any of them: only then would
+// [Target.othersAnswer] learn nothing.
+func (t *Target) probeIdle(c *conn) {
+	var idle *conn
+	for i := range t.slots {
+		o := t.slots[i].conn
+		if o == nil || o == c || o.dead {
+			continue
+		}
+		if o.count > 0 {
+			return
+		}
+		idle = o
+	}
+	if idle != nil {
+		idle.probe()
+	}
 }
 
 // othersAnswer tells whether another connection than c has heard something since then.
