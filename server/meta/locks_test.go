@@ -270,39 +270,29 @@ func TestLockDeadlock(t *testing.T) {
 func TestLockSessionEnd(t *testing.T) {
 	for _, how := range []string{"ended", "expired"} {
 		t.Run(how, func(t *testing.T) {
-			h := newHost(t, engines["memory"](t))
-			h.lease = 200 * time.Millisecond
-			h.start()
-			a, b := h.client(), h.client()
-			stop := make(chan struct{})
-			done := make(chan struct{})
-			go func() { // keeps b alive until the end of the test
-				defer close(done)
-				for {
-					select {
-					case <-stop:
-						return
-					case <-time.After(20 * time.Millisecond):
-						ask[metarpc.Empty](b, metarpc.OpRenew, &metarpc.Empty{})
-					}
+			bubble(t, func(t *testing.T, h *host) {
+				a, b := h.client(), h.client()
+				defer renewing(b)()
+				id := a.create(layout.RootID, "f")
+				b.open(id)
+				a.lock(lockArgs(id, 1, metarpc.LockWrite, 0, 9), metarpc.StatusOK)
+				a.lock(flockArgs(id, 1, metarpc.LockWrite), metarpc.StatusOK)
+				b.lock(waiting(lockArgs(id, 1, metarpc.LockRead, 5, 5)), metarpc.StatusLockWait)
+				a.lock(waiting(lockArgs(id, 2, metarpc.LockWrite, 5, 5)), metarpc.StatusLockWait) // ends with its session
+				b.notReady()
+				if how == "ended" {
+					must[metarpc.Empty](a, metarpc.OpEndSession, &metarpc.Empty{})
+				} else { // at 5/4 of the lease
+					time.Sleep(h.lease + h.lease/5)
+					b.lock(waiting(lockArgs(id, 1, metarpc.LockRead, 5, 5)), metarpc.StatusLockWait) // or it is forgotten
 				}
-			}()
-			defer func() { close(stop); <-done }()
-			id := a.create(layout.RootID, "f")
-			b.open(id)
-			a.lock(lockArgs(id, 1, metarpc.LockWrite, 0, 9), metarpc.StatusOK)
-			a.lock(flockArgs(id, 1, metarpc.LockWrite), metarpc.StatusOK)
-			b.lock(waiting(lockArgs(id, 1, metarpc.LockRead, 5, 5)), metarpc.StatusLockWait)
-			a.lock(waiting(lockArgs(id, 2, metarpc.LockWrite, 5, 5)), metarpc.StatusLockWait) // ends with its session
-			if how == "ended" {
-				must[metarpc.Empty](a, metarpc.OpEndSession, &metarpc.Empty{})
-			}
-			b.awaitReady(id, 1, false)
-			b.lock(waiting(lockArgs(id, 1, metarpc.LockRead, 5, 5)), metarpc.StatusOK)
-			b.lock(lockArgs(id, 1, metarpc.LockWrite, 0, 9), metarpc.StatusOK)
-			b.lock(flockArgs(id, 1, metarpc.LockWrite), metarpc.StatusOK)
-			b.closeFile(id)
-			eventually(t, "nothing is remembered", func() bool { return h.lockMemory() == 0 })
+				b.awaitReady(id, 1, false)
+				b.lock(waiting(lockArgs(id, 1, metarpc.LockRead, 5, 5)), metarpc.StatusOK)
+				b.lock(lockArgs(id, 1, metarpc.LockWrite, 0, 9), metarpc.StatusOK)
+				b.lock(flockArgs(id, 1, metarpc.LockWrite), metarpc.StatusOK)
+				b.closeFile(id)
+				eventually(t, "nothing is remembered", func() bool { return h.lockMemory() == 0 })
+			})
 		})
 	}
 }
