@@ -704,15 +704,16 @@ func TestSilence(t *testing.T) {
 	}
 	c := p.host(func(cfg *Config) { cfg.IOTimeout, cfg.KATO = 200*time.Millisecond, time.Second })
 	cmd := readCommand(0, 4096)
+	began := time.Now()
 	err := do(t, c, cmd)
 	var path *PathError
 	var timeout *TimeoutError
 	if !errors.As(err, &path) || !path.Sent || !errors.As(err, &timeout) || timeout.Op != "Read" {
 		t.Fatal(err)
 	}
-	// The peer has KATO to notice, and CQT.
-	if d := time.Until(path.Gone); d < 500*time.Millisecond || d > time.Second {
-		t.Errorf("gone in %v", d)
+	// The peer has KATO to notice, and CQT, from the end of the connection on.
+	if path.Gone.Sub(began) < 1200*time.Millisecond || time.Until(path.Gone) > time.Second {
+		t.Errorf("gone %v after the start, in %v", path.Gone.Sub(began), time.Until(path.Gone))
 	}
 	close(wake)
 	eventually(t, "connected again", func() bool { return p.connects.Load() == 2 })
