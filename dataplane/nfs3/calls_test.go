@@ -254,10 +254,13 @@ func TestCallGivenUp(t *testing.T) {
 
 	srv.close()
 	tg = newTarget(t, Config{Connections: 1}, srv.addr)
-	ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
+	ctx, cancel = context.WithCancel(t.Context())
 	defer cancel()
-	err := tg.Null(ctx)
-	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, syscall.ECONNREFUSED) {
+	ended := make(chan error, 1)
+	go func() { ended <- tg.Null(ctx) }() // ends with ctx
+	until(t, "the failure", tg.Refused)
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) || !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("without a connection: %v", err)
 	}
 	if n := tg.Stats().Outstanding; n != 0 {

@@ -92,13 +92,13 @@ func TestPatience(t *testing.T) {
 	t.Run("JUKEBOX is an answer", func(t *testing.T) {
 		srv := newServer(t)
 		srv.script = func(c *callInfo) *action {
-			if c.proc == wire.ProcRead && c.nth < 4 { // 0.1 + 0.2 + 0.4 s
+			if c.proc == wire.ProcRead && c.nth < 5 { // 0.1 + 0.2 + 0.4 + 0.8 s
 				return &action{status: wire.ErrJukebox}
 			}
 			return nil
 		}
 		srv.put("f", make([]byte, 10))
-		tg := newTarget(t, Config{Patience: layout.Patience{Time: 600 * time.Millisecond, Errno: syscall.EIO}}, srv.addr)
+		tg := newTarget(t, Config{Patience: layout.Patience{Time: 1400 * time.Millisecond, Errno: syscall.EIO}}, srv.addr)
 		ok(t, tg, readOp("f", 0, 10))
 	})
 }
