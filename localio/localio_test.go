@@ -22,6 +22,7 @@ import (
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/dataplane/nfs3"
 	"github.com/weftfs/weft/dataplane/targettest"
+	"github.com/weftfs/weft/internal/fileio"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/data"
 )
@@ -628,12 +629,21 @@ func TestTwoSyncs(t *testing.T) {
 	l := e.local()
 	df := e.newFile(0o640)
 	do(l, layout.Op{Kind: layout.OpWrite, File: df, Data: []byte("x")})
-	defer func() { fdatasync = unix.Fdatasync }()
-	var n atomic.Int32
-	both := make(chan struct{})
+	write := writeFile
+	defer func() { writeFile, fdatasync = write, unix.Fdatasync }()
+	var writes, n atomic.Int32
+	written, both := make(chan struct{}), make(chan struct{})
+	writeFile = func(k *fileio.Kind, f fileio.File, b []byte, off int64) (int, error) {
+		n, err := write(k, f, b, off)
+		if writes.Add(1) == 2 {
+			close(written)
+		}
+		return n, err
+	}
 	fdatasync = func(fd int) error {
 		switch n.Add(1) {
 		case 1: // consumes the error
+			<-written
 			select {
 			case <-both:
 			case <-time.After(200 * time.Millisecond):
