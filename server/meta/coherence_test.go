@@ -451,8 +451,15 @@ func testCoherence(t *testing.T, newClient func() *client, first *client, dir la
 	if testing.Short() {
 		wait = 500 * time.Millisecond
 	}
+	hits := func() (n int64) {
+		for _, v := range views {
+			n += v.hits.Load()
+		}
+		return n
+	}
+	enough := func() bool { return hits() > 0 && changes.Load() >= 20 }
 	begun := time.Now()
-	for took := time.Duration(0); took < wait || took < time.Minute && changes.Load() < 20; took = time.Since(begun) {
+	for took := time.Duration(0); took < wait || took < time.Minute && !enough(); took = time.Since(begun) {
 		time.Sleep(wait / 8)
 		if disturb != nil {
 			disturb(views)
@@ -460,12 +467,8 @@ func testCoherence(t *testing.T, newClient func() *client, first *client, dir la
 	}
 	close(stop)
 	wg.Wait()
-	var hits int64
-	for _, v := range views {
-		hits += v.hits.Load()
-	}
-	t.Logf("%d changes, %d looks, %d of them at what was kept", changes.Load(), reads.Load(), hits)
-	if hits == 0 || changes.Load() < 20 {
+	t.Logf("%d changes, %d looks, %d of them at what was kept", changes.Load(), reads.Load(), hits())
+	if !enough() {
 		t.Error("too little happened")
 	}
 }
