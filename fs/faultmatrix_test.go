@@ -215,7 +215,7 @@ const patience = time.Minute
 
 func newFaultRig(t *testing.T, sh shape, a act, rnd *rand.Rand) *faultRig {
 	s := newService(sh.servers, stripeUnit)
-	s.mirrors, s.patience = sh.mirrors, 2*time.Second
+	s.mirrors, s.patience = sh.mirrors, 5*time.Second // what is not struck must not take as long, with so many cases at once
 	m := &faultRig{shape: sh}
 	targets := map[layout.DeviceID]dataplane.Target{}
 	for _, mem := range s.servers {
