@@ -242,13 +242,31 @@ func TestStandbyStops(t *testing.T) {
 	primary := pgserver.Start(t, pgserver.Options{})
 	standby := primary.Standby()
 	e := mustOpen(t, postgres.Config{URL: newTable(t, primary.URL())})
+	conn, err := pgx.Connect(t.Context(), primary.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
 	standby.SignalAll(syscall.SIGSTOP)
 	defer standby.SignalAll(syscall.SIGCONT)
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	b := new(catalog.Batch)
-	b.Put([]byte("a"), nil)
-	if err := e.Commit(ctx, b); !errors.Is(err, catalog.ErrUnknown) {
+	ended := make(chan error, 1)
+	go func() { // ends with ctx
+		b := new(catalog.Batch)
+		b.Put([]byte("a"), nil)
+		ended <- e.Commit(ctx, b)
+	}()
+	for waiting, begin := 0, time.Now(); waiting == 0; time.Sleep(time.Millisecond) {
+		if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'").Scan(&waiting); err != nil {
+			t.Fatal(err)
+		}
+		if time.Since(begin) > time.Minute {
+			t.Fatal("the server does not wait for the standby")
+		}
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, catalog.ErrUnknown) {
 		t.Errorf("a commit whose wait for the standby was given up: %v", err)
 	}
 	lazy := &catalog.Batch{Durability: catalog.NoSync}
