@@ -27,6 +27,10 @@ type reservation struct {
 // begun reports whether some of the append may be at its place already. At another place it would be there twice. inode.mu is held.
 func (p *reservation) begun() bool { return p.writing > 0 || p.tried || p.done > 0 }
 
+// kept reports whether a restarted service has to be told of the place. A place that was recalled is void: the file may
+// have been truncated since. inode.mu is held.
+func (p *reservation) kept() bool { return p.number != 0 && !p.recalled }
+
 // errUncertain is what becomes of an append that was begun in a session that has ended.
 var errUncertain = errors.New("the session ended during an append, which may be in the file: it was not tried again")
 
@@ -55,8 +59,7 @@ type reservations struct {
 
 // toTell reports whether the service has to be told of places.
 func (r *reservations) toTell() bool {
-	numbered := func(p *reservation) bool { return p.number != 0 }
-	return len(r.ended)+len(r.givenUp) > 0 || r.reclaim && slices.ContainsFunc(r.list, numbered)
+	return len(r.ended)+len(r.givenUp) > 0 || r.reclaim && slices.ContainsFunc(r.list, (*reservation).kept)
 }
 
 // lose forgets places that were lost with the session.
@@ -75,7 +78,7 @@ func (r *reservations) tell(to *metarpc.SizeReport) {
 		return
 	}
 	for _, p := range r.list {
-		if p.number != 0 {
+		if p.kept() {
 			to.Reserved = append(to.Reserved, metarpc.Place{Number: p.number, Off: p.off, Len: p.end - p.off, Mtime: p.at})
 		}
 	}

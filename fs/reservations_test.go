@@ -253,24 +253,56 @@ func TestPlacesReclaimed(t *testing.T) {
 	s.servers[0].Pause()
 	done := r.startAppend(id, "record")
 	eventually(t, "the append is on its way", func() bool { return s.newest() == 1 && len(r.reservedPlaces(id)) == 1 })
-	var told []metarpc.Place
-	r.m.s.mu.Lock()
-	r.m.commit = func(_ context.Context, reports []metarpc.SizeReport) {
-		for _, rep := range reports {
-			told = append(told, rep.Reserved...)
-		}
-	}
-	r.m.s.mu.Unlock()
-	r.OnReset(t.Context(), 0, false)
-	r.m.s.mu.Lock()
-	r.m.commit = nil
-	r.m.s.mu.Unlock()
+	told := r.reclaimedPlaces()
 	if len(told) != 1 || told[0].Number != 1 || told[0].Off != 4 || told[0].Len != int64(len("record")) || told[0].Mtime == 0 {
 		t.Errorf("%+v", told)
 	}
 	s.servers[0].Resume()
 	r.want(<-done, 0, "append")
 	r.wantRead(id, 0, 100, []byte("headrecord"))
+}
+
+// A restarted service is not told of a place that was recalled. A truncation may have followed the recall, and the
+// service would put other appends behind the place, where the file ended before.
+func TestRecalledPlaceNotReclaimed(t *testing.T) {
+	s := newService(1, 64<<10)
+	r, id, _ := reserving(t, s)
+	gate := make(chan struct{})
+	var waiting atomic.Bool
+	r.m.setHook(func(ctx context.Context, call string) error {
+		if call == "Layout" && waiting.CompareAndSwap(false, true) {
+			<-gate
+		}
+		return nil
+	})
+	done := r.startAppend(id, "record")
+	eventually(t, "the append waits for a layout", waiting.Load)
+	r.OnReserveRecall(t.Context(), id, s.newest())
+	if told := r.reclaimedPlaces(); len(told) != 0 {
+		t.Errorf("%+v", told)
+	}
+	close(gate)
+	r.want(<-done, 0, "append")
+	if n := r.m.called("Reserve"); n != 2 {
+		t.Errorf("%d places for an append whose first one was recalled", n)
+	}
+}
+
+// reclaimedPlaces restarts the service and returns the places that it is told of.
+func (r *rig) reclaimedPlaces() (told []metarpc.Place) {
+	commit := func(f func(context.Context, []metarpc.SizeReport)) {
+		r.m.s.mu.Lock()
+		defer r.m.s.mu.Unlock()
+		r.m.commit = f
+	}
+	commit(func(_ context.Context, reports []metarpc.SizeReport) {
+		for _, rep := range reports {
+			told = append(told, rep.Reserved...)
+		}
+	})
+	r.OnReset(context.Background(), 0, false)
+	commit(nil)
+	return told
 }
 
 func (r *rig) begun(id layout.FileID, p *reservation) bool {

@@ -219,7 +219,8 @@
 //
 // A truncation recalls all places first. Until they are written or given up, layouts are granted there. The session that
 // asks for the truncation has finished its own appends before. After a restart of the service a session tells of its
-// places again (Reserved), before ReclaimComplete.
+// places again (Reserved), before ReclaimComplete, except those that were recalled: they are void, and the file may have
+// been truncated since.
 //
 // In versions before 6 a place has no number: it counts as written when Reserve is answered, and is not recalled.
 //
