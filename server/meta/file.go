@@ -44,6 +44,9 @@ type claim struct {
 	file  *file
 	open  bool
 	write bool // with open: for writing as well
+	// How many calls are opening it, during which it is open already; with open, whether one of them has succeeded.
+	opening int
+	opened  bool
 	// Of an open file whether another session has had it open, guarded by lockTable.mu: since this one was granted the first of
 	// the locks that it has, and since it was granted the last one.
 	met, stale bool

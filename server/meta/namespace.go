@@ -247,7 +247,7 @@ func (s *Service) openNew(t *tx, sess *session, id layout.FileID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	cl := s.file(id).claim(sess)
-	cl.open, cl.write = true, true
+	cl.open, cl.write, cl.opened = true, true, true
 	t.onOutcome(func(committed bool) {
 		if !committed {
 			s.mu.Lock()

@@ -37,8 +37,9 @@ func (s *Service) openFile(ctx context.Context, c *call, a *metarpc.OpenArgs) (m
 	before := cl.open
 	cl.write = cl.write && before
 	if !before {
-		cl.pin, cl.exec = metarpc.CopyRef{}, false
+		cl.pin, cl.exec, cl.opened = metarpc.CopyRef{}, false, false
 	}
+	cl.opening++
 	var endExecution func(privileged bool) error
 	if a.Access&metarpc.AccessExec != 0 {
 		endExecution = s.beginExecution(cl)
@@ -73,11 +74,12 @@ func (s *Service) openFile(ctx context.Context, c *call, a *metarpc.OpenArgs) (m
 	if err == nil && !a.Reclaim && a.Access&metarpc.AccessWrite != 0 && s.files[id].executed(sess) {
 		err = errTextBusy
 	}
+	cl.opening--
+	cl.opened = cl.opened || err == nil
 	s.mu.Unlock()
 	if err != nil {
-		if !before {
-			s.closeFile(ctx, sess, id) // if that fails, the end of the session does it
-		}
+		// Another call of the session may have opened it. If closing fails, the end of the session does it.
+		s.closeSuch(ctx, sess, id, func(cl *claim) bool { return !cl.opened && cl.opening == 0 })
 		return attr, lease, err
 	}
 	if a.Reclaim {
@@ -127,6 +129,11 @@ const closeWidth = 32
 // closeFile makes a file no longer open for a session, and removes it if that was what kept it. If that fails the file
 // stays open for the session.
 func (s *Service) closeFile(ctx context.Context, sess *session, id layout.FileID) error {
+	return s.closeSuch(ctx, sess, id, func(*claim) bool { return true })
+}
+
+// closeSuch is closeFile if the session's claim is such, which is called with s.mu held.
+func (s *Service) closeSuch(ctx context.Context, sess *session, id layout.FileID, such func(*claim) bool) error {
 	s.mu.Lock()
 	f := s.files[id]
 	for f != nil && f.removing {
@@ -137,7 +144,7 @@ func (s *Service) closeFile(ctx context.Context, sess *session, id layout.FileID
 		f = s.files[id]
 	}
 	cl := sess.claims[id]
-	if cl == nil || !cl.open {
+	if cl == nil || !cl.open || !such(cl) {
 		if f != nil {
 			s.changedFile(f)
 		}

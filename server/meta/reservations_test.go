@@ -392,6 +392,33 @@ func TestPlacesReclaimedSlowly(t *testing.T) {
 	})
 }
 
+// An OPEN that is put off after a restart, because another session is awaited, does not close a file that its session
+// has reclaimed meanwhile. Applications have that open, and it may have no name left.
+func TestOpenPutOffBesideReclaim(t *testing.T) {
+	inBubble(t, func(h *host, f layout.FileID, reader *client) {
+		a, b := newAppender(h, f, nil), newAppender(h, f, nil)
+		h.restart()
+		reader.connect()
+		reader.reclaimed()
+		a.connect()
+		hdr, ch := a.begin(metarpc.OpOpen, &metarpc.OpenArgs{ID: f})
+		synctest.Wait()
+		must[metarpc.AttrResult](a.client, metarpc.OpOpen, &metarpc.OpenArgs{ID: f, Reclaim: true})
+		a.reclaimed()
+		wantStatus(t, a.finish(hdr, ch, new(metarpc.AttrResult)), metarpc.StatusGrace)
+		b.comeBack()
+		b.reclaimed()
+		must[metarpc.LayoutResult](a.client, metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: f, IOMode: layout.IOModeRW, Len: 1})
+		// One that is refused, and has not been opened otherwise, leaves nothing open.
+		stranger := h.client()
+		stranger.cred.UID = 1000
+		_, err := ask[metarpc.AttrResult](stranger, metarpc.OpOpen, &metarpc.OpenArgs{ID: f, Access: metarpc.AccessWrite})
+		wantStatus(t, err, metarpc.Status(syscall.EACCES))
+		_, err = ask[metarpc.LayoutResult](stranger, metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: f, IOMode: layout.IOModeRead, Len: 1})
+		wantStatus(t, err, metarpc.Status(syscall.EBADF))
+	})
+}
+
 // A place that is given up after a restart does not count, although something of it was written before.
 func TestPlacesAwaitedGivenUp(t *testing.T) {
 	inBubble(t, func(h *host, f layout.FileID, reader *client) {
