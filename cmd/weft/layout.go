@@ -207,7 +207,11 @@ func runLayoutSet(_ context.Context, c *command, args []string) error {
 	if err := p.Validate(); err != nil {
 		return usagef("layout set: with what is set already: %v", err)
 	}
-	if err := xattr.Set(path, layoutXattr, []byte(p.String())); err != nil {
+	err = xattr.Set(path, layoutXattr, []byte(p.String()))
+	if e := errnoOf(err); p.MinCopies != 0 && (e == unix.ENOTSUP || e == unix.EINVAL) {
+		return fmt.Errorf("%s: %w: a metadata service of the volume does not know --min-copies; weft admin meta ls shows their versions, upgrade weftd there first", path, e)
+	}
+	if err != nil {
 		return fmt.Errorf("%s: %w", path, errnoOf(err))
 	}
 	return nil

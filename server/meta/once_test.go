@@ -508,7 +508,10 @@ func TestVolume(t *testing.T) {
 		t.Errorf("%+v %v, want %+v", again, err, vol)
 	}
 	checkCatalog(t, engine)
-	vol.Format = schema.FormatShards + 1
+	if few, err := OpenVolume(t.Context(), memory.New(), layout.Policy{Mirrors: 2, MinCopies: 2}, 16); err != nil || few.Format != schema.FormatCopies {
+		t.Errorf("%+v, %v", few, err)
+	}
+	vol.Format = schema.FormatNewest + 1
 	var b catalog.Batch
 	later := append(schema.Encode(&vol), 0xc0) // may have other fields, too
 	later[0]++
@@ -518,7 +521,7 @@ func TestVolume(t *testing.T) {
 		if err := engine.Commit(t.Context(), &b); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := New(t.Context(), Config{Engine: engine, Files: newFakeFiles(engine)}); err == nil || !strings.Contains(err.Error(), "has format 9, this program knows formats 3 to 8: upgrade weftd") {
+		if _, err := New(t.Context(), Config{Engine: engine, Files: newFakeFiles(engine)}); err == nil || !strings.Contains(err.Error(), "has format 10, this program knows formats 3 to 9: upgrade weftd") {
 			t.Errorf("a volume of another format: %v", err)
 		}
 	}

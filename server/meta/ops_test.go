@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 	"syscall"
@@ -10,6 +11,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/meta/catalog/memory"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
@@ -155,6 +157,64 @@ func TestErrnos(t *testing.T) {
 		}
 	}
 	c.closeFile(file)
+	checkCatalog(t, h.engine)
+}
+
+// A directory gets min_copies when the catalog has the format for that, which it gets once all services know it.
+func TestMinCopiesFormat(t *testing.T) {
+	engine := &hooked{Engine: memory.New()}
+	h := newHost(t, engine).start()
+	c := h.client()
+	dir := c.mkdir(layout.RootID, "d")
+	member := schema.MemberKey([16]byte{1})
+	put(t, h, member, schema.Encode(&schema.Member{Address: "old:7049", Format: schema.FormatCopies - 1}))
+	set := func(policy string) error {
+		_, err := ask[metarpc.Empty](c, metarpc.OpSetXattr, &metarpc.XattrArgs{ID: dir, Name: xattrLayout, Value: []byte(policy)})
+		return err
+	}
+	format := func() int {
+		vol, err := readVolume(t.Context(), engine)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return vol.Format
+	}
+	if err := set("mirrors=2"); err != nil {
+		t.Errorf("what all know: %v", err)
+	}
+	err := set("mirrors=2 min_copies=2")
+	wantStatus(t, err, metarpc.Status(syscall.EOPNOTSUPP))
+	if err == nil || !strings.Contains(err.Error(), "the metadata service at old:7049 () does not know format 9") {
+		t.Errorf("it says %v", err)
+	}
+	if row, _, err := h.svc.inode(t.Context(), dir); err != nil || row.Policy.MinCopies != 0 || format() != schema.Format {
+		t.Errorf("%+v, format %d, %v", row.Policy, format(), err)
+	}
+	var b catalog.Batch
+	b.Delete(member)
+	if err := engine.Commit(t.Context(), &b); err != nil {
+		t.Fatal(err)
+	}
+	raised := 0
+	engine.hook(func(b *catalog.Batch) error {
+		for _, row := range b.Puts {
+			if row.Key[0] == schema.KeyVolume[0] {
+				raised++
+			} else if bytes.Equal(row.Key, schema.InodeKey(dir)) && raised != 1 {
+				t.Errorf("the row of the directory is put after the format was raised %d times", raised)
+			}
+		}
+		return nil
+	})
+	for range 2 {
+		if err := set("mirrors=2 min_copies=2"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	engine.hook(nil)
+	if row, _, err := h.svc.inode(t.Context(), dir); err != nil || row.Policy.MinCopies != 2 || format() != schema.FormatCopies || raised != 1 {
+		t.Errorf("%+v, format %d, raised %d times, %v", row.Policy, format(), raised, err)
+	}
 	checkCatalog(t, h.engine)
 }
 

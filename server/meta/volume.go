@@ -66,6 +66,9 @@ func makeVolume(ctx context.Context, engine catalog.Engine, policy layout.Policy
 	if shards > 1 {
 		vol.Format, vol.Shards = schema.FormatShards, shards
 	}
+	if policy.MinCopies != 0 {
+		vol.Format = schema.FormatCopies
+	}
 	rand.Read(vol.ID[:])
 	root := schema.Inode{
 		Mode: syscall.S_IFDIR | 0o755, Parent: layout.RootID, Atime: now, Mtime: now, Ctime: now, Btime: now,

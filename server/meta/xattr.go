@@ -336,6 +336,15 @@ func (s *Service) setPolicy(ctx context.Context, c *call, id layout.FileID, poli
 		case !isDir(row.Mode):
 			return nil, refusef(errInvalid.Status, "%s: the layout of a file is settled when it is made; set it on the directory before", xattrLayout)
 		}
+		if policy.MinCopies != 0 {
+			err := schema.Raise(ctx, s.engine, schema.FormatCopies, s.log)
+			if old := (*schema.MemberError)(nil); errors.As(err, &old) {
+				return nil, refusef(errNotSupported.Status, "%v", err)
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
 		row.Policy = schema.PolicyOf(policy)
 		row.Ctime = now()
 		t.GuardEqual(schema.InodeKey(id), raw)

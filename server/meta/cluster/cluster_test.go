@@ -651,7 +651,7 @@ func TestFormats(t *testing.T) {
 			return b, schema.RaiseFormat(t.Context(), w.engine, b, later)
 		}
 		knows(a)
-		if _, err := raise(); err == nil || !strings.Contains(err.Error(), "service at b:1 (p) does not know format 9 of the catalog") {
+		if _, err := raise(); err == nil || !strings.Contains(err.Error(), "service at b:1 (p) does not know format 10 of the catalog") {
 			t.Error("while one does not know it:", err)
 		}
 		knows(b)
@@ -695,7 +695,7 @@ func TestFormats(t *testing.T) {
 			Open: func(context.Context, *Incarnation) (Host, error) {
 				return nil, errors.New("it has joined")
 			}}
-		if n, err := Start(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "the catalog has format 9, this program knows formats 3 to 8: upgrade weftd") {
+		if n, err := Start(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "the catalog has format 10, this program knows formats 3 to 9: upgrade weftd") {
 			t.Error("who does not know it:", n, err)
 		}
 		if _, err := a.node.join(t.Context()); err == nil || !strings.Contains(err.Error(), "upgrade weftd") {

@@ -24,7 +24,8 @@ import (
 //
 // If there are devices for some copies only, but for at least as many as the policy wants, new columns get these. The
 // others are absent, and the file gets a fill row. A device counts that is up and has room, also while its pool is
-// empty.
+// empty. The catalog has schema.FormatCopies first; as long as there are services that do not know this, that is an
+// error.
 //
 // Copies on devices that are down become stale with the same commit, each if drop agrees and its column has a good copy
 // on a device that is up. drop may be called several times; nil agrees to none.
@@ -85,6 +86,10 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 		return row, false, fmt.Errorf("%w: the file is being moved", ErrNoDevice)
 	case !covered:
 		if row, taken, err = m.extend(ctx, id, row, policy, end > row.StripeUnit, near); err != nil {
+			return row, false, err
+		}
+		if err := m.allowFewCopies(ctx, &row); err != nil {
+			m.putBack(taken)
 			return row, false, err
 		}
 		if !was && row.Incomplete() {
@@ -165,14 +170,15 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 
 // AssignNew adds to the batch that makes file id, whose inode is ino, what gives it the data files for its first stripe unit and makes session a
 // writer, and returns the layout row. It waits for nothing: ok is false, and the batch as it came, if there are not the data files
-// ready, or they would need space on namespaces. Otherwise settle must be called when it is known how the batch's commit ended, once, with nil or
-// the error of the commit, or any other error if there was none.
+// ready, they would need space on namespaces, or the catalog is not known to have the format for the row. Otherwise
+// settle must be called when it is known how the batch's commit ended, once, with nil or the error of the commit, or any
+// other error if there was none.
 func (m *Manager) AssignNew(b *catalog.Batch, id layout.FileID, ino schema.Inode, session metarpc.SessionID, near []layout.DeviceID) (row schema.Layout, settle func(error), ok bool) {
 	policy := ino.Policy.Layout().Or(defaultPolicy)
 	m.mu.Lock()
 	row = m.blank(policy)
 	plan, err := m.plan(id, &row, policy, false, near)
-	if err != nil || plan.onNamespaces() || !plan.stocked() {
+	if err != nil || plan.onNamespaces() || !plan.stocked() || plan.fewCopies(&row) && !m.copiesKnown.Load() {
 		m.mu.Unlock()
 		return row, nil, false
 	}
@@ -186,6 +192,18 @@ func (m *Manager) AssignNew(b *catalog.Batch, id layout.FileID, ino schema.Inode
 	b.Put(schema.WriterKey(id, session), nil)
 	firstTaken := own(b, taken)
 	return row, func(err error) { m.settle(taken, firstTaken, err) }, true
+}
+
+// allowFewCopies sees to it that services which do not know what the row has leave the catalog alone.
+func (m *Manager) allowFewCopies(ctx context.Context, row *schema.Layout) error {
+	if !row.FewCopies() || m.copiesKnown.Load() {
+		return nil
+	}
+	if err := schema.Raise(ctx, m.cfg.Engine, schema.FormatCopies, m.log); err != nil {
+		return fmt.Errorf("no new data file without all copies: %w", err)
+	}
+	m.copiesKnown.Store(true)
+	return nil
 }
 
 // blank is the row of a file without data files; m.mu is held.
@@ -377,6 +395,11 @@ func (p *plan) onNamespaces() bool {
 	return slices.ContainsFunc(p.columns, func(column []*device) bool {
 		return slices.ContainsFunc(column, func(d *device) bool { return d.space != nil })
 	})
+}
+
+// fewCopies reports whether row, which has no data files yet, gets fewer copies than mirrors, or has MinCopies.
+func (p *plan) fewCopies(row *schema.Layout) bool {
+	return row.MinCopies != 0 || slices.ContainsFunc(p.columns, func(column []*device) bool { return len(column) < p.mirrors })
 }
 
 // compareBool orders false before true.

@@ -39,6 +39,9 @@ type world struct {
 // newWorld starts a Manager with so many devices, all looked at.
 func newWorld(t *testing.T, devices int) *world {
 	w := &world{t: t, engine: memory.New(), net: storetest.New()}
+	var b catalog.Batch
+	b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: schema.Format, ID: volume}))
+	w.commit(&b)
 	w.start(w.engine)
 	for range devices {
 		e := w.export()

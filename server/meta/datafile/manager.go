@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -93,6 +94,8 @@ type Manager struct {
 
 	adding sync.Mutex
 	files  fileLocks
+
+	copiesKnown atomic.Bool // the catalog has schema.FormatCopies
 
 	mu     sync.Mutex
 	closed bool

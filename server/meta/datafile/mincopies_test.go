@@ -1,9 +1,12 @@
 package datafile
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"reflect"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,14 +39,6 @@ func TestFewCopies(t *testing.T) {
 		w.exports[0].SetDown(true)
 		time.Sleep(10 * time.Second)
 
-		row, ok, err := w.newFile(6, policy, nil, nil)
-		if want := [][]bool{{true}, {false}}; !ok || err != nil || !reflect.DeepEqual(present(row), want) || row.Width != 1 {
-			t.Fatalf("a new file: %+v, %v, %v", row, ok, err)
-		}
-		if row.GoodCopies(0) != 1 || !w.hasFill(6) || len(row.Copies(layout.CopyStale)) != 0 {
-			t.Errorf("a new file: %v, a fill row: %v", states(row), w.hasFill(6))
-		}
-		w.put(row, 0, []byte("new"))
 		began := time.Now()
 		grown, err := w.m.Assign(t.Context(), 5, w.inode(5, policy), unit, 1, session, false, nil, nil)
 		if want := [][]bool{{true, true}, {true, false}}; err != nil || !reflect.DeepEqual(present(grown), want) || !w.hasFill(5) {
@@ -52,6 +47,14 @@ func TestFewCopies(t *testing.T) {
 		if took := time.Since(began); took > 0 {
 			t.Errorf("that took %v", took)
 		}
+		row, ok, err := w.newFile(6, policy, nil, nil)
+		if want := [][]bool{{true}, {false}}; !ok || err != nil || !reflect.DeepEqual(present(row), want) || row.Width != 1 {
+			t.Fatalf("a new file: %+v, %v, %v", row, ok, err)
+		}
+		if row.GoodCopies(0) != 1 || !w.hasFill(6) || len(row.Copies(layout.CopyStale)) != 0 {
+			t.Errorf("a new file: %v, a fill row: %v", states(row), w.hasFill(6))
+		}
+		w.put(row, 0, []byte("new"))
 		gone := w.file(7, policy, 1)
 		if w.remove(7); !w.hasFill(7) || !gone.Incomplete() { // the service deletes that row
 			t.Error("a file to be removed has all copies")
@@ -96,6 +99,119 @@ func TestFewCopies(t *testing.T) {
 		w.check()
 		w.remove(5)
 		w.remove(6)
+		calm()
+		w.check()
+	})
+}
+
+// watched is an engine that shows batches before they are committed.
+type watched struct {
+	catalog.Engine
+	see func(*catalog.Batch)
+}
+
+func (e *watched) Commit(ctx context.Context, b *catalog.Batch) error {
+	e.see(b)
+	return e.Engine.Commit(ctx, b)
+}
+
+// TestFormatOfCopies: the catalog gets schema.FormatCopies once, before a row has what only that format has, and no row
+// gets it while there is a service that does not know the format.
+func TestFormatOfCopies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		calm()
+		if err := w.m.Close(); err != nil {
+			t.Fatal(err)
+		}
+		format := func() int {
+			var volume schema.Volume
+			if raw, err := w.engine.Get(t.Context(), schema.KeyVolume); err != nil || schema.Decode(raw, &volume) != nil {
+				t.Fatalf("volume row %x, %v", raw, err)
+			}
+			return volume.Format
+		}
+		var raised atomic.Int64
+		engine := &watched{w.engine, func(b *catalog.Batch) {
+			for _, row := range b.Puts {
+				switch row.Key[0] {
+				case schema.KeyVolume[0]:
+					raised.Add(1)
+				case schema.PrefixLayout:
+					var l schema.Layout
+					if err := schema.Decode(row.Value, &l); err != nil || l.FewCopies() && format() != schema.FormatCopies {
+						t.Errorf("%+v in a catalog of format %d, %v", l, format(), err)
+					}
+				}
+			}
+		}}
+		w.start(engine)
+		calm()
+		two := layout.Policy{StripeCount: 1, Mirrors: 2}
+		both := two
+		both.MinCopies = 2
+		assign := func(id layout.FileID, policy layout.Policy) error {
+			_, err := w.m.Assign(t.Context(), id, w.inode(id, policy), 0, 1, session, false, nil, nil)
+			return err
+		}
+		refused := func(id layout.FileID, policy layout.Policy) {
+			t.Helper()
+			if _, ok, _ := w.newFile(id, policy, nil, nil); ok {
+				t.Errorf("%d is made", id)
+			}
+			old := (*schema.MemberError)(nil)
+			if err := assign(id, policy); !errors.As(err, &old) || old.Address != "old:7049" || old.Format != schema.FormatCopies {
+				t.Errorf("%d: %v", id, err)
+			}
+			if raw, err := w.engine.Get(t.Context(), schema.LayoutKey(id)); err == nil {
+				t.Errorf("%d has layout row %x", id, raw)
+			}
+		}
+		var b catalog.Batch
+		b.Put(schema.MemberKey([16]byte{1}), schema.Encode(&schema.Member{Address: "old:7049", Format: schema.FormatCopies - 1}))
+		w.commit(&b)
+		refused(5, both)
+		if _, ok, err := w.newFile(6, two, nil, nil); !ok || err != nil {
+			t.Errorf("a file with all copies: %v, %v", ok, err)
+		}
+		w.exports[0].SetDown(true)
+		time.Sleep(10 * time.Second)
+		for id := range layout.FileID(2 * testPool) { // nothing that was taken is lost
+			refused(10+id, two)
+		}
+		if raised.Load() != 0 {
+			t.Errorf("raised %d times", raised.Load())
+		}
+
+		b.Reset()
+		b.Delete(schema.MemberKey([16]byte{1}))
+		w.commit(&b)
+		var all sync.WaitGroup
+		for id := range layout.FileID(testPool) {
+			all.Go(func() { // ends at once
+				if err := assign(10+id, two); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		time.Sleep(10 * time.Second) // until the pool is full
+		if row, ok, err := w.newFile(20, two, nil, nil); !ok || err != nil || !row.FewCopies() {
+			t.Errorf("a new file: %+v, %v, %v", row, ok, err)
+		}
+		if n := raised.Load(); n < 1 || format() != schema.FormatCopies {
+			t.Errorf("raised %d times, format %d", n, format())
+		}
+		n := raised.Load()
+		if err := w.m.Close(); err != nil {
+			t.Fatal(err)
+		}
+		w.start(engine)
+		time.Sleep(10 * time.Second)
+		if err := assign(21, two); err != nil || raised.Load() != n {
+			t.Errorf("after a restart: %v, raised %d times more", err, raised.Load()-n)
+		}
+		w.exports[0].SetDown(false)
 		calm()
 		w.check()
 	})

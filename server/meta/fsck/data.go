@@ -190,6 +190,11 @@ func (c *checker) checkLayouts(ctx context.Context) error {
 		if why := c.badLayout(&row); why != "" {
 			return c.found(ctx, Problem{Kind: BadLayout, Inode: id, Detail: why}, nil)
 		}
+		if row.FewCopies() {
+			if err := c.checkFormat(ctx, schema.FormatCopies); err != nil {
+				return err
+			}
+		}
 		for j := range row.Mirrors[0] {
 			if row.GoodCopies(j) == 0 {
 				p := Problem{Kind: NoGoodCopy, Inode: id, Detail: fmt.Sprintf("column %d", j)}

@@ -62,7 +62,7 @@ const (
 	Owner          Kind = "wrong-owner"       // of a data file: set
 	BeyondSize     Kind = "data-beyond-size"  // a data file is longer than the file: the file's size is raised
 	ForeignFile    Kind = "foreign-file"      // something else among the data files: left
-	Format         Kind = "wrong-format"      // there are namespaces, of which the catalog's format does not tell: raised
+	Format         Kind = "wrong-format"      // there is what only later formats of catalogs have: raised
 	NamespaceRow   Kind = "missing-namespace" // the row that says how a namespace is cut: made anew as the label has it
 	Label          Kind = "wrong-label"       // of a namespace: both copies are written anew
 )

@@ -747,21 +747,38 @@ var damages = []damage{
 		left: true,
 	},
 	{
-		name: "a copy that is to be made, without a fill row",
+		name: "a copy that is to be made, without a fill row, in a format that has none",
 		do: func(w *tree) {
 			w.do(func(b *catalog.Batch) {
 				w.changeLayout(b, small, func(row *schema.Layout) {
 					row.Mirrors = append(row.Mirrors, []schema.DataFile{schema.Absent()})
-					row.MinCopies = 1
 				})
 			})
 		},
-		want: map[Kind]int64{FillRow: 1},
+		want: map[Kind]int64{FillRow: 1, Format: 1},
 		repair: func(w *tree) {
-			if r := w.check(false); r.Copies != 1 || w.layout(small).MinCopies != 1 {
-				w.t.Errorf("%d copies are to be made; %+v", r.Copies, w.layout(small))
+			if r := w.check(false); r.Copies != 1 {
+				w.t.Errorf("%d copies are to be made", r.Copies)
 			}
 		},
+	},
+	{
+		name: "min_copies in a format that has none",
+		do: func(w *tree) {
+			w.do(func(b *catalog.Batch) {
+				w.changeLayout(b, small, func(row *schema.Layout) { row.MinCopies = 1 })
+			})
+		},
+		want: map[Kind]int64{Format: 1},
+	},
+	{
+		name: "a directory with min_copies in a format that has none",
+		do: func(w *tree) {
+			w.do(func(b *catalog.Batch) {
+				w.change(b, dirA, func(row *schema.Inode) { row.Policy.MinCopies = 2 })
+			})
+		},
+		want: map[Kind]int64{Format: 1},
 	},
 	{
 		name: "a good copy without a data file",

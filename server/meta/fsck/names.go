@@ -24,6 +24,9 @@ func (c *checker) checkInodes(ctx context.Context) error {
 			return err
 		}
 		c.remember(schema.IDOf(key), &row)
+		if row.Policy.MinCopies != 0 {
+			return c.checkFormat(ctx, schema.FormatCopies)
+		}
 		return nil
 	})
 	if err != nil {

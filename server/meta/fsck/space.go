@@ -55,7 +55,7 @@ func (c *checker) checkLabels(ctx context.Context) error {
 		if d.ns == nil {
 			continue
 		}
-		if err := c.checkFormat(ctx); err != nil {
+		if err := c.checkFormat(ctx, schema.FormatNamespaces); err != nil {
 			return err
 		}
 		if err := c.call(ctx, d, func(ctx context.Context) error { return c.checkLabel(ctx, d) }); err != nil {
@@ -65,12 +65,12 @@ func (c *checker) checkLabels(ctx context.Context) error {
 	return nil
 }
 
-// checkFormat sees to it that programs which do not know namespaces leave the catalog alone.
-func (c *checker) checkFormat(ctx context.Context) error {
-	if schema.HasNamespaces(c.volume.Format) {
+// checkFormat sees to it that programs which do not know a format leave the catalog alone: it has what that is for.
+func (c *checker) checkFormat(ctx context.Context, needed int) error {
+	format := schema.Raised(c.volume.Format, needed)
+	if format == c.volume.Format {
 		return nil
 	}
-	format := schema.WithNamespaces(c.volume.Format)
 	p := Problem{Kind: Format, Detail: fmt.Sprintf("%d, want %d", c.volume.Format, format)}
 	c.volume.Format = format // told once
 	return c.found(ctx, p, func(b *catalog.Batch) error {

@@ -90,4 +90,10 @@
 // namespace is free, or one data file has it, or it is condemned, and a batch that takes it from one to the other changes all rows that
 // say so. The batch that adds the first such device raises the catalog's format to [FormatNamespaces], since earlier versions would not
 // know whose bytes those are. A catalog without one stays as it is.
+//
+// # Copies
+//
+// A layout may have absent copies that are to be made, and policies and layouts may have MinCopies. Earlier versions forget
+// to make these copies, and cannot read these rows. So the catalog has [FormatCopies] before the first such row is
+// committed (Raise).
 package schema

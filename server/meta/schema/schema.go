@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/vmihailenco/msgpack/v5"
 
@@ -90,15 +91,16 @@ const (
 	SpaceCondemned        // units that are condemned
 )
 
-// Format is the version of what the package comment describes, FormatNamespaces that of a catalog which has, or had, devices that
-// are NVMe namespaces, and FormatShards that of a volume with several shards; a catalog of another one is refused, but for those three without
-// usage (from formatBefore on): the service that opens one counts it, and raises its format by addUsage.
+// Formats of catalogs. Each may have what the ones before it have, and needs a program that knows it. Catalogs without
+// usage have formats from formatBefore on, by addUsage lower than with it: the service that opens one counts its usage,
+// and raises its format.
 const (
-	Format           = 6
-	FormatNamespaces = 7
-	FormatShards     = 8
+	Format           = 6 // what the package comment describes, without what the others add
+	FormatNamespaces = 7 // it has, or had, devices that are NVMe namespaces
+	FormatShards     = 8 // it has, or had, several shards
+	FormatCopies     = 9 // policies and layouts with MinCopies, and layouts with absent copies that are to be made
 
-	FormatNewest = FormatShards // that this program knows
+	FormatNewest = FormatCopies // that this program knows
 
 	formatBefore = 3
 	addUsage     = Format - formatBefore
@@ -119,20 +121,13 @@ func CheckFormat(format int) error {
 // CountsUsage reports whether a catalog of this format has the rows of usage.
 func CountsUsage(format int) bool { return format >= Format }
 
-// HasNamespaces reports whether a catalog of this format may have devices that are NVMe namespaces.
-func HasNamespaces(format int) bool {
-	return format >= FormatNamespaces || !CountsUsage(format) && WithUsage(format) >= FormatNamespaces
-}
-
-// WithNamespaces is the format of a catalog that had this one before it got such a device.
-func WithNamespaces(format int) int {
-	switch {
-	case HasNamespaces(format):
-		return format
-	case CountsUsage(format):
-		return FormatNamespaces
+// Raised is the format of a catalog that had this one before it got what another format is for: FormatNamespaces or
+// FormatShards, or, if it has usage, any.
+func Raised(format, to int) int {
+	if !CountsUsage(format) {
+		to -= addUsage
 	}
-	return FormatNamespaces - addUsage
+	return max(format, to)
 }
 
 // WithUsage is the format of a catalog that had this one before it got the rows of usage.
@@ -348,6 +343,17 @@ func (l *Layout) Copies(state layout.CopyState) []metarpc.CopyRef {
 		}
 	}
 	return refs
+}
+
+// FewCopies reports whether the row has what only FormatCopies has: MinCopies, or absent copies that are to be made.
+func (l *Layout) FewCopies() bool {
+	mirrors := l.Mirrors
+	if l.Moving {
+		mirrors = mirrors[:len(mirrors)-1]
+	}
+	return l.MinCopies != 0 || slices.ContainsFunc(mirrors, func(files []DataFile) bool {
+		return slices.ContainsFunc(files, func(file DataFile) bool { return file.IsAbsent() })
+	})
 }
 
 // GoodCopies is how many good copies a column has.

@@ -205,9 +205,14 @@ func TestShards(t *testing.T) {
 		t.Error("a shard has its owner still")
 	}
 	// And back to one, which takes as little.
-	one, err := Import(t.Context(), bytes.NewReader(export(t, b, KindExport)), ImportConfig{Engine: memory.New(), Shards: 1})
+	d := memory.New()
+	one, err := Import(t.Context(), bytes.NewReader(export(t, b, KindExport)), ImportConfig{Engine: d, Shards: 1})
 	if err != nil || one.Volume.ShardCount() != 1 || one.Volume.Format != schema.FormatShards || one.Sessions != 0 {
 		t.Errorf("%+v, %v", one, err)
+	}
+	again, err := Import(t.Context(), bytes.NewReader(export(t, d, KindExport)), ImportConfig{Engine: memory.New(), Shards: 4})
+	if err != nil || again.Volume.Shards != 4 || again.Volume.Format != schema.FormatShards {
+		t.Errorf("%+v, %v", again, err)
 	}
 	// The same number as before leaves everything as it is.
 	c := memory.New()

@@ -101,9 +101,7 @@ func (im *importing) prepare(ctx context.Context) error {
 	}
 	if im.cfg.Shards != 0 && im.cfg.Shards != im.volume.ShardCount() {
 		im.reshard = true
-		if im.volume.ShardCount() == 1 {
-			im.volume.Format += schema.FormatShards - schema.Format
-		}
+		im.volume.Format = schema.Raised(im.volume.Format, schema.FormatShards)
 		im.volume.Shards = im.cfg.Shards
 		im.row = schema.Encode(&im.volume)
 	}

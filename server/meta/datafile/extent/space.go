@@ -54,8 +54,8 @@ func Add(ctx context.Context, engine catalog.Engine, b *catalog.Batch, id layout
 		return fmt.Errorf("volume row: %w: %w", catalog.ErrCorrupt, err)
 	}
 	b.GuardEqual(schema.KeyVolume, raw)
-	if !schema.HasNamespaces(volume.Format) {
-		volume.Format = schema.WithNamespaces(volume.Format)
+	if format := schema.Raised(volume.Format, schema.FormatNamespaces); format != volume.Format {
+		volume.Format = format
 		if err := schema.RaiseFormat(ctx, engine, b, volume.Format); err != nil {
 			return err
 		}
