@@ -80,6 +80,8 @@ type Files interface {
 	// Fillable reports whether StartFill would find something to fill now. Copies that are pinned do not move; as long as they are,
 	// nothing takes their places.
 	Fillable(ctx context.Context, id layout.FileID, pinned []metarpc.CopyRef) (bool, error)
+	// MayFill returns those of the files for which Fillable may say so, asked for all of them together.
+	MayFill(ctx context.Context, ids []layout.FileID) ([]layout.FileID, error)
 	// StartFill begins, or goes on, to make new copies for those that are stale, and returns the layout and up to where copies that
 	// are being filled are full. Nobody has a layout for writing the file meanwhile.
 	StartFill(ctx context.Context, id layout.FileID, pinned []metarpc.CopyRef) (row schema.Layout, done int64, err error)

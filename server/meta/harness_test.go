@@ -535,6 +535,15 @@ func (f *fakeFiles) Fillable(_ context.Context, id layout.FileID, pinned []metar
 	return can && len(pinned) == 0, nil
 }
 
+func (f *fakeFiles) MayFill(ctx context.Context, ids []layout.FileID) (may []layout.FileID, err error) {
+	for _, id := range ids {
+		if can, _ := f.Fillable(ctx, id, nil); can {
+			may = append(may, id)
+		}
+	}
+	return may, nil
+}
+
 func (f *fakeFiles) StartFill(ctx context.Context, id layout.FileID, _ []metarpc.CopyRef) (row schema.Layout, done int64, err error) {
 	f.mu.Lock()
 	f.started++

@@ -265,6 +265,13 @@ func (s *Service) fillAll(from, to []byte) bool {
 			r.since, r.filesBefore, r.before = time.Now(), r.files.Load(), r.copied.Load()
 			s.log.Warn("copies of mirrored files are out of date, and are made anew")
 		}
+		ids, err := s.cfg.Files.MayFill(s.ctx, ids)
+		if err != nil {
+			if s.ctx.Err() == nil {
+				s.log.Warn("it cannot be found out which copies can be made now", "error", err)
+			}
+			return false
+		}
 		for _, id := range ids {
 			if err := s.fillFile(s.ctx, id); err != nil && !errors.Is(err, errFilled) && s.ctx.Err() == nil {
 				s.log.Warn("new copies cannot be made now", "inode", id, "error", err)

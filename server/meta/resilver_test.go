@@ -239,6 +239,40 @@ func TestFillTurns(t *testing.T) {
 	})
 }
 
+// TestFillAsks: what is known of all files of a page is not asked again for each, as long as they cannot be filled.
+func TestFillAsks(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		c := h.client()
+		defer renewing(c)()
+		const files = 2*fillPage + 10
+		var asked atomic.Int64
+		h.files.mu.Lock()
+		h.files.fillable = func(layout.FileID) bool {
+			asked.Add(1)
+			return false
+		}
+		h.files.mu.Unlock()
+		for i := range layout.FileID(files) {
+			put(t, h, schema.FillKey(1000+i), schema.Encode(&schema.Fill{}))
+		}
+		time.Sleep(resilverLook)
+		asked.Store(0)
+		time.Sleep(10 * resilverLook)
+		if n := asked.Load(); n != 10*files {
+			t.Errorf("it is asked %d times of %d files", n, files)
+		}
+		f := writtenBy(c, "f")
+		h.files.mu.Lock()
+		h.files.fillable = func(id layout.FileID) bool { return id == f }
+		h.files.mu.Unlock()
+		h.degrade(1<<20, f)
+		time.Sleep(time.Second)
+		if raw, _ := h.engine.Get(t.Context(), schema.FillKey(f)); raw != nil {
+			t.Error("one that can be filled is not")
+		}
+	})
+}
+
 // TestWaiting: what files with too few copies wait for is counted again and again, however many there are, and told.
 func TestWaiting(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host) {

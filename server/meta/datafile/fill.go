@@ -142,7 +142,7 @@ func (m *Manager) replaceStale(ctx context.Context, id layout.FileID) error {
 	}
 	taken := map[copyPlace]schema.DataFile{}
 	m.mu.Lock()
-	for at, d := range m.placesFor(&row) {
+	for at, d := range m.placesFor(&row, false) {
 		taken[at] = d.next()
 	}
 	m.mu.Unlock()
@@ -211,13 +211,50 @@ func (m *Manager) Fillable(ctx context.Context, id layout.FileID, pinned []metar
 	if err != nil {
 		return false, fmt.Errorf("copies of inode %d: %w", id, err)
 	}
-	begun, fits := m.goesOn(&row)
+	return m.fillable(&row, to, pinned, false), nil
+}
+
+// MayFill returns those of the files that Fillable does not deny, or has an error for, which it reads together. A pool
+// that is empty only now does not count. It waits as Fillable does.
+func (m *Manager) MayFill(ctx context.Context, ids []layout.FileID) ([]layout.FileID, error) {
+	if err := m.settleDoubts(ctx); err != nil {
+		return nil, fmt.Errorf("copies to be made: %w", err)
+	}
+	keys := make([][]byte, 0, 2*len(ids))
+	for _, id := range ids {
+		keys = append(keys, schema.LayoutKey(id), schema.MoveKey(id))
+	}
+	values, err := m.cfg.Engine.GetMany(ctx, keys)
+	if err != nil {
+		return nil, fmt.Errorf("layouts with copies to be made: %w", err)
+	}
+	var may []layout.FileID
+	for i, id := range ids {
+		var row schema.Layout
+		var move schema.Move
+		var bad error
+		if value := values[2*i]; value != nil {
+			bad = schema.Decode(value, &row)
+		}
+		if value := values[2*i+1]; value != nil {
+			bad = errors.Join(bad, schema.Decode(value, &move))
+		}
+		if bad != nil || m.fillable(&row, move.Device, nil, true) {
+			may = append(may, id)
+		}
+	}
+	return may, nil
+}
+
+// fillable is Fillable for a layout. With anyPool devices count whose pools are empty.
+func (m *Manager) fillable(row *schema.Layout, to layout.DeviceID, pinned []metarpc.CopyRef, anyPool bool) bool {
+	begun, fits := m.goesOn(row)
 	if !fits || row.Moving {
-		return fits && !m.leavesPinned(&row, to, pinned), nil
+		return fits && !m.leavesPinned(row, to, pinned)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return begun || len(m.placesFor(&row)) > 0 || len(m.movesFor(&row, pinned)) > 0 || m.movable(&row, to, pinned), nil
+	return begun || len(m.placesFor(row, anyPool)) > 0 || len(m.movesFor(row, pinned, anyPool)) > 0 || m.movable(row, to, pinned)
 }
 
 // Waiting counts what the copies wait for that files lack, and adds that to sum: known devices that are not up, or have
@@ -353,9 +390,9 @@ func (m *Manager) hasSource(row *schema.Layout, j int, now time.Time) bool {
 
 // placesFor finds devices for new data files in the places of the stale copies of a layout, and of those that are
 // absent: such as have no other copy of the same column, plenty of room rather than little, and few of the file's data
-// files, and are fit. Each has enough data files in its pool. The
-// column has a copy on a device that is fit, too. m.mu is held.
-func (m *Manager) placesFor(row *schema.Layout) map[copyPlace]*device {
+// files, and are fit. Each has enough data files in its pool, which does not count with anyPool. The column has a copy on
+// a device that is fit, too. m.mu is held.
+func (m *Manager) placesFor(row *schema.Layout, anyPool bool) map[copyPlace]*device {
 	now := time.Now()
 	usable, _, _ := m.usable(len(m.devices), func(d *device) bool { return d.fit(now) })
 	inFile := map[layout.DeviceID]int{}
@@ -386,7 +423,7 @@ func (m *Manager) placesFor(row *schema.Layout) map[copyPlace]*device {
 					continue
 				}
 				roomy = d.room() == plenty
-				if len(d.pool) == stock[d] {
+				if len(d.pool) == stock[d] && !anyPool {
 					d.demand = max(d.demand, stock[d]+1)
 					kick(d.refill)
 					continue

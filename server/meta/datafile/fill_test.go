@@ -5,11 +5,14 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
@@ -392,5 +395,106 @@ func TestFillNotFromStale(t *testing.T) {
 		if got := w.net.Data(after.Mirrors[2][0].Handle); !bytes.HasPrefix(got, []byte("newnew")) || bytes.Contains(got, []byte("old")) {
 			t.Errorf("the new copy has what is at its beginning %q, want what was written last", got[:6])
 		}
+	})
+}
+
+// asked is an engine that counts questions for rows.
+type asked struct {
+	catalog.Engine
+	n atomic.Int64
+}
+
+func (e *asked) Get(ctx context.Context, key []byte) ([]byte, error) {
+	e.n.Add(1)
+	return e.Engine.Get(ctx, key)
+}
+
+func (e *asked) GetMany(ctx context.Context, keys [][]byte) ([][]byte, error) {
+	e.n.Add(1)
+	return e.Engine.GetMany(ctx, keys)
+}
+
+// TestMayFill: MayFill says of many files at once what Fillable says of each, but that pools may be empty.
+func TestMayFill(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 5)
+		if err := w.m.Close(); err != nil {
+			t.Fatal(err)
+		}
+		engine := &asked{Engine: w.engine}
+		w.start(engine)
+		calm()
+		w.exports[0].SetDown(true)
+		w.exports[1].SetSpace(1<<40, 0, false)
+		if _, err := w.m.DrainDevice(t.Context(), w.device(2).id, false); err != nil {
+			t.Fatal(err)
+		}
+		calm()
+
+		var ids []layout.FileID
+		for id := layout.FileID(1000); id < 2000; id++ {
+			ids = append(ids, id)
+			var b catalog.Batch
+			switch rnd.IntN(20) {
+			case 0:
+				continue // it is gone
+			case 1:
+				b.Put(schema.LayoutKey(id), []byte{0xc1})
+				w.commit(&b)
+				continue
+			}
+			row := schema.Layout{StripeUnit: unit, Width: 1 + rnd.IntN(2), Mirrors: make([][]schema.DataFile, 1+rnd.IntN(3)), Moving: rnd.IntN(10) == 0}
+			for i := range row.Mirrors {
+				for range row.Width {
+					file := schema.DataFile{Device: w.device(rnd.IntN(5)).id, Number: 1, Handle: []byte{1}, State: layout.CopyState(rnd.IntN(3))}
+					if rnd.IntN(5) == 0 {
+						file = schema.Absent()
+					}
+					row.Mirrors[i] = append(row.Mirrors[i], file)
+				}
+			}
+			b.Put(schema.LayoutKey(id), schema.Encode(&row))
+			if rnd.IntN(10) == 0 {
+				b.Put(schema.MoveKey(id), schema.Encode(&schema.Move{Device: w.device(rnd.IntN(5)).id}))
+			}
+			w.commit(&b)
+		}
+		may := func() []layout.FileID {
+			t.Helper()
+			synctest.Wait()
+			engine.n.Store(0)
+			may, err := w.m.MayFill(t.Context(), ids)
+			if n := engine.n.Load(); err != nil || n != 1 {
+				t.Errorf("%d questions, %v", n, err)
+			}
+			return may
+		}
+		var can []layout.FileID
+		for _, id := range ids {
+			if ok, err := w.m.Fillable(t.Context(), id, nil); ok || err != nil {
+				can = append(can, id)
+			}
+		}
+		if got := may(); !slices.Equal(got, can) || len(can) < len(ids)/10 || len(can) > 9*len(ids)/10 {
+			t.Errorf("%d files may be filled, %d can:\n%v\n%v", len(got), len(can), got, can)
+		}
+		w.m.mu.Lock()
+		var pools [][]schema.DataFile
+		for _, d := range w.m.devices {
+			pools = append(pools, d.pool)
+			d.pool = nil
+		}
+		w.m.mu.Unlock()
+		if got := may(); !slices.Equal(got, can) {
+			t.Errorf("with empty pools %d files may be filled, %d can", len(got), len(can))
+		}
+		w.m.mu.Lock()
+		for i, d := range w.m.devices {
+			d.pool = pools[i]
+		}
+		w.m.mu.Unlock()
 	})
 }

@@ -83,8 +83,9 @@ func (m *Manager) Moving(ctx context.Context, from layout.FileID, limit int) (id
 	return ids, nil
 }
 
-// movesFor finds devices for the good copies of a layout that are on drained ones and not pinned, each column's first. m.mu is held.
-func (m *Manager) movesFor(row *schema.Layout, pinned []metarpc.CopyRef) map[int]*device {
+// movesFor finds devices for the good copies of a layout that are on drained ones and not pinned, each column's first. With anyPool
+// devices count whose pools are empty. m.mu is held.
+func (m *Manager) movesFor(row *schema.Layout, pinned []metarpc.CopyRef, anyPool bool) map[int]*device {
 	if row.Moving {
 		return nil
 	}
@@ -105,7 +106,7 @@ func (m *Manager) movesFor(row *schema.Layout, pinned []metarpc.CopyRef) map[int
 	}
 	with.Mirrors = append(append([][]schema.DataFile{}, row.Mirrors...), extra)
 	moves := map[int]*device{}
-	for at, d := range m.placesFor(&with) {
+	for at, d := range m.placesFor(&with, anyPool) {
 		if at.mirror == len(row.Mirrors) {
 			moves[at.column] = d
 		}
@@ -131,7 +132,7 @@ func (m *Manager) startMove(ctx context.Context, id layout.FileID, pinned []meta
 		}
 	} else {
 		m.mu.Lock()
-		for j, d := range m.movesFor(&row, pinned) {
+		for j, d := range m.movesFor(&row, pinned, false) {
 			taken[j] = d.next()
 		}
 		m.mu.Unlock()

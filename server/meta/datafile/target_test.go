@@ -370,7 +370,7 @@ func TestMovePinned(t *testing.T) {
 		}
 		calm()
 		w.m.mu.Lock()
-		all, unpinned := w.m.movesFor(&double, nil), w.m.movesFor(&double, refs(double.Mirrors[0][0]))
+		all, unpinned := w.m.movesFor(&double, nil, false), w.m.movesFor(&double, refs(double.Mirrors[0][0]), false)
 		w.m.mu.Unlock()
 		if len(all) != len(unpinned)+1 {
 			t.Errorf("%d of %d columns move off a drained device", len(unpinned), len(all))
