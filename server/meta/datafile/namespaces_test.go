@@ -40,10 +40,10 @@ type disks struct {
 	target *nvme.Target
 	paths  []string
 	files  []*nvme.File
-	sick   *sickness
+	sick   []*sickness
 }
 
-// sickness is what is wrong with the namespaces of a target.
+// sickness is what is wrong with a namespace.
 type sickness struct {
 	mu    sync.RWMutex // held while writes wait
 	write error        // what they answer
@@ -73,7 +73,7 @@ func (s *sickness) fail(err error) {
 
 func newDisks(t *testing.T, sizes ...int64) *disks {
 	t.Helper()
-	d := &disks{t: t, sick: &sickness{}}
+	d := &disks{t: t}
 	sub := nvme.Subsystem{NQN: testNQN, Serial: "1", AnyHost: true}
 	dir := t.TempDir()
 	for i, size := range sizes {
@@ -90,8 +90,8 @@ func newDisks(t *testing.T, sizes ...int64) *disks {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { file.Close() })
-		d.paths, d.files = append(d.paths, path), append(d.files, file)
-		sub.Namespaces = append(sub.Namespaces, nvme.Namespace{NSID: uint32(i + 1), Backing: sickFile{file, d.sick}, BlockSize: block, NGUID: [16]byte{byte(i + 1)}})
+		d.paths, d.files, d.sick = append(d.paths, path), append(d.files, file), append(d.sick, &sickness{})
+		sub.Namespaces = append(sub.Namespaces, nvme.Namespace{NSID: uint32(i + 1), Backing: sickFile{file, d.sick[i]}, BlockSize: block, NGUID: [16]byte{byte(i + 1)}})
 	}
 	target, err := nvme.New(nvme.Config{
 		Subsystems: []nvme.Subsystem{sub},
@@ -218,6 +218,9 @@ func (w *world) store(d *disks, id layout.FileID, ino schema.Inode, off int64, d
 		var written []metarpc.Written
 		for _, files := range s.Mirrors {
 			for j := range files {
+				if files[j].State == layout.CopyStale {
+					continue
+				}
 				col := layout.Column{}
 				if len(files) > 1 {
 					col = layout.Column{Unit: s.StripeUnit, Count: len(files), Index: j}
@@ -986,10 +989,10 @@ func TestNamespacePulse(t *testing.T) {
 		reachable     bool
 		begin, end    func(*disks)
 	}{
-		{"frozen", "does not answer", false, func(d *disks) { d.sick.mu.Lock() }, func(d *disks) { d.sick.mu.Unlock() }},
-		{"failing", "does not take a write", false, func(d *disks) { d.sick.fail(syscall.EIO) }, func(d *disks) { d.sick.fail(nil) }},
-		{"read-only", "not writable", true, func(d *disks) { d.sick.fail(syscall.EROFS) }, func(d *disks) { d.sick.fail(nil) }},
-		{"full", "not writable", true, func(d *disks) { d.sick.fail(syscall.ENOSPC) }, func(d *disks) { d.sick.fail(nil) }},
+		{"frozen", "does not answer", false, func(d *disks) { d.sick[0].mu.Lock() }, func(d *disks) { d.sick[0].mu.Unlock() }},
+		{"failing", "does not take a write", false, func(d *disks) { d.sick[0].fail(syscall.EIO) }, func(d *disks) { d.sick[0].fail(nil) }},
+		{"read-only", "not writable", true, func(d *disks) { d.sick[0].fail(syscall.EROFS) }, func(d *disks) { d.sick[0].fail(nil) }},
+		{"full", "not writable", true, func(d *disks) { d.sick[0].fail(syscall.ENOSPC) }, func(d *disks) { d.sick[0].fail(nil) }},
 		{"gone", "no answer", false, func(d *disks) { d.target.PortDown(1) }, func(d *disks) { d.target.PortUp(1) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -1014,6 +1017,73 @@ func TestNamespacePulse(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestNamespaceFewCopies: with one of two namespaces away files get the copies that can be had, and the others when it
+// is back.
+func TestNamespaceFewCopies(t *testing.T) {
+	t.Parallel()
+	w, d := newBlockWorld(t, 64*mib, 64*mib)
+	policy := layout.Policy{StripeUnit: mib, StripeCount: 2, Mirrors: 2}
+	data := pattern(0, 4*mib)
+	const older, newer = 1, 2
+	row := w.store(d, older, w.inode(older, policy), 0, data[:mib]) // of its two columns it has one
+	away := w.m.all()[1]
+	at := int(away.url().nsid - 1)
+	d.sick[at].fail(syscall.EIO)
+	w.eventually("one is down", func() bool { return !w.m.Devices(t.Context())[1].Reachable })
+	for i := range row.Mirrors {
+		if ref := row.Mirrors[i][0].Ref(); ref.Device == away.id {
+			if _, err := w.m.MarkStale(t.Context(), older, []metarpc.CopyRef{ref}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	w.store(d, older, w.inode(older, policy), mib, data[mib:])
+	w.store(d, newer, w.inode(newer, policy), 0, data)
+	for _, id := range []layout.FileID{older, newer} {
+		row := w.row(id)
+		if !row.FewCopies() || row.GoodCopies(0) != 1 || !w.m.OnNamespaces(row) || !w.hasFill(id) {
+			t.Fatalf("%d: %+v, a fill row: %v", id, row, w.hasFill(id))
+		}
+		good := slices.IndexFunc(row.Mirrors, func(files []schema.DataFile) bool { return files[0].State == layout.CopyGood })
+		if row.Mirrors[good][len(row.Mirrors[good])-1].State == layout.CopyGood && !bytes.Equal(w.get(d, row, good, 4*mib), data) {
+			t.Errorf("%d is something else", id)
+		}
+		if err := w.m.Fence(t.Context(), id); err != nil {
+			t.Error(err)
+		}
+		if can, err := w.m.Fillable(t.Context(), id, nil); can || err != nil {
+			t.Errorf("%d can be filled: %v, %v", id, can, err)
+		}
+	}
+
+	d.sick[at].fail(nil)
+	for _, id := range []layout.FileID{older, newer} {
+		w.eventually("it can be filled", func() bool {
+			kick(away.recheck)
+			can, err := w.m.Fillable(t.Context(), id, nil)
+			return can && err == nil
+		})
+		w.eventually("it is complete", func() bool {
+			if err := w.fill(id, mib, nil); err != nil {
+				t.Fatal(err)
+			}
+			row := w.row(id)
+			return !row.Incomplete()
+		})
+		for i := range 2 {
+			if !bytes.Equal(w.get(d, w.row(id), i, 4*mib), data) {
+				t.Errorf("mirror %d of %d is something else", i, id)
+			}
+		}
+		if w.hasFill(id) {
+			t.Errorf("%d has a fill row", id)
+		}
+		w.remove(id)
+	}
+	w.eventually("all is removed", func() bool { return w.m.GarbageCount(t.Context()) == 0 })
+	w.spaces(0)
 }
 
 func TestRemoveNamespace(t *testing.T) {

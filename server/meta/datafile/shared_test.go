@@ -45,6 +45,9 @@ type process struct {
 // newProcesses starts so many; the first one collects what dead ones leave.
 func newProcesses(t *testing.T, n int) []*process {
 	first := &world{t: t, engine: memory.New(), net: storetest.New()}
+	var b catalog.Batch
+	b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: schema.FormatShards, ID: volume, Shards: 16}))
+	first.commit(&b)
 	var all []*process
 	for i := range n {
 		w := first
@@ -61,7 +64,7 @@ func (w *world) member(id byte, collects bool) *process {
 	p := &process{world: w, id: [16]byte{id}}
 	p.alive.Store(true)
 	var b catalog.Batch
-	b.Put(schema.MemberKey(p.id), nil)
+	b.Put(schema.MemberKey(p.id), schema.Encode(&schema.Member{Format: schema.FormatNewest}))
 	w.commit(&b)
 	m, err := New(Config{
 		Engine: memberEngine{w.engine, schema.MemberKey(p.id)}, Volume: volume, Dial: w.net.Dial, PoolSize: testPool, Log: slog.New(slog.DiscardHandler),
@@ -300,6 +303,71 @@ func TestSharedDevices(t *testing.T) {
 }
 
 // Several processes are told of the same empty export at the same time: it becomes one device, with one label.
+// TestSharedFewCopies: processes make files, and others go on with them, while one of two data servers is away. The
+// catalog gets its format from one of them; when the data server is back another process makes the copies.
+func TestSharedFewCopies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ps := newProcesses(t, 3)
+		for range 2 {
+			ps[0].add(ps[0])
+		}
+		for _, p := range ps {
+			p.exports = ps[0].exports
+		}
+		calm()
+		ps[0].exports[0].SetDown(true)
+		time.Sleep(10 * time.Second)
+		policy := layout.Policy{StripeUnit: unit, StripeCount: 2, Mirrors: 2}
+		var work sync.WaitGroup
+		for i, p := range ps {
+			work.Go(func() { // ends with its files
+				for n := range layout.FileID(testPool) {
+					id := layout.FileID(100*i) + n + 1
+					if row := p.file(id, policy, 1); row.GoodCopies(0) != 1 || !p.hasFill(id) {
+						t.Errorf("%d: %v", id, states(row))
+					}
+				}
+			})
+		}
+		work.Wait()
+		var volume schema.Volume
+		if raw, err := ps[0].engine.Get(t.Context(), schema.KeyVolume); err != nil || schema.Decode(raw, &volume) != nil || volume.Format != schema.FormatCopies {
+			t.Errorf("%+v, %v", volume, err)
+		}
+		ps[0].exports[0].SetDown(false)
+		ps[1].die()
+		calm()
+		// The first one goes on with what the second one has made, and the third one fills it.
+		for n := range layout.FileID(testPool) {
+			id := 100 + n + 1
+			row, err := ps[0].m.Assign(t.Context(), id, ps[0].inode(id, policy), unit, 1, session, false, nil, nil)
+			if err != nil {
+				t.Fatalf("%d: %v", id, err)
+			}
+			ps[0].put(row, 0, make([]byte, 2*unit))
+		}
+		for i := range ps {
+			for n := range layout.FileID(testPool) {
+				id := layout.FileID(100*i) + n + 1
+				if may, err := ps[2].m.MayFill(t.Context(), []layout.FileID{id}); len(may) != 1 || err != nil {
+					t.Errorf("%d may be filled: %v, %v", id, may, err)
+				}
+				if err := ps[2].fill(id, unit, nil); err != nil {
+					t.Fatal(err)
+				}
+				row := ps[2].layoutOf(id)
+				if row.Incomplete() || ps[2].hasFill(id) {
+					t.Errorf("%d is not complete: %v", id, states(row))
+				}
+				ps[2].equalCopies(row)
+				time.Sleep(10 * time.Second) // until the pools are full
+			}
+		}
+		calm()
+		checkAll(ps[0], ps[2])
+	})
+}
+
 func TestSharedAdd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ps := newProcesses(t, 3)
