@@ -302,7 +302,6 @@ func TestSharedDevices(t *testing.T) {
 	})
 }
 
-// Several processes are told of the same empty export at the same time: it becomes one device, with one label.
 // TestSharedFewCopies: processes make files, and others go on with them, while one of two data servers is away. The
 // catalog gets its format from one of them; when the data server is back another process makes the copies.
 func TestSharedFewCopies(t *testing.T) {
@@ -368,6 +367,7 @@ func TestSharedFewCopies(t *testing.T) {
 	})
 }
 
+// Several processes are told of the same empty export at the same time: it becomes one device, with one label.
 func TestSharedAdd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ps := newProcesses(t, 3)
