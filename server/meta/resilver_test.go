@@ -255,7 +255,7 @@ func TestFillAsks(t *testing.T) {
 		for i := range layout.FileID(files) {
 			put(t, h, schema.FillKey(1000+i), schema.Encode(&schema.Fill{}))
 		}
-		time.Sleep(resilverLook)
+		time.Sleep(resilverLook + resilverLook/2) // between two passes
 		asked.Store(0)
 		time.Sleep(10 * resilverLook)
 		if n := asked.Load(); n != 10*files {
