@@ -24,12 +24,11 @@ import (
 )
 
 const (
-	// A call that has no answer after firstGap is made of the next member, too, after lastGap once all have been asked,
-	// and each of them gets maxPatience to answer. So a cluster that is slow is waited for, and one that has a leader
-	// again is asked soon: what was asked before may never be answered, as a member forgets it when it loses the
-	// leader. All calls can be made again.
-	firstGap    = time.Second
-	lastGap     = 2 * time.Second
+	// A call that has no answer after gap is made of the next member, too, and again after each gap; each of them gets
+	// maxPatience to answer. So a cluster that is slow is waited for, and one that has a leader again is asked soon,
+	// also if the next member is still away: what was asked before may never be answered, as a member forgets it when it
+	// loses the leader. All calls can be made again.
+	gap         = time.Second
 	maxPatience = 8 * time.Second
 
 	// patience is what a member gets for a call that is made of one at a time. The next one gets longer, up to
@@ -51,7 +50,8 @@ type cluster struct {
 	id      atomic.Uint64 // of the cluster; 0 until a member has answered
 
 	mu    sync.Mutex
-	since time.Time // of the first failure since the last success; zero if there was none
+	since time.Time     // of the first failure since the last success; zero if there was none
+	back  chan struct{} // closed, and replaced, when there is a success after failures
 }
 
 type member struct {
@@ -64,7 +64,7 @@ type member struct {
 }
 
 func dial(cfg Config) *cluster {
-	c := &cluster{log: cfg.Logger}
+	c := &cluster{log: cfg.Logger, back: make(chan struct{})}
 	scheme := "http://"
 	if cfg.TLS != nil {
 		scheme = "https://"
@@ -140,7 +140,7 @@ func once[R answer](ctx context.Context, c *cluster, at int32, call func(context
 	if err != nil {
 		return resp, fmt.Errorf("etcd member %s: %w", m.endpoint, refine(err))
 	}
-	c.worked(m)
+	c.worked(at)
 	return resp, nil
 }
 
@@ -159,7 +159,8 @@ func try[R answer](ctx context.Context, c *cluster, failed int, call func(contex
 
 // ask makes a call again and again, of one member after the other, until there is an answer or ctx ends. Several
 // members may have the call at a time, and may carry it out, or do so later; repeated says that it was made more than
-// once.
+// once. When a member has answered another call after none had, it gets this one at once; the next time only after a
+// gap, as what it has answered may be what takes no leader.
 func ask[R answer](ctx context.Context, c *cluster, call func(context.Context, pb.KVClient) (R, error)) (resp R, repeated bool, err error) {
 	type outcome struct {
 		resp R
@@ -169,10 +170,12 @@ func ask[R answer](ctx context.Context, c *cluster, call func(context.Context, p
 	asking, cancel := context.WithCancel(ctx)
 	defer cancel() // of the calls that are not waited for any more
 	outcomes := make(chan outcome)
-	next := time.NewTimer(firstGap)
+	next := time.NewTimer(gap)
 	defer next.Stop()
 	err = errUnclear
+	hurried := false
 	for made := 1; ; made++ {
+		back := c.answers()
 		at := c.current.Load()
 		go func() { // makes one call; ends with it, or soon after asking
 			limited, cancel := context.WithTimeout(asking, maxPatience)
@@ -193,29 +196,40 @@ func ask[R answer](ctx context.Context, c *cluster, call func(context.Context, p
 					next.Reset(c.pause(made))
 				}
 			case <-next.C:
-				waiting = false
+				c.failed(at, err)
+				waiting, hurried = false, false
+			case <-back:
+				if back = nil; !hurried {
+					waiting, hurried = false, true
+				}
 			case <-ctx.Done():
 				return resp, true, fmt.Errorf("%w: %w", ctx.Err(), err)
 			}
 		}
-		c.failed(at, err)
 		repeated = true
-		if made < len(c.members) {
-			next.Reset(firstGap)
-		} else {
-			next.Reset(lastGap)
-		}
+		next.Reset(gap)
 	}
 }
 
-// worked notes that a member has answered.
-func (c *cluster) worked(m *member) {
+// answers returns what is closed when a member answers after failures.
+func (c *cluster) answers() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.since.IsZero() {
-		c.log.Info("catalog: etcd answers again", "member", m.endpoint, "after", time.Since(c.since).Round(time.Millisecond))
-		c.since = time.Time{}
+	return c.back
+}
+
+// worked notes that a member has answered. After failures calls go to it.
+func (c *cluster) worked(at int32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.since.IsZero() {
+		return
 	}
+	c.log.Info("catalog: etcd answers again", "member", c.members[at].endpoint, "after", time.Since(c.since).Round(time.Millisecond))
+	c.since = time.Time{}
+	c.current.Store(at)
+	close(c.back)
+	c.back = make(chan struct{})
 }
 
 // failed turns to the next member unless another call has already.
