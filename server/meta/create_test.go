@@ -236,7 +236,7 @@ func TestCreateLayoutRange(t *testing.T) {
 	c, other := h.client(), h.client()
 	dir := c.mkdir(layout.RootID, "d")
 	must[metarpc.Empty](c, metarpc.OpSetXattr, &metarpc.XattrArgs{ID: dir, Name: xattrLayout, Value: []byte("mirrors=2")})
-	recalled := make(chan metarpc.LayoutRecallArgs, 1)
+	recalled := make(chan metarpc.LayoutRecallArgs, 10)
 	c.recall = func(a *metarpc.LayoutRecallArgs) metarpc.Status {
 		recalled <- *a
 		return metarpc.StatusOK
@@ -246,9 +246,7 @@ func TestCreateLayoutRange(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	other.open(r.Attr.ID)
-	if _, err := other.layout(r.Attr.ID, 0, 1); err != nil {
-		t.Fatal(err)
-	}
+	must[metarpc.LayoutResult](other, metarpc.OpLayoutGet, rw(r.Attr.ID))
 	if a := <-recalled; a.ID != r.Attr.ID || a.Off != 0 {
 		t.Errorf("recalled: %+v", a)
 	}

@@ -1180,10 +1180,15 @@ func ask[R any](c *client, op metarpc.Op, args any) (R, error) {
 	return r, err
 }
 
-// must makes a call that is to succeed.
+// must makes a call that is to succeed. As clients do, it asks again for a layout that another client, which the machine
+// may not have let run, has not given back within layoutWait.
 func must[R any](c *client, op metarpc.Op, args any) R {
 	c.t.Helper()
 	r, err := ask[R](c, op, args)
+	for end := time.Now().Add(20 * time.Second); statusOf(err) == metarpc.StatusLayoutUnavailable && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+		r, err = ask[R](c, op, args)
+	}
 	if err != nil {
 		c.t.Fatal(err)
 	}
