@@ -465,11 +465,11 @@ func TestANA(t *testing.T) {
 func TestKeepAlive(t *testing.T) {
 	t.Parallel()
 	tgt := startTarget(t, testConfig(t, t.TempDir()))
-	silent := newHost(t, tgt.Addr(1), hostOptions{kato: 300 * time.Millisecond})
+	silent := newHost(t, tgt.Addr(1), hostOptions{kato: 2 * time.Second})
 	silentQueue := silent.queue(1, 8)
 	busy := newHost(t, tgt.Addr(1), hostOptions{kato: 3 * time.Second})
 	q := busy.queue(1, 8)
-	// I/O counts as keep alive. More than twice the time goes by.
+	// I/O counts as keep alive. More than twice the time goes by, for either.
 	for range 70 {
 		q.ok(read(1, 0, 1, 512), nil, nil)
 		time.Sleep(100 * time.Millisecond)
