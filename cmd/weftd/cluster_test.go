@@ -138,7 +138,7 @@ func (w *clusterWorld) reach(addr string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	nc.SetDeadline(time.Now().Add(30 * time.Second))
+	nc.SetDeadline(time.Now().Add(2 * time.Minute)) // for all of a test, also on a busy machine
 	if w.tls == nil {
 		return nc, nil
 	}
