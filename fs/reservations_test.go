@@ -266,9 +266,9 @@ func TestPlacesReclaimed(t *testing.T) {
 	r.wantRead(id, 0, 100, []byte("headrecord"))
 }
 
-// A restarted service is not told of a place where nothing is written: the append takes another one. The session may have
-// been unknown to the service as one that appends, so that another mount has appended there under a lease. If the place
-// was recalled, the file may have been truncated since.
+// A restarted service is not told of a place where nothing is written: the append takes another one. The service may not
+// have known that the session appends, so that another mount has appended there under a lease. If the place was
+// recalled, the file may have been truncated since.
 func TestPlaceNotBegunNotReclaimed(t *testing.T) {
 	for _, recalled := range []bool{false, true} {
 		t.Run(fmt.Sprintf("recalled=%v", recalled), func(t *testing.T) {
