@@ -391,7 +391,7 @@ func TestFull(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Compact(t.Context(), resp.Header.Revision); err != nil {
+	if _, err := m.Compact(t.Context(), resp.Header.Revision, clientv3.WithCompactPhysical()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := m.Defragment(t.Context(), m.Endpoints()[0]); err != nil {
