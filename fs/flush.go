@@ -383,6 +383,9 @@ func (fs *FS) tell(ctx context.Context, reports []report, provisional bool) (out
 	for _, r := range reports {
 		i := r.i
 		i.mu.Lock()
+		if provisional {
+			r = i.report() // a place that was written since is told by its end alone, if it is of an earlier instance
+		}
 		if len(r.written) > 0 {
 			r.written = i.untold() // others may have told it since, and answered a recall
 		}

@@ -299,20 +299,43 @@ func TestPlaceNotBegunNotReclaimed(t *testing.T) {
 	}
 }
 
+// An append that ends after it was found out what a restarted service is to be told, and before it is told, is told as
+// written: the service does not know the place's number, and would give the place to others.
+func TestPlaceWrittenWhileTold(t *testing.T) {
+	s := newService(1, 64<<10)
+	r, id, _ := reserving(t, s)
+	i := r.peek(id)
+	i.mu.Lock()
+	before := i.report()
+	i.mu.Unlock()
+	r.want(<-r.startAppend(id, "record"), 0, "append")
+	var end int64
+	r.onCommit(func(_ context.Context, reports []metarpc.SizeReport) { end = reports[0].End })
+	if _, err := r.tell(t.Context(), []report{before}, true); err != nil {
+		t.Fatal(err)
+	}
+	r.onCommit(nil)
+	if want := int64(len("headrecord")); end != want {
+		t.Errorf("the service is told of %d bytes, want %d", end, want)
+	}
+}
+
+// onCommit has f called with what the service is told.
+func (r *rig) onCommit(f func(context.Context, []metarpc.SizeReport)) {
+	r.m.s.mu.Lock()
+	defer r.m.s.mu.Unlock()
+	r.m.commit = f
+}
+
 // reclaimedPlaces restarts the service and returns the places that it is told of.
 func (r *rig) reclaimedPlaces() (told []metarpc.Place) {
-	commit := func(f func(context.Context, []metarpc.SizeReport)) {
-		r.m.s.mu.Lock()
-		defer r.m.s.mu.Unlock()
-		r.m.commit = f
-	}
-	commit(func(_ context.Context, reports []metarpc.SizeReport) {
+	r.onCommit(func(_ context.Context, reports []metarpc.SizeReport) {
 		for _, rep := range reports {
 			told = append(told, rep.Reserved...)
 		}
 	})
 	r.OnReset(context.Background(), 0, false)
-	commit(nil)
+	r.onCommit(nil)
 	return told
 }
 
