@@ -76,9 +76,8 @@
 // The service keeps a place until it hears that it is written, or given up: from the next Reserve, a report, or at once
 // if it has asked. Until then nobody is shown what lies behind it. So such a write says nothing of the size known here:
 // others may be about to write in front of it, and whoever reads on asks the service, which is told of the written
-// places first (tellPlaces). A recall (OnReserveRecall) and a restart of the service (OnReset) make places void where
-// nothing is begun: their appends take new ones. An append that is begun is finished at its place, however often it has
-// to be tried, so that it is there once.
+// places first (tellPlaces). OnReserveRecall makes places void where nothing is begun: their appends take new ones.
+// An append that is begun is finished at its place, however often it has to be tried, so that it is there once.
 //
 // An error that means the data server does not take the layout (any more) makes the request try again with a new one,
 // a few times; while the service has no layout to give it is waited for. One that concerns a copy of mirrored data is

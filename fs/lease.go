@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -178,9 +177,6 @@ func (fs *FS) OnReset(ctx context.Context, shard int, lost bool) {
 		defer i.drop()
 		i.mu.Lock()
 		i.provisional, i.reserved.reservedEnd = i.durable, 0
-		// Without a layout for the place of an append the service need not have known, until now, that we append: then it
-		// may have granted a lease under which another mount has appended there.
-		i.recallPlaces(math.MaxUint64)
 		i.reserved.reclaim = !lost
 		i.reserved.upto = 0 // of the earlier instance
 		i.doubtPrivileges()

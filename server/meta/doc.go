@@ -428,8 +428,7 @@
 // It may need a layout, which it gets also while a cut waits for the place (file.uncut). Places
 // are in memory, and reclaimed. Before anything is written at a place, the writer row says that the session is
 // awaited: it gets the row with its layout, after it has the place; if it has the row already, for other writes,
-// Reserve adds that first (announceAppends). So places where nothing is written are void after a restart: nobody waits
-// for a session without a row, and another one may get a lease and append there. Quotas count places as reported.
+// Reserve adds that first (announceAppends). Quotas count them as reported.
 //
 // # Times that are set
 //

@@ -219,9 +219,8 @@
 //
 // A truncation recalls all places first. Until they are written or given up, layouts are granted there. The session that
 // asks for the truncation has finished its own appends before. After a restart of the service a session tells of its
-// places again (Reserved), before ReclaimComplete, if data servers may have some of the appends. Other places are void:
-// the file may have been truncated since a recall, and a session for which the service has recorded no layout is not
-// waited for, so others may have appended there meanwhile.
+// places again (Reserved), before ReclaimComplete, except those that were recalled: they are void, and the file may have
+// been truncated since.
 //
 // In versions before 6 a place has no number: it counts as written when Reserve is answered, and is not recalled.
 //
