@@ -70,8 +70,10 @@ func (s *Service) leaseUpTo(limit int, sess *session, id layout.FileID, want met
 		return 0
 	}
 	// What is shown of a file changes by itself when a place is written, also one of the session's own.
-	// Nor is it known yet of a file that a session is awaited for, which may be this one.
-	if f := s.files[id]; want&metarpc.LeaseAttrs != 0 && f != nil && (f.writtenByOthers(sess) || f.hasPlaces() || s.awaitsAny(f)) {
+	// Nor is it known yet of a file that a session is awaited for, which may be this one. In the grace period a session
+	// may still tell of a place for which it had no layout yet, so that no row says it.
+	f := s.files[id]
+	if want&metarpc.LeaseAttrs != 0 && (s.grace || f != nil && (f.writtenByOthers(sess) || f.hasPlaces() || s.awaitsAny(f))) {
 		return 0
 	}
 	have := sess.leases[id]

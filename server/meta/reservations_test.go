@@ -419,6 +419,36 @@ func TestOpenPutOffBesideReclaim(t *testing.T) {
 	})
 }
 
+// No row says that a session has a place before it has a layout. So nobody gets a lease on the attributes before that
+// session is back: an append under such a lease would go to the same place.
+func TestNoLeaseBesideUnknownPlace(t *testing.T) {
+	h := startMemory(t)
+	a, b := h.client(), h.client()
+	f := b.create(layout.RootID, "f")
+	a.open(f)
+	place := must[metarpc.ReserveResult](a, metarpc.OpReserve, &metarpc.ReserveArgs{ID: f, Len: 10})
+	h.restart()
+	b.connect()
+	if r := must[metarpc.AttrResult](b, metarpc.OpOpen, &metarpc.OpenArgs{ID: f, Reclaim: true}); r.Lease != 0 {
+		t.Errorf("%v is granted with OPEN", r.Lease)
+	}
+	b.reclaimed()
+	if r := must[metarpc.AttrResult](b, metarpc.OpGetAttr, &metarpc.IDArgs{ID: f}); r.Lease != 0 {
+		t.Errorf("%v is granted in the grace period", r.Lease)
+	}
+	a.connect()
+	must[metarpc.AttrResult](a, metarpc.OpOpen, &metarpc.OpenArgs{ID: f, Reclaim: true})
+	a.report(true, metarpc.SizeReport{ID: f, Reserved: []metarpc.Place{{Number: place.Number, Off: place.Off, Len: 10, Mtime: place.Mtime}}})
+	a.reclaimed()
+	if r := must[metarpc.AttrResult](b, metarpc.OpGetAttr, &metarpc.IDArgs{ID: f}); r.Lease != 0 {
+		t.Errorf("%v is granted beside a place", r.Lease)
+	}
+	a.report(true, metarpc.SizeReport{ID: f, GivenUp: []uint64{place.Number}})
+	if r := must[metarpc.AttrResult](b, metarpc.OpGetAttr, &metarpc.IDArgs{ID: f}); r.Lease&metarpc.LeaseAttrs == 0 {
+		t.Error("no lease is granted when there is no place any more")
+	}
+}
+
 // A place that is given up after a restart does not count, although something of it was written before.
 func TestPlacesAwaitedGivenUp(t *testing.T) {
 	inBubble(t, func(h *host, f layout.FileID, reader *client) {
