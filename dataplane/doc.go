@@ -73,7 +73,7 @@
 // then as well. That ends when the device answers the plane, or when the service says otherwise. An answer that came
 // after the service found the device down counts more than what the service says. So a new mount does not wait, nor
 // does one that was idle. The plane asks a device at once when the service calls it late. It sends no trial write to a
-// device that the service calls stuck. [Plane.FoundDown] is for the opposite direction: what the plane has found by itself.
+// device that the service calls stuck. [Plane.FoundDown] returns the devices that the plane has found down by itself.
 //
 // A busy disk is no dead one: a device whose changes have lately taken long is waited for longer than
 // Config.MirrorTimeout (device.patience).

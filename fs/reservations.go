@@ -27,8 +27,8 @@ type reservation struct {
 // begun reports whether some of the append may be at its place already. At another place it would be there twice. inode.mu is held.
 func (p *reservation) begun() bool { return p.writing > 0 || p.tried || p.done > 0 }
 
-// kept reports whether a restarted service has to be told of the place. A place that was recalled is void: the file may
-// have been truncated since. inode.mu is held.
+// kept reports whether a restarted service has to be told of the place. It must not hear of a recalled place: nothing
+// is written there, and the file may have been truncated since the recall. inode.mu is held.
 func (p *reservation) kept() bool { return p.number != 0 && !p.recalled }
 
 // errUncertain is what becomes of an append that was begun in a session that has ended.

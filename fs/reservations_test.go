@@ -72,20 +72,26 @@ func (r *rig) startRecall(t *testing.T, id layout.FileID, upto uint64) (answered
 	return done
 }
 
-// Of an append that waits for its layout the place is given up at once when it is recalled, and it goes elsewhere.
-func TestPlaceGivenUp(t *testing.T) {
-	s := newService(1, 64<<10)
-	r, id, _ := reserving(t, s)
-	gate := make(chan struct{})
+// appendWithoutLayout starts an append of "record", which has its place, and waits for its layout until gate is closed.
+func (r *rig) appendWithoutLayout(id layout.FileID) (done <-chan fuse.Status, gate chan struct{}) {
+	gate = make(chan struct{})
 	var waiting atomic.Bool
-	r.m.setHook(func(ctx context.Context, call string) error {
+	r.m.setHook(func(_ context.Context, call string) error {
 		if call == "Layout" && waiting.CompareAndSwap(false, true) {
 			<-gate
 		}
 		return nil
 	})
-	done := r.startAppend(id, "record")
-	eventually(t, "the append waits for a layout", waiting.Load)
+	done = r.startAppend(id, "record")
+	eventually(r.t, "the append waits for a layout", waiting.Load)
+	return done, gate
+}
+
+// Of an append that waits for its layout the place is given up at once when it is recalled, and it goes elsewhere.
+func TestPlaceGivenUp(t *testing.T) {
+	s := newService(1, 64<<10)
+	r, id, _ := reserving(t, s)
+	done, gate := r.appendWithoutLayout(id)
 	r.OnReserveRecall(t.Context(), id, s.newest())
 	close(gate)
 	r.want(<-done, 0, "append")
@@ -267,16 +273,7 @@ func TestPlacesReclaimed(t *testing.T) {
 func TestRecalledPlaceNotReclaimed(t *testing.T) {
 	s := newService(1, 64<<10)
 	r, id, _ := reserving(t, s)
-	gate := make(chan struct{})
-	var waiting atomic.Bool
-	r.m.setHook(func(ctx context.Context, call string) error {
-		if call == "Layout" && waiting.CompareAndSwap(false, true) {
-			<-gate
-		}
-		return nil
-	})
-	done := r.startAppend(id, "record")
-	eventually(t, "the append waits for a layout", waiting.Load)
+	done, gate := r.appendWithoutLayout(id)
 	r.OnReserveRecall(t.Context(), id, s.newest())
 	if told := r.reclaimedPlaces(); len(told) != 0 {
 		t.Errorf("%+v", told)

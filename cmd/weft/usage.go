@@ -128,8 +128,8 @@ func downDevices(down []metarpc.DownDevice) (list []dataplane.DownDevice) {
 	return list
 }
 
-// silentDevices returns the devices that do not answer the mount. The data plane has found them down, or they have lost
-// their connections.
+// silentDevices returns the devices that do not answer the mount: the data plane has found them down, or the mount has
+// no connection to them.
 func silentDevices(p *dataplane.Plane) []layout.DeviceID {
 	ids := p.FoundDown()
 	for _, st := range p.Stats() {

@@ -27,10 +27,11 @@ const (
 // more, because the server is stopped or overloaded.
 //
 // A connection on which nothing was heard for Config.Timeout, while something is outstanding, is ended. One of several
-// is ended earlier: after a shorter silence it is sent a NULL call, and so is another one if nothing is outstanding on
-// them. If the first stays without an answer for as long again while others are answered, it is the connection and not
-// the server that stands still. A slow request alone, such as a COMMIT, does not end its connection so. A server that carries out one call after the other would suffer from it, so each
-// such end makes the next connection of the slot more patient.
+// is ended earlier. After a shorter silence a NULL call is sent on it. If the other connections have no requests, one
+// of them gets a NULL call, too. If another connection is then answered and this one is not for as long again, the
+// connection stands still, and not the server. A slow request alone, such as a COMMIT, does not end its connection so.
+// A server that carries out one call after the other would suffer from it. So each such end makes the next connection
+// of the slot more patient.
 type watch struct {
 	timer  *time.Timer
 	used   time.Time // when something was outstanding last
@@ -140,8 +141,8 @@ func (c *conn) isCut() bool {
 	return unheard >= min(c.t.cfg.Timeout, cutTime) && max(info.Retransmits, info.Probes) >= cutResends
 }
 
-// probeIdle asks one of the other connections than c, if nothing is outstanding on any of them: only then would
-// [Target.othersAnswer] learn nothing.
+// probeIdle sends a NULL call on a connection other than c if none of them has requests. Without that
+// [Target.othersAnswer] would have no answers to go by.
 func (t *Target) probeIdle(c *conn) {
 	var idle *conn
 	for i := range t.slots {

@@ -176,8 +176,9 @@
 // Reserve, as other changes, waits for all of the grace period. Rows of earlier versions say nothing: for those the
 // data files are asked.
 //
-// A session that has a place and no layout yet has no such row. It has written nothing there, but will when it has told of the
-// place again. So no lease on attributes is granted in the grace period: an append under one would go to the same place.
+// A session with a place and no layout yet has no such row. It has written nothing at the place. After a restart it
+// tells of the place again, and then writes there. So the service grants no lease on attributes in the grace period:
+// another session could append at the same place under such a lease.
 //
 // Nobody is granted anything of a file on namespaces, nor is one cut, gated or removed, before that is over (Service.quiet), and for a lease if there
 // are sessions that had ended before: of their clients it is not known what they were reading, and they may not have noticed.

@@ -217,10 +217,10 @@
 // answers nor says StatusWorking for two seconds is ended and fenced. No lease on the attributes is granted beside a
 // place.
 //
-// A truncation recalls all places first. Until they are written or given up, layouts are granted there. The session that
-// asks for the truncation has finished its own appends before. After a restart of the service a session tells of its
-// places again (Reserved), before ReclaimComplete, except those that were recalled: they are void, and the file may have
-// been truncated since.
+// A truncation recalls all places first. Until they are written or given up, layouts are granted there. The session
+// that asks for the truncation has finished its own appends before. After a restart of the service a session tells of
+// its places again (Reserved), before ReclaimComplete. It leaves out the places that were recalled: nothing is written
+// there, and the file may have been truncated since the recall.
 //
 // In versions before 6 a place has no number: it counts as written when Reserve is answered, and is not recalled.
 //

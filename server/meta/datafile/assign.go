@@ -171,8 +171,8 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 // AssignNew adds to the batch that makes file id, whose inode is ino, what gives it the data files for its first stripe unit and makes session a
 // writer, and returns the layout row. It waits for nothing: ok is false, and the batch as it came, if there are not the data files
 // ready, they would need space on namespaces, or the catalog is not known to have the format for the row. Otherwise
-// settle must be called when it is known how the batch's commit ended, once, with nil or the error of the commit, or any
-// other error if there was none.
+// settle must be called once, when it is known how the batch's commit ended. It gets nil or the error of the commit, or
+// any other error if there was no commit.
 func (m *Manager) AssignNew(b *catalog.Batch, id layout.FileID, ino schema.Inode, session metarpc.SessionID, near []layout.DeviceID) (row schema.Layout, settle func(error), ok bool) {
 	policy := ino.Policy.Layout().Or(defaultPolicy)
 	m.mu.Lock()

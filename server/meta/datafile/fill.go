@@ -390,8 +390,8 @@ func (m *Manager) hasSource(row *schema.Layout, j int, now time.Time) bool {
 
 // placesFor finds devices for new data files in the places of the stale copies of a layout, and of those that are
 // absent: such as have no other copy of the same column, plenty of room rather than little, and few of the file's data
-// files, and are fit. Each has enough data files in its pool, which does not count with anyPool. The column has a copy on
-// a device that is fit, too. m.mu is held.
+// files, and are fit. Each has enough data files in its pool; with anyPool the pool may be empty. The column has a copy
+// on a device that is fit, too. m.mu is held.
 func (m *Manager) placesFor(row *schema.Layout, anyPool bool) map[copyPlace]*device {
 	now := time.Now()
 	usable, _, _ := m.usable(len(m.devices), func(d *device) bool { return d.fit(now) })

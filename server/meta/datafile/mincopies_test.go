@@ -115,8 +115,8 @@ func (e *watched) Commit(ctx context.Context, b *catalog.Batch) error {
 	return e.Engine.Commit(ctx, b)
 }
 
-// TestFormatOfCopies: the catalog gets schema.FormatCopies once, before a row has what only that format has, and no row
-// gets it while there is a service that does not know the format.
+// TestFormatOfCopies: the catalog gets schema.FormatCopies once, before the first layout with an absent copy. No such
+// layout is made while there is a service that does not know the format.
 func TestFormatOfCopies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 2)

@@ -83,8 +83,8 @@ func (m *Manager) Moving(ctx context.Context, from layout.FileID, limit int) (id
 	return ids, nil
 }
 
-// movesFor finds devices for the good copies of a layout that are on drained ones and not pinned, each column's first. With anyPool
-// devices count whose pools are empty. m.mu is held.
+// movesFor finds devices for the good copies of a layout that are on drained devices and not pinned, each column's
+// first. With anyPool the pool of a device may be empty. m.mu is held.
 func (m *Manager) movesFor(row *schema.Layout, pinned []metarpc.CopyRef, anyPool bool) map[int]*device {
 	if row.Moving {
 		return nil

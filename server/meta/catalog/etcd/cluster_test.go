@@ -37,8 +37,9 @@ func (m outageMember) Range(ctx context.Context, _ *pb.RangeRequest, _ ...grpc.C
 	return &pb.RangeResponse{Header: &pb.ResponseHeader{ClusterId: 1}}, nil
 }
 
-// TestLeaderBack: when a cluster has a leader again all calls that wait for it are answered soon, though one of three
-// members is still frozen: one of them finds a member that answers within two gaps, and the others, and new ones, follow.
+// TestLeaderBack: when a cluster has a leader again all waiting calls are answered soon, although one of three members
+// is still frozen. One call finds a member that answers within two gaps. The other calls, and new ones, go there at
+// once.
 func TestLeaderBack(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
