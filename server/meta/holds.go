@@ -42,7 +42,7 @@ type hold struct {
 	ready chan struct{} // closed when all is prepared
 	ctx   context.Context
 	end   context.CancelFunc // it is settled
-	look  bool               // the change may have been committed; set before end is called
+	look  bool               // the change may have been committed
 }
 
 // asker returns the record of an asker, made if there is none; s.mu is held.
@@ -171,8 +171,11 @@ func (s *Service) keepHold(hd *hold) {
 		close(hd.ready)
 	}
 	<-hd.ctx.Done()
+	s.mu.Lock()
+	look := hd.look // a hold that ends with the service may be settled just now
+	s.mu.Unlock()
 	for _, f := range files {
-		s.dropLast(f, hd.look)
+		s.dropLast(f, look)
 	}
 }
 

@@ -79,7 +79,9 @@ func TestMaintainRefused(t *testing.T) {
 		// Not either if somebody joins while it is found out.
 		began = time.Now()
 		w.procs[0].kill()
+		joined := make(chan struct{})
 		go func() {
+			defer close(joined)
 			time.Sleep(DefaultLease - time.Second)
 			w.start("b:1")
 		}()
@@ -87,6 +89,7 @@ func TestMaintainRefused(t *testing.T) {
 			t.Errorf("it is done after %v, while a member lives", time.Since(began))
 			return nil
 		})
+		<-joined
 		wantError(t, err, "b:1", "stop it")
 		w.await(2*DefaultLease, "b:1")
 	})
