@@ -16,6 +16,7 @@ import (
 	"github.com/weftfs/weft/dataplane/nvmetcp"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/metaclient"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
@@ -348,7 +349,7 @@ func TestTruncationKeepsReadsOut(t *testing.T) {
 	}
 	within(t, "the truncation", setting)
 	// A layout that was asked for before comes only now.
-	if seg, err := r.m.Layout(t.Context(), id, layout.IOModeRead, 0, layout.ToEOF, false); err != nil || seg == nil {
+	if seg, err := r.m.Layout(t.Context(), id, layout.IOModeRead, 0, layout.ToEOF, metaclient.Anywhere); err != nil || seg == nil {
 		t.Fatal(err)
 	}
 	reads := s.space.count(wire.OpRead)
@@ -519,7 +520,7 @@ func TestRecallAsTheFirstReadBegins(t *testing.T) {
 		c.Meta = &m
 	})
 	there := r.open(id, unix.O_RDONLY)
-	if seg, err := r.m.Layout(t.Context(), id, layout.IOModeRead, 0, 5000, false); err != nil || seg == nil {
+	if seg, err := r.m.Layout(t.Context(), id, layout.IOModeRead, 0, 5000, metaclient.Anywhere); err != nil || seg == nil {
 		t.Fatal(err)
 	}
 	m.recall = func() {
@@ -562,13 +563,13 @@ func TestCloseWaitsForForsakenCopies(t *testing.T) {
 	id, fh := r.create("f")
 	r.write(id, 0, pattern(1, 5000))
 	r.want(r.fsync(id, fh), 0, "fsync")
-	seg, err := r.m.Layout(t.Context(), id, layout.IOModeRead, 0, 1, false)
+	seg, err := r.m.Layout(t.Context(), id, layout.IOModeRead, 0, 1, metaclient.Anywhere)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.OnCopiesStale(id, []metarpc.CopyRef{{Device: spaceDevice, Handle: seg.Mirrors[0].Servers[0].Handles[0]}})
 	i := r.peek(id)
-	if _, err := r.m.Layout(t.Context(), id, layout.IOModeRead, 0, 1, false); err != nil {
+	if _, err := r.m.Layout(t.Context(), id, layout.IOModeRead, 0, 1, metaclient.Anywhere); err != nil {
 		t.Fatal(err)
 	}
 	r.closeFile(id, fh)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/metaclient"
 )
 
 // fallocate is fallocate(2). The kernel has refused lengths of 0 and files that are none. setID says that the caller may not
@@ -106,7 +107,7 @@ func (i *inode) eachSegment(ctx context.Context, off, end int64, punch bool, do 
 // oneSegment returns how many bytes are done.
 func (i *inode) oneSegment(ctx context.Context, off, end int64, punch bool, do func(seg *layout.Segment, off, n int64, ended func(error)) error) (int64, error) {
 	if punch {
-		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, off, end-off, false)
+		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, off, end-off, metaclient.Anywhere)
 		if err != nil {
 			return 0, byID(i.id, err)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/metaclient"
 )
 
 // How written data becomes durable without anybody asking for it.
@@ -636,7 +637,7 @@ func (i *inode) makeSafe(ctx context.Context) error {
 // about that: they are dropped before copies become stale.
 func (i *inode) hasFewCopies(ctx context.Context) (bool, error) {
 	for off, size := int64(0), i.size.Load(); off < size; {
-		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, off, size-off, false)
+		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, off, size-off, metaclient.Anywhere)
 		if err != nil || seg == nil {
 			return false, err
 		}

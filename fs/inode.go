@@ -263,6 +263,17 @@ func (t *terms) lost(i *inode) bool {
 	return t.place != nil && (t.place.recalled || t.place.session != i.session())
 }
 
+// writes is which layout the write needs. inode.mu is held.
+func (t *terms) writes(i *inode) metaclient.Writes {
+	switch {
+	case t.leased:
+		return metaclient.AtEnd
+	case t.place != nil && !i.plain:
+		return metaclient.AtPlaces
+	}
+	return metaclient.Anywhere
+}
+
 // acquire admits a write of n bytes at off, once that is possible, and returns a segment that holds the first of them.
 func (i *inode) acquire(ctx context.Context, off, n int64, t *terms) (*layout.Segment, admission, error) {
 	var none admission
@@ -278,20 +289,23 @@ func (i *inode) acquire(ctx context.Context, off, n int64, t *terms) (*layout.Se
 			i.mu.Unlock()
 			return nil, none, errUnleased
 		}
-		appendOnly := t.place != nil && !i.plain
-		seg := i.fs.meta.CachedLayout(i.id, layout.IOModeRW, off, n)
+		writes := t.writes(i)
+		var seg *layout.Segment
+		if writes != metaclient.AtEnd { // CachedLayout does not tell whether it is for that
+			seg = i.fs.meta.CachedLayout(i.id, layout.IOModeRW, off, n)
+		}
 		recalled := i.recalled
-		if seg == nil || !seg.Contains(off, 1) || !appendOnly && !i.plain {
+		if seg == nil || !seg.Contains(off, 1) || writes != metaclient.AtPlaces && !i.plain {
 			i.mu.Unlock()
 			var err error
-			if seg, err = i.fs.meta.Layout(ctx, i.id, layout.IOModeRW, off, n, appendOnly); err != nil {
+			if seg, err = i.fs.meta.Layout(ctx, i.id, layout.IOModeRW, off, n, writes); err != nil {
 				return nil, none, byID(i.id, err)
 			}
 			if seg == nil || !seg.Contains(off, 1) {
 				return nil, none, errNoLayout
 			}
 			i.mu.Lock()
-			i.plain = i.plain || !appendOnly
+			i.plain = i.plain || writes != metaclient.AtPlaces
 		}
 		// A recall while mu was not held has made the segment worthless.
 		if !i.admits(t.mine) || i.recalled != recalled {

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/metaclient"
 )
 
 // reads counts the reads of a file that the data plane has. What a segment says of bytes on namespaces holds until the layout is given back or
@@ -81,7 +82,7 @@ func (i *inode) readSegment(ctx context.Context, off, n int64) (*layout.Segment,
 			return nil, reading{}, err
 		}
 		i.mu.Unlock()
-		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, off, n, false)
+		seg, err := i.fs.meta.Layout(ctx, i.id, layout.IOModeRead, off, n, metaclient.Anywhere)
 		if err != nil {
 			return nil, reading{}, byID(i.id, err)
 		}

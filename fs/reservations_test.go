@@ -220,6 +220,23 @@ func TestLeasedAppendOfEndedSession(t *testing.T) {
 	r.closeFile(id, fh)
 }
 
+// The service knows of appends under a lease before the first of them, which costs one call for each layout.
+func TestLeasedAppendAnnounced(t *testing.T) {
+	r := newRig(t, newService(1, 64<<10))
+	id, fh := r.create("f")
+	r.write(id, 0, []byte("head"))
+	if n := r.m.called("Layout"); n != 1 || r.m.awaited(id) {
+		t.Fatalf("%d layouts, awaited: %v", n, r.m.awaited(id))
+	}
+	for range 3 {
+		r.want(<-r.startAppend(id, "more"), 0, "append")
+	}
+	if n := r.m.called("Layout"); n != 2 || !r.m.awaited(id) || r.m.called("Reserve") != 0 {
+		t.Errorf("%d layouts, awaited: %v, %d places", n, r.m.awaited(id), r.m.called("Reserve"))
+	}
+	r.closeFile(id, fh)
+}
+
 // Places that are written are told with the next append, so a loop of appends costs no other call; who asks for one
 // that is under way hears of it as soon as it is written.
 func TestPlacesTold(t *testing.T) {

@@ -97,6 +97,7 @@ type writing uint8
 const (
 	appends writing = iota + 1
 	writes
+	writesAndAppends
 )
 
 // cached is something of a node that its session has asked for: a name of a directory, or its attributes.
@@ -1143,13 +1144,10 @@ func (n *node) exchange(old, now *layout.DataFile) {
 	}
 }
 
-func (m *session) Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, appendOnly bool) (*layout.Segment, error) {
+func (m *session) Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, use metaclient.Writes) (*layout.Segment, error) {
 	how := writing(0)
 	if mode == layout.IOModeRW {
-		how = writes
-		if appendOnly {
-			how = appends
-		}
+		how = map[metaclient.Writes]writing{metaclient.AtPlaces: appends, metaclient.Anywhere: writes, metaclient.AtEnd: writesAndAppends}[use]
 	}
 	for {
 		m.s.mu.Lock()
@@ -1170,6 +1168,13 @@ func (m *session) Layout(ctx context.Context, id layout.FileID, mode layout.IOMo
 			return nil, err
 		}
 	}
+}
+
+// awaited reports whether the service knows that the session appends under a lease.
+func (m *session) awaited(id layout.FileID) bool {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	return m.writes[id] == writesAndAppends
 }
 
 func (m *session) Renew(ctx context.Context, id layout.FileID) ([]layout.Segment, error) {

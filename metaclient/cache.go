@@ -40,6 +40,7 @@ type cached struct {
 	id layout.FileID
 	// appends says that the service relies on the session writing only where Reserve has said.
 	appends bool
+	awaited bool // the service knows that the session appends
 	// layout is replaced, never changed: callers have pointers into it.
 	layout layout.Layout
 }
@@ -51,12 +52,12 @@ func (k *cache) len() int {
 }
 
 // find returns a segment for the byte at off, of those that cover part of the n bytes there the one that covers most.
-// Layouts for appends are for writing only if appendOnly is set.
-func (k *cache) find(id layout.FileID, mode layout.IOMode, off, n int64, appendOnly bool) *layout.Segment {
+// A layout for writing has to be one for such writes.
+func (k *cache) find(id layout.FileID, mode layout.IOMode, off, n int64, writes Writes) *layout.Segment {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	e := k.files[id]
-	if e == nil || mode == layout.IOModeRW && !appendOnly && e.Value.(*cached).appends {
+	if e == nil || mode == layout.IOModeRW && !e.Value.(*cached).allows(writes) {
 		return nil
 	}
 	k.order.MoveToFront(e)
@@ -69,15 +70,26 @@ func (k *cache) plain(id layout.FileID) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	e := k.files[id]
-	return e != nil && !e.Value.(*cached).appends && slices.ContainsFunc(e.Value.(*cached).layout.Segments, writes)
+	return e != nil && !e.Value.(*cached).appends && slices.ContainsFunc(e.Value.(*cached).layout.Segments, forWriting)
 }
 
-func writes(s layout.Segment) bool { return s.IOMode == layout.IOModeRW }
+func forWriting(s layout.Segment) bool { return s.IOMode == layout.IOModeRW }
 
-// add takes granted segments in, in place of those that they make useless or wrong. appendOnly says that they were asked for for
-// appends; once others were asked for, too, the service no longer relies on there being nothing else. What was granted for appends is not
-// used for other writes: several sessions may have it.
-func (k *cache) add(id layout.FileID, granted []layout.Segment, appendOnly bool) {
+// allows reports whether the layouts for writing are for such writes.
+func (f *cached) allows(writes Writes) bool {
+	switch writes {
+	case AtPlaces:
+		return true
+	case AtEnd:
+		return !f.appends && f.awaited
+	}
+	return !f.appends
+}
+
+// add takes granted segments in, in place of those that they make useless or wrong. writes is what those for writing were
+// asked for. Once others were asked for than for AtPlaces, the service no longer relies on there being nothing else.
+// What was granted for AtPlaces is not used for other writes: several sessions may have it.
+func (k *cache) add(id layout.FileID, granted []layout.Segment, writes Writes) {
 	if len(granted) == 0 {
 		return
 	}
@@ -97,15 +109,16 @@ func (k *cache) add(id layout.FileID, granted []layout.Segment, appendOnly bool)
 	k.order.MoveToFront(e)
 	f := e.Value.(*cached)
 	segments, before := slices.Clone(granted), f.layout.Segments
-	if slices.ContainsFunc(granted, writes) {
-		had := slices.ContainsFunc(before, writes)
+	if slices.ContainsFunc(granted, forWriting) {
+		had := slices.ContainsFunc(before, forWriting)
 		switch {
-		case appendOnly && had && !f.appends:
+		case writes == AtPlaces && had && !f.appends:
 			return // it is asked for again, for all
-		case !appendOnly && had && f.appends:
-			before = slices.DeleteFunc(slices.Clone(before), writes)
+		case writes != AtPlaces && had && f.appends:
+			before = slices.DeleteFunc(slices.Clone(before), forWriting)
 		}
-		f.appends = appendOnly
+		f.appends = writes == AtPlaces
+		f.awaited = writes != Anywhere || had && f.awaited
 	}
 	for _, old := range before {
 		left := []layout.Segment{old}
@@ -240,19 +253,30 @@ func (k *cache) clear() {
 // first. nil means that Layout must be asked, as it must for each append of a file that is only appended to. It does no
 // I/O and allocates nothing. The segment is shared: read only.
 func (c *Client) CachedLayout(id layout.FileID, mode layout.IOMode, off, n int64) *layout.Segment {
-	return c.cache.find(id, mode, off, n, false)
+	return c.cache.find(id, mode, off, n, Anywhere)
 }
+
+// Writes says for which writes a layout is.
+type Writes uint8
+
+const (
+	// Anywhere is also for reads.
+	Anywhere Writes = iota
+	// AtPlaces is only for writes to where Reserve has said.
+	AtPlaces
+	// AtEnd is Anywhere, and for appends to where the file ends by what the session knows under a lease.
+	AtEnd
+)
 
 // Layout is CachedLayout that asks the service for what is not known, and waits while no data server can take the
 // file. nil without an error is a hole, which only a read can meet. Holes are not remembered: somebody may fill them.
-// appendOnly is for writes to where Reserve has said.
-func (c *Client) Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, appendOnly bool) (*layout.Segment, error) {
+func (c *Client) Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, writes Writes) (*layout.Segment, error) {
 	var retry backoff
 	for {
-		if s := c.cache.find(id, mode, off, n, appendOnly); s != nil {
+		if s := c.cache.find(id, mode, off, n, writes); s != nil {
 			return s, nil
 		}
-		found, err := c.layoutGet(ctx, id, mode, off, n, appendOnly)
+		found, err := c.layoutGet(ctx, id, mode, off, n, writes)
 		var status *metarpc.Error
 		switch {
 		case err == nil && found: // look again: it may have been recalled since
@@ -293,7 +317,7 @@ func (c *Client) Renew(ctx context.Context, id layout.FileID) ([]layout.Segment,
 }
 
 // layoutGet asks the service once, and reports whether what it granted holds off.
-func (c *Client) layoutGet(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, appendOnly bool) (bool, error) {
+func (c *Client) layoutGet(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, writes Writes) (bool, error) {
 	ctx, stop := c.patient(ctx)
 	defer stop()
 	if err := c.grants.take(ctx, id); err != nil {
@@ -302,7 +326,7 @@ func (c *Client) layoutGet(ctx context.Context, id layout.FileID, mode layout.IO
 	if mode == layout.IOModeRead {
 		n = layout.ToEOF // asking makes nothing, so have it all; asking to write does
 	}
-	args := &metarpc.LayoutGetArgs{ID: id, IOMode: mode, Off: off, Len: n, Append: appendOnly && !c.cache.plain(id)}
+	args := &metarpc.LayoutGetArgs{ID: id, IOMode: mode, Off: off, Len: n, Append: writes == AtPlaces && !c.cache.plain(id), Await: writes == AtEnd}
 	if mode == layout.IOModeRW && c.cfg.Near != nil {
 		args.Near = c.cfg.Near()
 	}
@@ -313,6 +337,17 @@ func (c *Client) layoutGet(ctx context.Context, id layout.FileID, mode layout.IO
 	l := layout.Layout{Segments: granted}
 	s, _ := l.Find(mode, off, 1)
 	return s != nil, nil
+}
+
+// askedFor is which writes a layout is asked for.
+func askedFor(args *metarpc.LayoutGetArgs) Writes {
+	switch {
+	case args.Append:
+		return AtPlaces
+	case args.Await:
+		return AtEnd
+	}
+	return Anywhere
 }
 
 // askLayout asks for segments, which go into the cache. grants.take was called.
@@ -329,7 +364,7 @@ func (c *Client) askLayout(ctx context.Context, args *metarpc.LayoutGetArgs) (gr
 		default:
 			granted, pinned, bad = decodeLayout(o.raw)
 			c.bind(granted)
-			c.cache.add(id, granted, args.Append)
+			c.cache.add(id, granted, askedFor(args))
 			c.grants.end(id, len(granted) > 0)
 			if len(pinned.Handle) > 0 {
 				c.pins.Store(id, pinned)

@@ -133,7 +133,7 @@ func (c *Client) granted(r *metarpc.CreateResult, recalled, abandoned bool) {
 	}
 	c.bind(segments)
 	if !recalled {
-		c.cache.add(id, segments, false)
+		c.cache.add(id, segments, Anywhere)
 	}
 	c.grants.hold(id) // nobody else can have known the file, so no LayoutReturn of it is outstanding
 }

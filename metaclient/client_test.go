@@ -498,7 +498,7 @@ func TestRestart(t *testing.T) {
 			}
 		}
 		c.Release(10)
-		if _, err := c.Layout(t.Context(), 9, layout.IOModeRW, 0, 1, false); err != nil {
+		if _, err := c.Layout(t.Context(), 9, layout.IOModeRW, 0, 1, Anywhere); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Second)
@@ -740,7 +740,7 @@ func TestBadResult(t *testing.T) {
 		if _, err := c.LayoutCommit(ctx, []metarpc.SizeReport{{ID: 1}}, false); !errors.Is(err, metarpc.ErrMalformed) {
 			t.Errorf("other reports: %v", err)
 		}
-		if _, err := c.Layout(ctx, 1, layout.IOModeRead, 0, 1, false); !errors.Is(err, metarpc.ErrMalformed) {
+		if _, err := c.Layout(ctx, 1, layout.IOModeRead, 0, 1, Anywhere); !errors.Is(err, metarpc.ErrMalformed) {
 			t.Errorf("layout: %v", err)
 		}
 		if r, err := c.StatFS(ctx, layout.RootID); err != nil || r.Free != 1<<40 {

@@ -44,7 +44,7 @@ func TestCacheOfExtents(t *testing.T) {
 	} {
 		k := cache{limit: 10}
 		for _, s := range c.granted {
-			k.add(7, []layout.Segment{s}, false)
+			k.add(7, []layout.Segment{s}, Anywhere)
 		}
 		var got []string
 		for _, s := range k.files[7].Value.(*cached).layout.Segments {
@@ -56,13 +56,13 @@ func TestCacheOfExtents(t *testing.T) {
 	}
 
 	k := cache{limit: 10}
-	k.add(7, []layout.Segment{grant(read, 0, 4096, 0), grant(rw, 0, 4096, 1), grant(read, 4096, 4096, 1)}, false)
+	k.add(7, []layout.Segment{grant(read, 0, 4096, 0), grant(rw, 0, 4096, 1), grant(read, 4096, 4096, 1)}, Anywhere)
 	k.recall(7, layout.Range{Off: 4096, Len: eof}, true)
-	if k.find(7, read, 4096, 1, false) != nil || k.find(7, rw, 0, 1, false) == nil {
+	if k.find(7, read, 4096, 1, Anywhere) != nil || k.find(7, rw, 0, 1, Anywhere) == nil {
 		t.Error("more or less is forgotten than what reaches past 4096")
 	}
 	k.recall(7, layout.Range{Len: eof}, true)
-	if k.find(7, rw, 0, 1, false) != nil || k.find(7, read, 0, 1, false) == nil {
+	if k.find(7, rw, 0, 1, Anywhere) != nil || k.find(7, read, 0, 1, Anywhere) == nil {
 		t.Error("more or less is forgotten than what is on namespaces")
 	}
 }
@@ -160,7 +160,7 @@ func TestExtentsEnd(t *testing.T) {
 		c := connected(t, s, Config{OnReset: func(_ context.Context, _ int, lost bool) { reset <- lost }})
 		granted := func() []layout.DataFile {
 			t.Helper()
-			seg, err := c.Layout(t.Context(), 7, layout.IOModeRead, 0, 1, false)
+			seg, err := c.Layout(t.Context(), 7, layout.IOModeRead, 0, 1, Anywhere)
 			if err != nil {
 				t.Fatal(err)
 			}

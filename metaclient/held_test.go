@@ -77,7 +77,7 @@ func TestLayoutCache(t *testing.T) {
 		} {
 			asked = nil
 			before := c.CachedLayout(5, step.mode, step.off, step.n)
-			seg, err := c.Layout(t.Context(), 5, step.mode, step.off, step.n, false)
+			seg, err := c.Layout(t.Context(), 5, step.mode, step.off, step.n, Anywhere)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -91,7 +91,7 @@ func TestLayoutCache(t *testing.T) {
 		}
 		// A layout for reading is none for writing, and is asked for as a whole.
 		asked = nil
-		if _, err := c.Layout(t.Context(), 6, layout.IOModeRead, 7, 5, false); err != nil || asked[0] != fmt.Sprint("6 read 7+", layout.ToEOF) {
+		if _, err := c.Layout(t.Context(), 6, layout.IOModeRead, 7, 5, Anywhere); err != nil || asked[0] != fmt.Sprint("6 read 7+", layout.ToEOF) {
 			t.Errorf("%v, asked %q", err, asked)
 		}
 		if c.CachedLayout(6, layout.IOModeRW, 7, 5) != nil {
@@ -133,17 +133,17 @@ func TestHole(t *testing.T) {
 		})
 		c := connected(t, s, Config{})
 		for range 2 {
-			if seg, err := c.Layout(t.Context(), 5, layout.IOModeRead, unit, 10, false); seg != nil || err != nil {
+			if seg, err := c.Layout(t.Context(), 5, layout.IOModeRead, unit, 10, Anywhere); seg != nil || err != nil {
 				t.Errorf("hole: %v, %v", seg, err)
 			}
 		}
 		if n := s.executed(metarpc.OpLayoutGet); n != 2 {
 			t.Errorf("%d questions: a hole was remembered", n)
 		}
-		if seg, err := c.Layout(t.Context(), 5, layout.IOModeRead, 0, 10, false); seg == nil || err != nil {
+		if seg, err := c.Layout(t.Context(), 5, layout.IOModeRead, 0, 10, Anywhere); seg == nil || err != nil {
 			t.Errorf("data: %v, %v", seg, err)
 		}
-		if _, err := c.Layout(t.Context(), 5, layout.IOModeRW, unit, 10, false); !errors.Is(err, metarpc.ErrMalformed) {
+		if _, err := c.Layout(t.Context(), 5, layout.IOModeRW, unit, 10, Anywhere); !errors.Is(err, metarpc.ErrMalformed) {
 			t.Errorf("writing where nothing is granted: %v", err)
 		}
 	})
@@ -161,7 +161,7 @@ func TestLayoutUnavailable(t *testing.T) {
 		})
 		c := connected(t, s, Config{})
 		began := time.Now()
-		if _, err := c.Layout(t.Context(), 5, layout.IOModeRW, 0, 1, false); err != nil {
+		if _, err := c.Layout(t.Context(), 5, layout.IOModeRW, 0, 1, Anywhere); err != nil {
 			t.Error(err)
 		}
 		if took := time.Since(began); took < 5*time.Second || took > 20*time.Second {
@@ -170,7 +170,7 @@ func TestLayoutUnavailable(t *testing.T) {
 		n = -1000
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		_, err := c.Layout(ctx, 6, layout.IOModeRW, 0, 1, false)
+		_, err := c.Layout(ctx, 6, layout.IOModeRW, 0, 1, Anywhere)
 		var status *metarpc.Error
 		if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &status) || status.Status != metarpc.StatusLayoutUnavailable {
 			t.Error(err)
@@ -208,28 +208,28 @@ func TestCacheLimit(t *testing.T) {
 	k := cache{limit: 3}
 	whole := []layout.Segment{{Range: layout.Range{Len: layout.ToEOF}, IOMode: layout.IOModeRW}}
 	for id := range layout.FileID(5) {
-		k.add(id, whole, false)
-		k.find(0, layout.IOModeRW, 0, 1, false)
+		k.add(id, whole, Anywhere)
+		k.find(0, layout.IOModeRW, 0, 1, Anywhere)
 	}
 	for id, want := range map[layout.FileID]bool{0: true, 1: false, 2: false, 3: true, 4: true} {
-		if got := k.find(id, layout.IOModeRW, 0, 1, false) != nil; got != want {
+		if got := k.find(id, layout.IOModeRW, 0, 1, Anywhere) != nil; got != want {
 			t.Errorf("file %d: cached %t", id, got)
 		}
 	}
 	for i := range int64(2 * fileSegments) {
-		k.add(9, []layout.Segment{{Range: layout.Range{Off: i * 10, Len: 10}, IOMode: layout.IOModeRead}}, false)
+		k.add(9, []layout.Segment{{Range: layout.Range{Off: i * 10, Len: 10}, IOMode: layout.IOModeRead}}, Anywhere)
 	}
 	if n := len(k.files[9].Value.(*cached).layout.Segments); n != fileSegments {
 		t.Errorf("%d segments of one file", n)
 	}
-	if k.find(9, layout.IOModeRead, 2*fileSegments*10-1, 1, false) == nil {
+	if k.find(9, layout.IOModeRead, 2*fileSegments*10-1, 1, Anywhere) == nil {
 		t.Error("the last one is not among them")
 	}
-	before := k.find(9, layout.IOModeRead, 2*fileSegments*10-1, 1, false)
+	before := k.find(9, layout.IOModeRead, 2*fileSegments*10-1, 1, Anywhere)
 	want := *before
-	k.add(9, whole, false)
+	k.add(9, whole, Anywhere)
 	k.recall(9, layout.Range{Off: 0, Len: 1}, false)
-	if before.Range != want.Range || k.find(9, layout.IOModeRead, 5, 1, false) != nil {
+	if before.Range != want.Range || k.find(9, layout.IOModeRead, 5, 1, Anywhere) != nil {
 		t.Errorf("a segment in use has changed to %v, or was not recalled", before.Range)
 	}
 }
@@ -251,7 +251,7 @@ func TestRecall(t *testing.T) {
 			return <-work
 		}})
 		get := func(off int64) {
-			if _, err := c.Layout(t.Context(), 5, layout.IOModeRead, off, 1, false); err != nil {
+			if _, err := c.Layout(t.Context(), 5, layout.IOModeRead, off, 1, Anywhere); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -499,7 +499,7 @@ func TestCreateWithLayout(t *testing.T) {
 		if seg := c.CachedLayout(id, layout.IOModeRW, 0, 1); seg == nil || seg.End() != unit {
 			t.Errorf("cached: %v", seg)
 		}
-		if _, err := c.Layout(t.Context(), id, layout.IOModeRW, 0, unit, false); err != nil || s.executed(metarpc.OpLayoutGet) != 0 {
+		if _, err := c.Layout(t.Context(), id, layout.IOModeRW, 0, unit, Anywhere); err != nil || s.executed(metarpc.OpLayoutGet) != 0 {
 			t.Errorf("%v, asked %d times", err, s.executed(metarpc.OpLayoutGet))
 		}
 		time.Sleep(time.Minute)
@@ -517,7 +517,7 @@ func TestCreateWithLayout(t *testing.T) {
 		// What another instance has granted is given back, or asked for.
 		segments = nil
 		id = create("b")
-		if _, err := c.Layout(t.Context(), id, layout.IOModeRW, 0, 1, false); err != nil || s.executed(metarpc.OpLayoutGet) != 1 {
+		if _, err := c.Layout(t.Context(), id, layout.IOModeRW, 0, 1, Anywhere); err != nil || s.executed(metarpc.OpLayoutGet) != 1 {
 			t.Errorf("%v, asked %d times", err, s.executed(metarpc.OpLayoutGet))
 		}
 		create("c")
@@ -653,7 +653,7 @@ func TestNeverBoth(t *testing.T) {
 						wanted[id] = false
 					}
 					if roll(2) == 0 {
-						c.Layout(ctx, id, layout.IOModeRW, 0, 1, false)
+						c.Layout(ctx, id, layout.IOModeRW, 0, 1, Anywhere)
 					} else {
 						c.Forget(id)
 					}

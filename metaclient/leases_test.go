@@ -964,7 +964,7 @@ func TestNotYetOpen(t *testing.T) {
 		}
 		c := connected(t, s, Config{})
 		use := func() (int64, error) {
-			_, err := c.Layout(t.Context(), 5, layout.IOModeRW, 0, 1, false)
+			_, err := c.Layout(t.Context(), 5, layout.IOModeRW, 0, 1, Anywhere)
 			r, err2 := c.Reserve(t.Context(), &metarpc.ReserveArgs{ID: 5, Len: 1})
 			return r.Off, errors.Join(err, err2)
 		}
@@ -983,35 +983,50 @@ func TestNotYetOpen(t *testing.T) {
 	})
 }
 
-// Layouts for appends are not used for writing anywhere, until that was asked for.
+// Layouts for appends are not used for writing anywhere, until that was asked for, and the service is told of appends under
+// a lease once.
 func TestAppendLayouts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newService(t)
-		var appends []bool
+		var asked []string
 		next := layouts(t, nil)
 		s.handle = func(op metarpc.Op, args any) (metarpc.Status, any) {
 			if a, ok := args.(*metarpc.LayoutGetArgs); ok {
-				appends = append(appends, a.Append)
+				asked = append(asked, fmt.Sprint(a.Append, a.Await))
 			}
 			return next(op, args)
 		}
 		c := connected(t, s, Config{})
-		ask := func(appendOnly bool) {
+		id := layout.FileID(5)
+		ask := func(writes Writes) {
 			t.Helper()
-			if seg, err := c.Layout(t.Context(), 5, layout.IOModeRW, 0, 1, appendOnly); seg == nil || err != nil {
+			if seg, err := c.Layout(t.Context(), id, layout.IOModeRW, 0, 1, writes); seg == nil || err != nil {
 				t.Errorf("%v, %v", seg, err)
 			}
 		}
-		ask(true)
-		ask(true)
+		ask(AtPlaces)
+		ask(AtPlaces)
 		if c.CachedLayout(5, layout.IOModeRW, 0, 1) != nil || c.CachedLayout(5, layout.IOModeRead, 0, 1) == nil {
 			t.Error("a layout for appends is one for writing, or none for reading")
 		}
-		ask(false)
-		ask(true)
-		ask(false)
-		if c.CachedLayout(5, layout.IOModeRW, 0, 1) == nil || !slices.Equal(appends, []bool{true, false}) {
-			t.Errorf("asked %v", appends)
+		ask(Anywhere)
+		ask(AtPlaces)
+		ask(Anywhere)
+		ask(AtEnd) // the service knows since it was asked for AtPlaces
+		if c.CachedLayout(5, layout.IOModeRW, 0, 1) == nil || !slices.Equal(asked, []string{"true false", "false false"}) {
+			t.Errorf("asked %v", asked)
+		}
+		id, asked = 6, nil
+		ask(Anywhere)
+		ask(AtEnd)
+		ask(AtPlaces)
+		ask(Anywhere)
+		ask(AtEnd)
+		c.DropLayout(id, 0)
+		ask(AtEnd)
+		ask(Anywhere)
+		if !slices.Equal(asked, []string{"false false", "false true", "false true"}) {
+			t.Errorf("asked %v", asked)
 		}
 	})
 }

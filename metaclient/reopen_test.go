@@ -82,7 +82,7 @@ func TestReopenFirst(t *testing.T) {
 		synctest.Wait()
 		calls := map[string]func() error{
 			"layout": func() error {
-				_, err := c.Layout(ctx, 5, layout.IOModeRW, 0, 9, false)
+				_, err := c.Layout(ctx, 5, layout.IOModeRW, 0, 9, Anywhere)
 				return err
 			},
 			"reserve": func() error {

@@ -122,8 +122,8 @@ func (v *Volume) Reserve(ctx context.Context, args *metarpc.ReserveArgs) (metarp
 	return v.of(args.ID).Reserve(ctx, args)
 }
 
-func (v *Volume) Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, appendOnly bool) (*layout.Segment, error) {
-	return v.of(id).Layout(ctx, id, mode, off, n, appendOnly)
+func (v *Volume) Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, writes Writes) (*layout.Segment, error) {
+	return v.of(id).Layout(ctx, id, mode, off, n, writes)
 }
 
 // CachedLayout returns a segment only if it is cached. It neither blocks nor does I/O.

@@ -446,7 +446,7 @@ func TestShardsRoutes(t *testing.T) {
 			{"SETXATTR@1", func() error { return v.SetXattr(ctx, cred, file, "user.a", nil, 0) }},
 			{"REMOVEXATTR@1", func() error { return v.RemoveXattr(ctx, cred, file, "user.a") }},
 			{"OPEN@1", func() error { _, err := v.Open(ctx, cred, &metarpc.OpenArgs{ID: file}); return err }},
-			{"LAYOUTGET@1", func() error { _, err := v.Layout(ctx, file, layout.IOModeRW, 0, 1, false); return err }},
+			{"LAYOUTGET@1", func() error { _, err := v.Layout(ctx, file, layout.IOModeRW, 0, 1, Anywhere); return err }},
 			{"LAYOUTGET@1", func() error { _, err := v.Renew(ctx, file); return err }},
 			{"LAYOUTGET@1", func() error { _, _, err := v.Pin(ctx, file, layout.IOModeRead, metarpc.PinAny); return err }},
 			{"RESERVE@1", func() error { _, err := v.Reserve(ctx, &metarpc.ReserveArgs{ID: file, Len: 1}); return err }},
@@ -1147,7 +1147,7 @@ func TestShardsAllocate(t *testing.T) {
 		if _, err := v.Lookup(t.Context(), metarpc.Cred{}, dir, "f1"); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := v.Layout(t.Context(), file, layout.IOModeRead, 0, 1, false); err != nil {
+		if _, err := v.Layout(t.Context(), file, layout.IOModeRead, 0, 1, Anywhere); err != nil {
 			t.Fatal(err)
 		}
 		for name, f := range map[string]func(){

@@ -161,9 +161,10 @@
 // whose writers have not reported yet is asked of its data files, so that nobody sees it shorter than before the
 // restart. Truncations that a crash cut short go on in the background.
 //
-// Data files tell too much of a file that sessions append to, as they may lack bytes in front of the end, and
-// namespaces tell nothing. So writer rows say which sessions append, or write on namespaces (schema.Writer). Such a
-// session is awaited (Service.awaits):
+// Data files tell too much of a file that sessions append to: they may lack bytes in front of the end, and may have some
+// of an append that its session will try again, maybe at another place. Namespaces tell nothing. So writer rows say which
+// sessions append, also under a lease, or write on namespaces (schema.Writer). Such a session is awaited
+// (Service.awaits):
 //
 //	waiting     every call that tells the size waits for it (awaitTold) for graceWait, then the client asks again
 //	not waiting who opens a file again (showReclaimed), or two would wait for each other. It is told what is known: the
@@ -432,7 +433,8 @@
 // It may need a layout, which it gets also while a cut waits for the place (file.uncut). Places
 // are in memory, and reclaimed. Before anything is written at a place, the writer row says that the session is
 // awaited: it gets the row with its layout, after it has the place; if it has the row already, for other writes,
-// Reserve adds that first (announceAppends). Quotas count them as reported.
+// Reserve adds that first (announceAppends). Who appends under a lease asks for a layout with Await first. Quotas count
+// places as reported.
 //
 // # Times that are set
 //

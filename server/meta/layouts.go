@@ -204,7 +204,7 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 	// recalled, so that nobody else gets one.
 	cl.appends = a.Append && (cl.appends || !cl.writer)
 	cl.becomeWriter()
-	appends := a.Append || cl.awaited || len(cl.places) > 0
+	appends := a.Append || a.Await || cl.awaited || len(cl.places) > 0
 	cl.assigning++
 	assigned := func() {
 		cl.assigning--
@@ -259,7 +259,7 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 			return nil, err
 		}
 		got.Len = min(got.End(), allowed) - got.Off
-		cl.awaited = appends || on
+		cl.awaited = cl.awaited || appends || on
 		// A gate that came meanwhile had nothing to recall here, and a layout of before it lacks the copies that it began.
 		again = f.gates != gates
 	}

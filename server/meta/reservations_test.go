@@ -500,6 +500,38 @@ func TestPlacesAwaitedInVain(t *testing.T) {
 	})
 }
 
+// Of an append under a lease that is not acknowledged data files may have some. Its session will try it again, maybe at
+// another place. So the data files are not asked how long the file is while that session may come back, also if it had
+// its layout for other writes before.
+func TestLeasedAppenderAwaited(t *testing.T) {
+	for _, before := range []bool{false, true} {
+		inBubble(t, func(h *host, f layout.FileID, reader *client) {
+			a := h.client()
+			a.open(f)
+			if before {
+				must[metarpc.LayoutResult](a, metarpc.OpLayoutGet, rw(f))
+			}
+			get := rw(f)
+			get.Await = true
+			must[metarpc.LayoutResult](a, metarpc.OpLayoutGet, get)
+			must[metarpc.LayoutResult](a, metarpc.OpLayoutGet, rw(f))
+			a.report(false, metarpc.SizeReport{ID: f, End: 10, Mtime: 5})
+			h.files.write(t, f, 15)
+			h.restart()
+			reader.connect()
+			reader.reclaimed()
+			reader.wantGrace(f)
+			a.connect()
+			must[metarpc.AttrResult](a, metarpc.OpOpen, &metarpc.OpenArgs{ID: f, Reclaim: true})
+			a.report(true, metarpc.SizeReport{ID: f, End: 10, Mtime: 5})
+			a.reclaimed()
+			if got := reader.attr(f).Size; got != 10 {
+				t.Errorf("size %d, of which 10 bytes are acknowledged", got)
+			}
+		})
+	}
+}
+
 // A namespace does not tell where a file ends, so whoever writes one is awaited, for as long as he may come back.
 func TestNamespaceWriterAwaited(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host) {

@@ -50,7 +50,8 @@
 // Version 3 is the first. In version 4 MetaService says which versions a service speaks. Version 5 has CLIENTSET and
 // CLIENTLIST, and SessionInfo counts calls. Version 6 has what keeps a file's bytes in order when several sessions write it.
 // Version 7 has DEVICESTATES and REPORTDEVICES, for devices that do not answer. StatusResult says which data servers
-// files with too few copies wait for, and Segment says whether a file has too few.
+// files with too few copies wait for, and Segment says whether a file has too few. In version 8
+// LAYOUTGET says who appends under a lease.
 //
 // # Shards
 //

@@ -455,6 +455,9 @@ type (
 		// make stable what it has written. Nothing is granted, wherever Off is. Data files on namespaces are answered without extents: how they are
 		// written does not change.
 		Renew bool
+		// Await says that the session also appends under a lease, without Reserve. A restarted service waits for the
+		// session to say how long the file is, and does not ask the data files.
+		Await bool `since:"8"`
 	}
 	// ReserveArgs asks for the place of an append: Len bytes at the end of the file, behind all places that others
 	// have.

@@ -5,7 +5,7 @@ import "fmt"
 // Version is the highest version of the protocol that is spoken here, Lowest the lowest. The package comment says how they change.
 const (
 	Lowest  = 3
-	Version = 7
+	Version = 8
 )
 
 // Versions is a range of versions of a protocol.
