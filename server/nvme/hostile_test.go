@@ -366,16 +366,7 @@ func TestStalledHost(t *testing.T) {
 			t.Fatalf("%d bytes of payload in memory", n)
 		}
 	}
-	eventually(t, "the connection ends", func() bool {
-		tgt.mu.Lock()
-		defer tgt.mu.Unlock()
-		for c := range tgt.conns {
-			if c.nc.RemoteAddr().String() == q.nc.LocalAddr().String() {
-				return false
-			}
-		}
-		return true
-	})
+	awaitClosed(t, tgt, q)
 	w.nc.Close()
 	h.admin.nc.Close()
 	eventually(t, "all memory is given back", func() bool { return tgt.payloads.Load() == 0 })
