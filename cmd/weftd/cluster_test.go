@@ -271,6 +271,26 @@ func (w *clusterWorld) even(services int) {
 	})
 }
 
+// A client that knows only the service which its session is with finds the shard when that service is replaced by one at another address.
+func TestReplaced(t *testing.T) {
+	w := newClusterWorld(t, 1)
+	w.urls = nil // data servers take no part
+	_, stop := w.start()
+	v, err := w.dial(1, metarpc.Spoken)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.start() // the one shard stays where it is
+	w.even(2)
+	stop()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	defer v.Close(ctx)
+	if _, err := v.GetAttr(ctx, layout.RootID); err != nil {
+		t.Errorf("the client does not find the other service: %v", err)
+	}
+}
+
 // Three services share a volume; what a client has made it finds, by the same session, when the services that it talked to are no more.
 func TestCluster(t *testing.T) {
 	w := newClusterWorld(t, 6)

@@ -633,6 +633,9 @@ func (m *member) leave(ctx context.Context) error {
 		s.gone = true
 	}
 	m.mu.Unlock()
+	if err == nil && len(rest) == 0 { // all were given away
+		sleep(ctx, farewell)
+	}
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveTimeout)
 	defer cancel()
 	var shutdown sync.WaitGroup
