@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/weftfs/weft/dataplane"
@@ -221,55 +222,57 @@ func TestPunchGathered(t *testing.T) {
 
 // A punch that nobody waits for any more keeps its range until the server has answered.
 func TestPunchAbandoned(t *testing.T) {
-	e := newEnv(t, options{})
-	f, seg := e.plane.NewFile(), e.segment(0, 1, 1)
-	e.write(f, seg, 0, bytes.Repeat([]byte{7}, 100))
-	e.commit(f)
-	e.servers[0].Pause()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
-	defer cancel()
-	ended := make(chan error, 2)
-	if err := f.Punch(ctx, seg, 0, 50, func(err error) { ended <- err }); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("punch: %v", err)
-	}
-	w := e.startWrite(f, seg, 10, []byte("abc"), layout.Unstable)
-	other := e.startWrite(f, seg, 60, []byte("xyz"), layout.Unstable)
-	if len(ended) > 0 || w.over() || !f.Dirty() {
-		t.Error("the punch is over before the server has answered")
-	}
-	e.servers[0].Resume()
-	for _, s := range []*started{w, other} {
-		if err := s.wait(t); err != nil {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t, options{})
+		f, seg := e.plane.NewFile(), e.segment(0, 1, 1)
+		e.write(f, seg, 0, bytes.Repeat([]byte{7}, 100))
+		e.commit(f)
+		e.servers[0].Pause()
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+		defer cancel()
+		ended := make(chan error, 2)
+		if err := f.Punch(ctx, seg, 0, 50, func(err error) { ended <- err }); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("punch: %v", err)
+		}
+		w := e.startWrite(f, seg, 10, []byte("abc"), layout.Unstable)
+		other := e.startWrite(f, seg, 60, []byte("xyz"), layout.Unstable)
+		if len(ended) > 0 || w.over() || !f.Dirty() {
+			t.Error("the punch is over before the server has answered")
+		}
+		e.servers[0].Resume()
+		for _, s := range []*started{w, other} {
+			if err := s.wait(t); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := <-ended; err != nil {
+			t.Errorf("punch: %v", err)
+		}
+		want := make([]byte, 100)
+		copy(want[50:], bytes.Repeat([]byte{7}, 50))
+		copy(want[10:], "abc")
+		copy(want[60:], "xyz")
+		e.check(f, seg, 0, want)
+
+		// One that waits for its turn is withdrawn, and never happens.
+		unlock, err := f.LockRange(e.ctx(), 0, 100)
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	if err := <-ended; err != nil {
-		t.Errorf("punch: %v", err)
-	}
-	want := make([]byte, 100)
-	copy(want[50:], bytes.Repeat([]byte{7}, 50))
-	copy(want[10:], "abc")
-	copy(want[60:], "xyz")
-	e.check(f, seg, 0, want)
-
-	// One that waits for its turn is withdrawn, and never happens.
-	unlock, err := f.LockRange(e.ctx(), 0, 100)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel = context.WithTimeout(context.Background(), 20*time.Millisecond)
-	defer cancel()
-	if err := f.Punch(ctx, seg, 0, 100, func(err error) { ended <- err }); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("punch: %v", err)
-	}
-	if err := <-ended; err == nil {
-		t.Error("a punch that was withdrawn has succeeded")
-	}
-	unlock()
-	e.check(f, seg, 0, want)
-	if len(ended) > 0 {
-		t.Error("ended was called twice")
-	}
+		ctx, cancel = context.WithTimeout(context.Background(), 20*time.Millisecond)
+		defer cancel()
+		if err := f.Punch(ctx, seg, 0, 100, func(err error) { ended <- err }); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("punch: %v", err)
+		}
+		if err := <-ended; err == nil {
+			t.Error("a punch that was withdrawn has succeeded")
+		}
+		unlock()
+		e.check(f, seg, 0, want)
+		if len(ended) > 0 {
+			t.Error("ended was called twice")
+		}
+	})
 }
 
 func TestAllocate(t *testing.T) {
