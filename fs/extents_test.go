@@ -192,6 +192,7 @@ func TestRecallWaitsForReads(t *testing.T) {
 		go func() { recalled <- r.OnRecall(context.Background(), id, 0, layout.ToEOF) }() // ends with the recall
 		i := r.peek(id)
 		eventually(t, "the recall waits for reads", func() bool { return i.reads.awaited.Load() > 0 })
+		asked := r.m.called("Layout")
 		late := make(chan error, 1)
 		go func() { // ends with the read
 			got, status := r.tryReadAt(id, 0, 8192, 4096, 0)
@@ -201,7 +202,6 @@ func TestRecallWaitsForReads(t *testing.T) {
 				late <- nil
 			}
 		}()
-		asked := r.m.called("Layout")
 		select {
 		case err := <-recalled:
 			t.Fatalf("the recall has ended: %v", err)
