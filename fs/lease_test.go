@@ -512,7 +512,7 @@ func testMountMapped(t *testing.T) {
 		q[100] = byte('0' + n)
 		began := time.Now()
 		ok(t, os.Truncate(m.dir+"/f", 8192-int64(n)))
-		if d := time.Since(began); d > time.Second {
+		if d := time.Since(began); d > 5*time.Second { // a busy machine may take one
 			t.Errorf("a truncation waited %v for dirty pages of another mount", d)
 		}
 	}
