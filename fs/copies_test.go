@@ -117,7 +117,7 @@ func TestExacting(t *testing.T) {
 func TestExactingSoft(t *testing.T) {
 	s := newService(2, 64<<10)
 	s.mirrors, s.exacting, s.patience = true, true, mirrorTimeout
-	r := newRig(t, s, func(c *Config) { c.Patience = layout.Patience{Time: 100 * time.Millisecond, Errno: syscall.ETIMEDOUT} })
+	r := newRig(t, s, func(c *Config) { c.Patience = layout.Patience{Time: time.Second, Errno: syscall.ETIMEDOUT} })
 	id, fh := r.create("f")
 	r.faults[1].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: syscall.EIO})
 	r.write(id, 0, []byte("data"))
