@@ -6,6 +6,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/weftfs/weft/dataplane"
@@ -177,43 +178,45 @@ func TestCommitPatience(t *testing.T) {
 
 // TestSparsePatience: so do Punch, Allocate and Seek. What was asked may happen later, and until then the range is held.
 func TestSparsePatience(t *testing.T) {
-	e := newEnv(t, options{})
-	p, err := dataplane.New(dataplane.Config{
-		Dial:     func(layout.DeviceID) (dataplane.Target, error) { return e.targets[0], nil },
-		Patience: layout.Patience{Time: 50 * time.Millisecond, Errno: syscall.ETIMEDOUT},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { p.Close() })
-	f, seg := p.NewFile(), e.segment(64<<10, 1, 1)
-	if err := startWrite(f, p, seg, 0, []byte("data")).wait(t); err != nil {
-		t.Fatal(err)
-	}
-	var late *layout.TimeoutError
-	answer := make(chan struct{})
-	e.targets[0].OnSparse(func(string) error { <-answer; return nil })
-	ended := make(chan error, 2)
-	done := func(err error) { ended <- err }
-	if err := f.Punch(t.Context(), seg, 0, 4096, done); !errors.As(err, &late) || late.Errno() != syscall.ETIMEDOUT {
-		t.Fatalf("punch: %v", err)
-	}
-	if err := f.Allocate(t.Context(), seg, 0, 8192, true, func(error) {}); !errors.As(err, &late) {
-		t.Errorf("allocate behind it: %v", err)
-	}
-	if err := f.Allocate(t.Context(), seg, 16384, 4096, true, done); !errors.As(err, &late) {
-		t.Errorf("allocate: %v", err)
-	}
-	if len(ended) != 0 {
-		t.Fatalf("a call has ended though it was not answered: %v", <-ended)
-	}
-	close(answer)
-	for range 2 {
-		if err := <-ended; err != nil {
-			t.Errorf("in the end: %v", err)
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnv(t, options{})
+		p, err := dataplane.New(dataplane.Config{
+			Dial:     func(layout.DeviceID) (dataplane.Target, error) { return e.targets[0], nil },
+			Patience: layout.Patience{Time: 50 * time.Millisecond, Errno: syscall.ETIMEDOUT},
+		})
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	if got := e.mirror(seg, 0, 4, false); string(got) != "\x00\x00\x00\x00" {
-		t.Errorf("the data file has %q", got)
-	}
+		t.Cleanup(func() { p.Close() })
+		f, seg := p.NewFile(), e.segment(64<<10, 1, 1)
+		if err := startWrite(f, p, seg, 0, []byte("data")).wait(t); err != nil {
+			t.Fatal(err)
+		}
+		var late *layout.TimeoutError
+		answer := make(chan struct{})
+		e.targets[0].OnSparse(func(string) error { <-answer; return nil })
+		ended := make(chan error, 2)
+		done := func(err error) { ended <- err }
+		if err := f.Punch(t.Context(), seg, 0, 4096, done); !errors.As(err, &late) || late.Errno() != syscall.ETIMEDOUT {
+			t.Fatalf("punch: %v", err)
+		}
+		if err := f.Allocate(t.Context(), seg, 0, 8192, true, func(error) {}); !errors.As(err, &late) {
+			t.Errorf("allocate behind it: %v", err)
+		}
+		if err := f.Allocate(t.Context(), seg, 16384, 4096, true, done); !errors.As(err, &late) {
+			t.Errorf("allocate: %v", err)
+		}
+		if len(ended) != 0 {
+			t.Fatalf("a call has ended though it was not answered: %v", <-ended)
+		}
+		close(answer)
+		for range 2 {
+			if err := <-ended; err != nil {
+				t.Errorf("in the end: %v", err)
+			}
+		}
+		if got := e.mirror(seg, 0, 4, false); string(got) != "\x00\x00\x00\x00" {
+			t.Errorf("the data file has %q", got)
+		}
+	})
 }
