@@ -199,11 +199,11 @@ func TestDialErrors(t *testing.T) {
 		welcome func(net.Conn, *metarpc.Welcome) bool
 		want    string
 	}{
-		{"hangs up", raw(""), "service:7049 is not a weft metadata service"},
+		{"hangs up", raw(""), "service:7049 has closed the connection without an answer"},
 		{"another protocol", raw("HTTP/1.1 400 Bad Request\r\n\r\n"), "service:7049 is not a weft metadata service"},
 		{"wrong magic", raw("\x00\x00\x00\x08\x92\x01\xa5weird"), "service:7049 is not a weft metadata service"},
 		{"huge frame", raw("\x00\x40\x00\x00"), "service:7049 is not a weft metadata service"},
-		{"cut", raw("\x00\x00\x00\x08\x92\x01"), "service:7049 is not a weft metadata service"},
+		{"cut", raw("\x00\x00\x00\x08\x92\x01"), "service:7049 has closed the connection without an answer"},
 		{"silence", func(net.Conn, *metarpc.Welcome) bool { time.Sleep(time.Hour); return false }, "service:7049 accepts connections but does not answer"},
 		{"version", func(nc net.Conn, w *metarpc.Welcome) bool {
 			w.Version, w.Status, w.Message = 99, metarpc.StatusVersion, metarpc.Mismatch(metarpc.Spoken, metarpc.Versions{Lowest: 99, Highest: 100})
@@ -216,7 +216,7 @@ func TestDialErrors(t *testing.T) {
 		{"shutdown", func(nc net.Conn, w *metarpc.Welcome) bool {
 			w.Status, w.Message = metarpc.StatusShutdown, "back soon"
 			return true
-		}, "metadata service at service:7049: SHUTDOWN: back soon"},
+		}, "the metadata service at service:7049 cannot serve now: back soon"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -191,6 +191,8 @@ func (c *Client) hello(ctx context.Context, nc net.Conn, addr string, session me
 		return nil, errSessionGone
 	case w.Status == metarpc.StatusMoved:
 		return nil, fmt.Errorf("%s %w (shard %d)", addr, errMoved, c.shard)
+	case w.Status == metarpc.StatusShutdown:
+		return nil, &UnavailableError{addr, w.Message}
 	case w.Status != metarpc.StatusOK:
 		return nil, fmt.Errorf("metadata service at %s: %v: %s", addr, w.Status, w.Message)
 	case session != metarpc.SessionID{} && w.Session != session:

@@ -40,6 +40,16 @@ func (e *OutcomeError) Unwrap() error { return e.Cause }
 // Errno is EIO: nothing better describes a change that may have happened.
 func (e *OutcomeError) Errno() syscall.Errno { return syscall.EIO }
 
+// UnavailableError says that a metadata service has answered and cannot serve now. It may later.
+type UnavailableError struct {
+	Addr string
+	Why  string
+}
+
+func (e *UnavailableError) Error() string {
+	return fmt.Sprintf("the metadata service at %s cannot serve now: %s", e.Addr, e.Why)
+}
+
 // connectError tells why the service at addr cannot be used, in words for who typed the address.
 func connectError(addr string, err error) error {
 	host, _, splitErr := net.SplitHostPort(addr)
@@ -73,10 +83,12 @@ func helloError(addr string, err error) error {
 	case errors.As(err, &op) && op.Op == tlsAlert:
 		return fmt.Errorf("the metadata service at %s does not take our certificate, or wants one (xprtsec=mtls); its log says why (%w)", addr, err)
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("%s accepts connections but does not answer: is it a weft metadata service? (%w)", addr, err)
-	case errors.Is(err, metarpc.ErrMalformed), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF),
-		errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return fmt.Errorf("%s accepts connections but does not answer: is it a weft metadata service? One that starts without its catalog (etcd without a quorum) "+
+			"does not answer either, and its log says so (%w)", addr, err)
+	case errors.Is(err, metarpc.ErrMalformed):
 		return fmt.Errorf("%s is not a weft metadata service (%w)", addr, err)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return fmt.Errorf("%s has closed the connection without an answer: is it a weft metadata service? One that stops does so, too, and its log says why (%w)", addr, err)
 	}
 	return fmt.Errorf("hello with %s: %w", addr, err)
 }

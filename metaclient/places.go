@@ -16,6 +16,7 @@ type places struct {
 	mu     sync.Mutex
 	volume [16]byte     // zero: no service has told yet
 	ring   metarpc.Ring // the newest; without Owners: none yet
+	top    string       // what Welcome.Top said last
 }
 
 // known returns the ring; it has no Owners as long as no service has answered. What it holds is not to be changed.
@@ -51,6 +52,9 @@ func (p *places) learn(addr string, w *metarpc.Welcome) error {
 		return fmt.Errorf("%s serves a volume of %d shards, which had %d when it was mounted: mount it again", addr, told, shards)
 	}
 	p.volume = w.Volume
+	if w.Status == metarpc.StatusOK {
+		p.top = w.Top
+	}
 	if shards == 0 || w.Ring.Epoch > p.ring.Epoch {
 		p.ring = w.Ring
 	}

@@ -181,6 +181,14 @@ func (v *Volume) any() *Client {
 // Shards is how many shards the volume has. It never changes.
 func (v *Volume) Shards() int { return len(v.clients) }
 
+// Top is the directory of the volume that the rules for clients confine this one to, as a service has told last. It is
+// empty if there is none, or the service is too old to tell.
+func (v *Volume) Top() string {
+	v.places.mu.Lock()
+	defer v.places.mu.Unlock()
+	return v.places.top
+}
+
 // Close ends all sessions and stops everything. Calls that are not answered end with ErrClosed. ctx bounds the wait for
 // the services, not the stopping.
 func (v *Volume) Close(ctx context.Context) error {

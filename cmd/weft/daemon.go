@@ -304,21 +304,28 @@ func (d *daemon) reachService(ctx context.Context, ready func(error), cfg metacl
 // unreachable reports whether a service may be reached later: its host, the service or the network may still be starting.
 func unreachable(err error) bool {
 	var network net.Error
-	return errors.As(err, &network) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+	var unavailable *metaclient.UnavailableError
+	return errors.As(err, &network) || errors.As(err, &unavailable) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // lookupRoot finds the directory of the volume that is to be mounted.
 func (d *daemon) lookupRoot(ctx context.Context) (layout.FileID, error) {
 	id := layout.RootID
 	at := "/"
+	if top := d.meta.Top(); top != "" && !strings.HasPrefix(d.cfg.source.dir+"/", top+"/") {
+		return 0, fmt.Errorf("the rules for clients let this host use %s of the volume alone (path=), and not %s: mount %v",
+			top, d.cfg.source.dir, source{d.cfg.source.addrs, top})
+	}
 	for _, name := range strings.FieldsFunc(d.cfg.source.dir, func(r rune) bool { return r == '/' }) {
 		at = path.Join(at, name)
 		found, err := d.meta.Lookup(ctx, metarpc.Cred{}, id, name)
-		if err != nil {
+		switch above := (source{d.cfg.source.addrs, path.Dir(at)}); {
+		case errnoIn(err) == unix.ENOENT:
+			return 0, fmt.Errorf("the volume has no directory %s: mount %v and make it there, or mount another one", at, above)
+		case err != nil:
 			return 0, fmt.Errorf("directory %s of the volume: %w", at, err)
-		}
-		if found.Attr.Mode&unix.S_IFMT != unix.S_IFDIR {
-			return 0, fmt.Errorf("%s of the volume is not a directory", at)
+		case found.Attr.Mode&unix.S_IFMT != unix.S_IFDIR:
+			return 0, fmt.Errorf("%s of the volume is not a directory: mount the one that it is in, %v", at, above)
 		}
 		id = found.Attr.ID
 	}

@@ -151,8 +151,11 @@ var mountOptionTable = []option{
 		return nil
 	}},
 	{"mirror-timeout", "TIME", "how long a copy of mirrored data may leave unanswered what another copy has answered, before it is done without, 1s to 1h (default 1s)", func(o *mountOptions, v string) error {
-		d, err := time.ParseDuration(v)
-		if err != nil || d < time.Second || d > time.Hour {
+		d, err := parseTime(v)
+		if err != nil {
+			return err
+		}
+		if d < time.Second || d > time.Hour {
 			return fmt.Errorf("want a time from 1s to 1h")
 		}
 		o.mirror = d
@@ -210,8 +213,11 @@ var mountOptionTable = []option{
 	}},
 	{"nvme-keepalive", "TIME", "after how long without a sign of life of its controller a path to an NVMe namespace is given up, as the controller gives up this host, 500ms to 5s (default 5s)", func(o *mountOptions, v string) error {
 		// Not more than the default: by that the service knows when a client that was lost has nothing under way any more.
-		d, err := time.ParseDuration(v)
-		if err != nil || d < 500*time.Millisecond || d > nvmetcp.DefaultKATO || d%time.Millisecond != 0 {
+		d, err := parseTime(v)
+		if err != nil {
+			return err
+		}
+		if d < 500*time.Millisecond || d > nvmetcp.DefaultKATO || d%time.Millisecond != 0 {
 			return fmt.Errorf("want a time from 500ms to %v, in whole milliseconds", nvmetcp.DefaultKATO)
 		}
 		o.kato = d
@@ -328,6 +334,18 @@ func (o *mountOptions) passthrough() (fs.Passthrough, metarpc.Pin) {
 		return o.pass, metarpc.PinAny
 	}
 	return o.pass, metarpc.PinOnly
+}
+
+// parseTime reads a time with its unit.
+func parseTime(v string) (time.Duration, error) {
+	if _, err := strconv.ParseFloat(v, 64); err == nil && v != "0" {
+		return 0, fmt.Errorf("a time has a unit: %ss, or %sms", v, v)
+	}
+	d, err := time.ParseDuration(v)
+	if err != nil {
+		return 0, fmt.Errorf("want a number and a unit, such as 1s, 500ms or 2m")
+	}
+	return d, nil
 }
 
 func sizeOption(name, help string, least, most int64, field func(*mountOptions) *int64) option {

@@ -91,7 +91,7 @@ func NewClient(policy Policy, f Files) (*Client, error) {
 	if policy == TLS && f.Cert != "" {
 		return nil, errors.New("xprtsec=tls sends no certificate of ours: say xprtsec=mtls, or leave it out")
 	}
-	held, err := open(f)
+	held, err := open(f, false)
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +128,7 @@ func NewServer(f Files) (*Server, error) {
 	if f.CA == "" && f.CRL != "" {
 		return nil, errors.New("revoked certificates are given, and no CA whose certificates clients need")
 	}
-	held, err := open(f)
+	held, err := open(f, true)
 	if err != nil {
 		return nil, err
 	}
@@ -229,7 +229,8 @@ func (f Files) stamp() (s stamp) {
 
 // files are read again when they change.
 type files struct {
-	names Files
+	names  Files
+	server bool // the certificate is to be a server's
 
 	mu     sync.Mutex
 	held   *material
@@ -240,12 +241,30 @@ type files struct {
 // fresh is how old what is known of files may be.
 const fresh = time.Second
 
-func open(names Files) (*files, error) {
-	m, err := names.read()
-	if err != nil {
-		return nil, err
+func open(names Files, server bool) (*files, error) {
+	f := &files{names: names, server: server, looked: time.Now()}
+	var err error
+	f.held, err = f.read()
+	return f, err
+}
+
+// read reads the files, and refuses a certificate that does not do.
+func (f *files) read() (*material, error) {
+	m, err := f.names.read()
+	if err == nil && f.server {
+		err = serves(f.names.Cert, m.own[0].Leaf)
 	}
-	return &files{names: names, held: m, looked: time.Now()}, nil
+	return m, err
+}
+
+// serves says why clients would not take a certificate for a server's.
+func serves(name string, c *x509.Certificate) error {
+	if len(c.ExtKeyUsage)+len(c.UnknownExtKeyUsage) == 0 || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageServerAuth) ||
+		slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny) {
+		return nil // RFC 5280 section 4.2.1.12
+	}
+	return fmt.Errorf("certificate %s, of %q, is a client's, and clients do not take it for a server's: make one with this host's names and addresses (weftd ca issue --host)",
+		name, c.Subject.CommonName)
 }
 
 // present is what the files have in them, or had before somebody spoilt them.
@@ -260,7 +279,7 @@ func (f *files) present() *material {
 	if now == f.held.stamp || now == f.failed {
 		return f.held
 	}
-	m, err := f.names.read()
+	m, err := f.read()
 	if err != nil {
 		f.failed = now
 		slog.Error("TLS: the files have changed and are of no use; what was in them before counts", "err", err)

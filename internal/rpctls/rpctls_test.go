@@ -20,6 +20,7 @@ import (
 func TestFiles(t *testing.T) {
 	ca := tlstest.New(t)
 	own, other := ca.Issue(), ca.Issue()
+	client := ca.IssueClient("trainer")
 	junk := filepath.Join(t.TempDir(), "junk")
 	if err := os.WriteFile(junk, []byte("junk"), 0o600); err != nil {
 		t.Fatal(err)
@@ -60,6 +61,8 @@ func TestFiles(t *testing.T) {
 		{"", own, ""},
 		{"", rpctls.Files{Cert: own.Cert, Key: own.Key, CRL: junk}, "no CA"},
 		{"", rpctls.Files{CA: own.CA}, "needs a certificate"},
+		{"", client, `of "trainer", is a client's`},
+		{rpctls.Mutual, client, ""},
 	} {
 		var err error
 		if tc.policy == "" {
@@ -165,7 +168,6 @@ func TestHandshake(t *testing.T) {
 		{"server expired", rpctls.TLS, onlyCA, expired, "expired", "bad certificate", rpctls.Peer{}},
 		{"server revoked", rpctls.TLS, onlyCA, revoked, "revoked", "bad certificate", rpctls.Peer{}},
 		{"server elsewhere", rpctls.TLS, onlyCA, authority.Issue("192.0.2.1"), "not 127.0.0.1", "bad certificate", rpctls.Peer{}},
-		{"client as server", rpctls.TLS, onlyCA, client, "incompatible key usage", "bad certificate", rpctls.Peer{}},
 		{"server of another CA", rpctls.TLS, onlyCA, foreign, "unknown authority", "bad certificate", rpctls.Peer{}},
 		{"no client certificate", rpctls.TLS, onlyCA, own, "certificate required", "didn't provide a certificate", rpctls.Peer{}},
 		{"client expired", rpctls.Mutual, trust(expired), own, "bad certificate", "expired", rpctls.Peer{}},
@@ -183,6 +185,17 @@ func TestHandshake(t *testing.T) {
 		cn, sn := pair(t)
 		sn.Write([]byte("\x00\x00\x00\x04what"))
 		if _, err := newClient(t, rpctls.TLS, onlyCA).Connect(t.Context(), cn, "127.0.0.1", "weft"); !wants(err, "does not speak TLS") {
+			t.Error(err)
+		}
+	})
+	t.Run("client as server", func(t *testing.T) {
+		cn, sn := pair(t)
+		cert, err := tls.LoadX509KeyPair(client.Cert, client.Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go tls.Server(sn, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"weft"}}).Handshake() // ends with the connection
+		if _, err := newClient(t, rpctls.TLS, onlyCA).Connect(t.Context(), cn, "127.0.0.1", "weft"); !wants(err, "incompatible key usage") {
 			t.Error(err)
 		}
 	})

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -103,9 +104,20 @@ func ruleFor(list []Export, address, name string) (Export, bool) {
 	return Export{}, false
 }
 
+// pathError says that a rule names a directory which is not there.
+type pathError struct {
+	rule Export
+	why  string
+}
+
+func (e *pathError) Error() string {
+	return fmt.Sprintf("the rule for %s says path=%s, and %s: make that directory, or name another one (weft admin client set, or --export of the service)",
+		e.rule.whose(), e.rule.Path, e.why)
+}
+
 // confine finds the directory of g.Path.
 func (s *Service) confine(ctx context.Context, g *grant) error {
-	dir := layout.RootID
+	dir, at := layout.RootID, "/"
 	var way []layout.FileID
 	for _, name := range strings.FieldsFunc(g.Path, func(r rune) bool { return r == '/' }) {
 		way = append(way, dir)
@@ -118,11 +130,14 @@ func (s *Service) confine(ctx context.Context, g *grant) error {
 		if err == nil {
 			row, _, err = s.inode(ctx, entry.ID)
 		}
-		if err == nil && !isDir(row.Mode) {
-			err = errNotDir
-		}
-		if err != nil {
-			return fmt.Errorf("the rule %v: its directory: %w", g.Export, err)
+		at = path.Join(at, name)
+		switch missing := (*metarpc.Error)(nil); {
+		case errors.As(err, &missing):
+			return &pathError{g.Export, fmt.Sprintf("the volume has no directory %s", at)}
+		case err != nil:
+			return fmt.Errorf("the rule for %s: path=%s: %w", g.whose(), g.Path, err)
+		case !isDir(row.Mode):
+			return &pathError{g.Export, fmt.Sprintf("%s of the volume is not a directory", at)}
 		}
 		dir = entry.ID
 	}
@@ -215,18 +230,12 @@ func (s *Service) applyRules() {
 			sess.mu.Unlock()
 		case s.ctx.Err() != nil:
 			return
-		case isAnswer(err) || g.Path == "":
+		case errors.As(err, new(*pathError)) || g.Path == "":
 			s.end(sess, err.Error())
 		default: // the engine did not answer
 			s.log.Error("the rules for clients cannot be applied", "session", sess, "error", err)
 		}
 	}
-}
-
-// isAnswer reports whether an error is what the catalog has, and not that it could not be asked.
-func isAnswer(err error) bool {
-	var refusal *metarpc.Error
-	return errors.As(err, &refusal)
 }
 
 // confinement is what confines a session, nil if nothing does.

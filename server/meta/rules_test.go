@@ -47,8 +47,9 @@ func TestRules(t *testing.T) {
 		"*(rw)":                      {syscall.EPERM, "127.0.0.1/32(rw,no_root_squash"},
 		everything:                   {syscall.EBUSY, "1 clients off, such as 127.0.0.5 (host test)"},
 		"*(rw,no_root_squash,path=a": {syscall.EINVAL, "parenthesis"},
-		"*(rw,path=/none)":           {syscall.EINVAL, "path=/none"},
-		"*(rw,path=/other/g)":        {syscall.EINVAL, "path=/other/g"},
+		"*(rw,path=/none)":           {syscall.EINVAL, "the rule for * says path=/none, and the volume has no directory /none: make"},
+		"*(rw,path=/a/b/c/d)":        {syscall.EINVAL, "the volume has no directory /a/b/c:"},
+		"*(rw,path=/other/g)":        {syscall.EINVAL, "path=/other/g, and /other/g of the volume is not a directory: make"},
 	} {
 		if err := setRule(admin, rule); statusOf(err) != metarpc.Status(want.status) || !strings.Contains(err.Error(), want.say) {
 			t.Errorf("%s: %v, want %v and %q", rule, err, want.status, want.say)
@@ -106,6 +107,9 @@ func TestRules(t *testing.T) {
 			if err := c.finish(hdr, ch, call.op.NewResult()); statusOf(err) != metarpc.Status(call.want) {
 				t.Errorf("%s: %v %+v: %v, want %v", name, call.op, call.args, err, call.want)
 			}
+		}
+		if c.connect(); c.welcome.Top != "/a" {
+			t.Errorf("%s is told that its directory is %q", name, c.welcome.Top)
 		}
 		if st := must[metarpc.StatusResult](c, metarpc.OpStatus, &metarpc.Empty{}); len(st.Sessions) != 1 || st.Sessions[0].Client.ID != c.hello.Client.ID {
 			t.Errorf("%s sees sessions %+v", name, st.Sessions)

@@ -214,7 +214,7 @@ func (s *Service) attach(sess *session, c *conn, in *Incoming, given grant) bool
 	sess.conn, sess.address, sess.grant, sess.returned = c, address, given, true
 	sess.version.Store(c.version)
 	flush := c.enqueue(s.welcomeFrame(&metarpc.Welcome{
-		Version: c.version, Session: sess.id, Instance: s.instance, Slots: s.cfg.Slots, Lease: int64(s.cfg.Lease),
+		Version: c.version, Session: sess.id, Instance: s.instance, Slots: s.cfg.Slots, Lease: int64(s.cfg.Lease), Top: given.Path,
 	}))
 	again := make(map[uint64]*callback, len(sess.backs))
 	for _, cb := range sess.backs {

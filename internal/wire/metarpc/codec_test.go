@@ -378,6 +378,10 @@ func TestGolden(t *testing.T) {
 				Ring: Ring{Epoch: 9, Services: []string{"n1:1", "n2:2"}, Owners: []int{1, -1, 0}}})
 		}, "00000057" + "9b 01 a477656674 03 cd03f5 a26e6f" + strings.Repeat("c410 00000000000000000000000000000000", 3) + "00 00" +
 			"93 09 92 a46e313a31 a46e323a32 93 01 ff 00"},
+		{"confined", func() ([]byte, error) {
+			return AppendWelcome(nil, &Welcome{Magic: Magic, Version: 8, Volume: id, Slots: 1, Lease: 1, Top: "/a"})
+		}, "0000004a" + "9c 01 a477656674 08 00 a0" + "c410 00000000000000000000000000000000" + "c410 010000000000000000000000000000fe" +
+			"c410 00000000000000000000000000000000" + "01 01 93 00 c0 91 ff a22f61"},
 		{"call", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLookup, Cred: Cred{UID: 1000, GID: 100}}, &NameArgs{Parent: layout.RootID, Name: "a\xff"})
 		}, "00000011" + "96 02 02 07 05 94cd03e864c0c2 92 01 a261ff"},

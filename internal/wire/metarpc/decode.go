@@ -79,6 +79,10 @@ func ParseWelcome(frame []byte, speaks Versions) (*Welcome, error) {
 	w.Session, w.Volume, w.Instance = c.bin16(), c.bin16(), c.bin16()
 	slots, lease := c.int(64), c.int(64)
 	c.decode(&w.Ring, w.Version)
+	top := ""
+	if w.Version >= topVersion {
+		top = string(c.str())
+	}
 	if err := c.end(); err != nil {
 		return nil, err
 	}
@@ -100,7 +104,7 @@ func ParseWelcome(frame []byte, speaks Versions) (*Welcome, error) {
 	case lease < int64(MinLease) || lease > int64(MaxLease):
 		return nil, malformed("welcome with a lease of %v, want %v to %v", time.Duration(lease), MinLease, MaxLease)
 	}
-	w.Slots, w.Lease = int(slots), lease
+	w.Slots, w.Lease, w.Top = int(slots), lease, top
 	return w, nil
 }
 

@@ -14,7 +14,7 @@
 //
 //	kind          sender   fields after the kind
 //	0 Hello       client   magic, lowest and highest version, client, session, shard
-//	1 Welcome     service  magic, version, status, message, session, volume, instance, slots, lease, ring
+//	1 Welcome     service  magic, version, status, message, session, volume, instance, slots, lease, ring, top
 //	2 Call        client   slot, sequence, op, credential, arguments
 //	3 Reply       service  slot, sequence, status, message, result
 //	4 CallBack    service  number, op, arguments
@@ -24,11 +24,12 @@
 //
 // The client's first frame is Hello, with the magic string "weft", the versions it speaks, who it is ([ClientInfo]) and
 // the session it wants to go on with, or a zero session for a new one. Welcome answers it. A status other than OK
-// (StatusVersion, StatusBadSession, ...) comes with a message for people and ends the connection. Every Welcome of a version that both speak
-// names the volume. A client believes nothing of one that names another volume than its own, or none: that there is no such session does
-// not end the session then, and where shards are is not taken in. Whoever receives
-// something else than the expected hello is not talking to a weft peer. Before the hello is done a frame has at most
-// [MaxHello] bytes.
+// (StatusVersion, StatusBadSession, ...) comes with a message for people and ends the connection. StatusShutdown is the
+// answer of a service that cannot serve now, such as one that does not reach its catalog, and may later. Every Welcome
+// of a version that both speak names the volume. A client believes nothing of one that names another volume than its
+// own, or none: that there is no such session does not end the session then, and where shards are is not taken in.
+// Whoever receives something else than the expected hello is not talking to a weft peer. Before the hello is done a
+// frame has at most [MaxHello] bytes.
 //
 // # Versions
 //
@@ -50,8 +51,8 @@
 // Version 3 is the first. In version 4 MetaService says which versions a service speaks. Version 5 has CLIENTSET and
 // CLIENTLIST, and SessionInfo counts calls. Version 6 has what keeps a file's bytes in order when several sessions write it.
 // Version 7 has DEVICESTATES and REPORTDEVICES, for devices that do not answer. StatusResult says which data servers
-// files with too few copies wait for, and Segment says whether a file has too few. In version 8
-// LAYOUTGET says who appends under a lease.
+// files with too few copies wait for, and Segment says whether a file has too few. In version 8 Welcome says which
+// directory a client is confined to, and LAYOUTGET who appends under a lease.
 //
 // # Shards
 //

@@ -79,9 +79,17 @@ func AppendWelcome(b []byte, w *Welcome) ([]byte, error) {
 	if len(ring.Owners) == 0 {
 		ring = &Ring{Owners: []int{-1}}
 	}
-	return appendFrame(b, KindWelcome, 11, func(a *appender) error {
-		return first(a.enc.EncodeMulti(w.Magic, w.Version, uint32(w.Status), clip(w.Message), &w.Session, &w.Volume, &w.Instance,
+	elements := 11
+	if w.Version >= topVersion {
+		elements++
+	}
+	return appendFrame(b, KindWelcome, elements, func(a *appender) error {
+		err := first(a.enc.EncodeMulti(w.Magic, w.Version, uint32(w.Status), clip(w.Message), &w.Session, &w.Volume, &w.Instance,
 			w.Slots, w.Lease), a.encode(ring, w.Version))
+		if err == nil && w.Version >= topVersion {
+			err = a.enc.EncodeString(w.Top)
+		}
+		return err
 	})
 }
 

@@ -112,6 +112,7 @@ type Welcome struct {
 	Slots    int      // MinSlots to MaxSlots
 	Lease    int64    // nanoseconds, MinLease to MaxLease
 	Ring     Ring     // also with StatusMoved
+	Top      string   // since version 8: the directory of the volume that the client's rule confines it to; empty: none
 }
 
 // Ring says which service has which shard of the volume. It can be out of date.

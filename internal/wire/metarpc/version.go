@@ -8,6 +8,9 @@ const (
 	Version = 8
 )
 
+// topVersion is the first version with Welcome.Top.
+const topVersion = 8
+
 // Versions is a range of versions of a protocol.
 type Versions struct{ Lowest, Highest uint32 }
 

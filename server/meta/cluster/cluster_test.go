@@ -517,8 +517,17 @@ func TestRing(t *testing.T) {
 		defer nc.Close()
 		b, _ := metarpc.AppendHello(nil, &metarpc.Hello{Magic: metarpc.Magic, Lowest: metarpc.Version, Highest: metarpc.Version})
 		go nc.Write(b)
-		if frame, err := metarpc.ReadFrame(nc, nil, metarpc.MaxHello); err == nil {
-			t.Errorf("who is cut off from the catalog has said %x", frame)
+		frame, err := metarpc.ReadFrame(nc, nil, metarpc.MaxHello)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// It may only say what is true for ever, and that it cannot say more.
+		said, err := metarpc.ParseWelcome(frame, metarpc.Spoken)
+		if said != nil {
+			said.Message = ""
+		}
+		if want := (metarpc.Welcome{Magic: metarpc.Magic, Version: metarpc.Version, Status: metarpc.StatusShutdown, Volume: w.volume}); err != nil || !reflect.DeepEqual(*said, want) {
+			t.Errorf("a process that is cut off from the catalog has said %+v, %v", said, err)
 		}
 	})
 }
@@ -942,13 +951,13 @@ func TestTakeOver(t *testing.T) {
 	})
 }
 
-// Who comes while a process cannot say anything, or while it is about to serve the shard, waits, and need not come
-// again.
+// A client that comes while a process is no member, or while it is about to serve the shard, waits, and need not come
+// again. It hears why if that takes too long.
 func TestHelloWaits(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		a := w.start("a:1")
 		w.await(4*time.Second, "a:1")
-		hello := func() <-chan time.Duration {
+		hello := func(want metarpc.Status) <-chan time.Duration {
 			nc, err := w.dial(t.Context(), "a:1")
 			if err != nil {
 				t.Fatal(err)
@@ -967,7 +976,8 @@ func TestHelloWaits(t *testing.T) {
 					took <- 0
 					return
 				}
-				if welcome, err := metarpc.ParseWelcome(frame, metarpc.Spoken); err != nil || welcome.Status != metarpc.StatusOK {
+				welcome, err := metarpc.ParseWelcome(frame, metarpc.Spoken)
+				if err != nil || welcome.Status != want || welcome.Volume == [16]byte{} || (want == metarpc.StatusShutdown) != strings.Contains(welcome.Message, "quorum") {
 					t.Errorf("%+v, %v", welcome, err)
 				}
 				took <- time.Since(began)
@@ -976,7 +986,7 @@ func TestHelloWaits(t *testing.T) {
 		}
 		a.cutOff()
 		time.Sleep(DefaultLease)
-		early, late := hello(), hello()
+		early, late := hello(metarpc.StatusOK), hello(metarpc.StatusOK)
 		time.Sleep(helloTimeout / 2)
 		a.reconnect()
 		for _, took := range []<-chan time.Duration{early, late} {
@@ -986,7 +996,7 @@ func TestHelloWaits(t *testing.T) {
 		}
 		a.cutOff()
 		time.Sleep(DefaultLease)
-		if d := <-hello(); d != 0 {
+		if d := <-hello(metarpc.StatusShutdown); d < awayTimeout || d > helloTimeout-time.Second { // the client still listens
 			t.Errorf("answered after %v by a process that has no catalog", d)
 		}
 		a.reconnect()
@@ -997,7 +1007,7 @@ func TestHelloWaits(t *testing.T) {
 		for !a.running().has(0) {
 			time.Sleep(time.Millisecond)
 		}
-		if d := <-hello(); d == 0 || d > startTimeout {
+		if d := <-hello(metarpc.StatusOK); d == 0 || d > startTimeout {
 			t.Errorf("answered after %v by a process that has just started", d)
 		}
 	})

@@ -24,6 +24,7 @@ const DefaultLease = 5 * time.Second
 
 const (
 	helloTimeout = 10 * time.Second      // for a connection's first frames
+	awayTimeout  = 8 * time.Second       // for this process to be a member again, before its clients hear that it is not: they wait helloTimeout
 	tellTimeout  = 10 * time.Second      // for a member that is told to look
 	giveTimeout  = 5 * time.Second       // for the calls of a shard that is given away
 	startTimeout = 2 * time.Second       // for a service that is starting, before its clients are sent to look elsewhere
@@ -239,6 +240,16 @@ func (n *Node) awaitMember(patience time.Duration) *member {
 	}
 }
 
+// away tells clients why this process is no member.
+func (n *Node) away() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.leaving || n.conns == nil {
+		return "it is going down"
+	}
+	return "it does not reach the volume's catalog (etcd without a quorum, or a database that is down), and goes on when the catalog answers; its log says more"
+}
+
 // Leave gives all shards to other members, as far as ctx allows, lets the calls of the rest end, and ends the membership, so that nobody needs to wait for its lease. If
 // ctx ends before the catalog answers, others find out by themselves.
 func (n *Node) Leave(ctx context.Context) error {
@@ -350,17 +361,16 @@ func (n *Node) serve(nc net.Conn) {
 		nc.Close()
 		return
 	}
-	m := n.awaitMember(helloTimeout)
-	if m == nil { // it cannot say anything that is true
-		nc.Close()
-		return
+	w := &metarpc.Welcome{Magic: metarpc.Magic, Volume: n.volume}
+	if m := n.awaitMember(awayTimeout); m != nil {
+		if svc := m.awaitService(hello.Shard, startTimeout); svc != nil {
+			svc.ServeConn(in, hello)
+			return
+		}
+		w.Status, w.Ring, w.Message = metarpc.StatusMoved, m.ring(), fmt.Sprintf("this service does not have shard %d", hello.Shard)
+	} else { // nothing else that it could say would be sure to be true
+		w.Status, w.Message = metarpc.StatusShutdown, n.away()
 	}
-	if svc := m.awaitService(hello.Shard, startTimeout); svc != nil {
-		svc.ServeConn(in, hello)
-		return
-	}
-	w := &metarpc.Welcome{Magic: metarpc.Magic, Status: metarpc.StatusMoved, Volume: n.volume, Ring: m.ring(),
-		Message: fmt.Sprintf("this service does not have shard %d", hello.Shard)}
 	if err := n.cfg.Door.Refuses(in); err != nil {
 		w.Status, w.Ring, w.Message = metarpc.Status(syscall.EACCES), metarpc.Ring{}, err.Error()
 	}
