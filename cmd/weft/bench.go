@@ -20,6 +20,7 @@ import (
 	"github.com/pkg/xattr"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/progress"
 	"github.com/weftfs/weft/layout"
 )
@@ -35,7 +36,7 @@ const (
 
 // benchReport is the form of `weft bench --json`. Rates are in bytes or calls per second, latencies in nanoseconds.
 type benchReport struct {
-	Directory string        `json:"directory"`
+	Directory filename.JSON `json:"directory"`
 	Devices   []benchDevice `json:"devices"`
 	Striped   benchDevice   `json:"striped"` // of a file laid out as the directory says
 	Metadata  []benchCalls  `json:"metadata"`
@@ -97,11 +98,11 @@ func runBench(ctx context.Context, c *command, args []string) error {
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("%s: %w", filename.Quote(path), err)
 	}
 	b := &bench{ctx: ctx}
 	if b.mount, err = mountOf(st.Dev); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("%s: %w", filename.Quote(path), err)
 	}
 	if err := b.room(path); err != nil {
 		return err
@@ -127,11 +128,11 @@ func runBench(ctx context.Context, c *command, args []string) error {
 func (b *bench) room(path string) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("%s: %w", filename.Quote(path), err)
 	}
 	free := int64(st.Bavail) * st.Bsize
 	if b.size = min(benchFile, free/10) / benchBlock * benchBlock; b.size < 16*benchBlock {
-		return fmt.Errorf("%s: only %s are free, which is too little for a bench", path, humanize.IBytes(uint64(free)))
+		return fmt.Errorf("%s: only %s are free, which is too little for a bench", filename.Quote(path), humanize.IBytes(uint64(free)))
 	}
 	return nil
 }
@@ -142,7 +143,7 @@ func (b *bench) run(path string, long time.Duration, form progress.Form) (*bench
 	if err := control(b.ctx, b.mount, controlRequest{Op: "status"}, &st); err != nil {
 		return nil, err
 	}
-	r := &benchReport{Directory: path, Hints: []string{}}
+	r := &benchReport{Directory: filename.JSON(path), Hints: []string{}}
 	b.parts = 3*(len(st.Devices)+1) + 4
 	b.part = long / time.Duration(b.parts)
 	stop := b.show(form)

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -29,7 +30,7 @@ type controlRequest struct {
 	File   layout.FileID `json:"file,omitempty"`
 	Device string        `json:"device,omitempty"` // where to move the file's data
 
-	Name    string            `json:"name,omitempty"`    // of data servers: devices; of the policy; what paths are like: trace
+	Name    filename.JSON     `json:"name,omitempty"`    // of data servers: devices; of the policy; what paths are like: trace
 	Devices []layout.DeviceID `json:"devices,omitempty"` // prefetch, evict
 	Limit   int64             `json:"limit,omitempty"`   // prefetch, as Run; see fs.CacheRequest
 	Run     uint64            `json:"run,omitempty"`
@@ -45,7 +46,7 @@ type controlReply struct {
 	Progress int64           `json:"progress,omitempty"` // bytes more that are done; the answer is still to come
 	Trace    []traceLine     `json:"trace,omitempty"`    // more lines; the answer is still to come
 	Lost     int64           `json:"lost,omitempty"`     // lines that were not told, in all
-	Error    string          `json:"error,omitempty"`
+	Error    filename.JSON   `json:"error,omitempty"`
 	Errno    unix.Errno      `json:"errno,omitempty"` // of the error, if it has one
 	Result   json.RawMessage `json:"result,omitempty"`
 }
@@ -249,7 +250,7 @@ func serveControl(ctx context.Context, l net.Listener, handle func(context.Conte
 				reply.Result, err = json.Marshal(result)
 			}
 			if err != nil {
-				reply.Error, reply.Errno = err.Error(), errnoIn(err)
+				reply.Error, reply.Errno = filename.JSON(err.Error()), errnoIn(err)
 			}
 			out.Encode(reply)
 		}()
@@ -273,7 +274,7 @@ func dialControl(ctx context.Context, m mountEntry) (net.Conn, int, error) {
 		}
 		c.Close()
 	}
-	return nil, 0, fmt.Errorf("%s: %w", m.Mountpoint, errNoServer)
+	return nil, 0, fmt.Errorf("%s: %w", filename.Quote(m.Mountpoint), errNoServer)
 }
 
 // peerOf is who made the socket that c is connected to.
@@ -329,7 +330,7 @@ func controlWith(ctx context.Context, m mountEntry, req controlRequest, result a
 	})
 	defer stop()
 	if err := json.NewEncoder(c).Encode(req); err != nil && ctx.Err() == nil {
-		return fmt.Errorf("%s: %w", m.Mountpoint, err)
+		return fmt.Errorf("%s: %w", filename.Quote(m.Mountpoint), err)
 	}
 	in := json.NewDecoder(c)
 	for {
@@ -337,11 +338,11 @@ func controlWith(ctx context.Context, m mountEntry, req controlRequest, result a
 		err := in.Decode(&reply)
 		switch {
 		case err != nil && ctx.Err() != nil:
-			return fmt.Errorf("%s: %w", m.Mountpoint, context.Cause(ctx))
+			return fmt.Errorf("%s: %w", filename.Quote(m.Mountpoint), context.Cause(ctx))
 		case err != nil:
-			return fmt.Errorf("%s: %w: %v", m.Mountpoint, errNoServer, err)
+			return fmt.Errorf("%s: %w: %v", filename.Quote(m.Mountpoint), errNoServer, err)
 		case reply.Error != "":
-			return fmt.Errorf("%s: %w", m.Mountpoint, &controlError{reply.Error, reply.Errno})
+			return fmt.Errorf("%s: %w", filename.Quote(m.Mountpoint), &controlError{string(reply.Error), reply.Errno})
 		case reply.Result != nil:
 			return json.Unmarshal(reply.Result, result)
 		}

@@ -24,6 +24,7 @@ import (
 	"github.com/weftfs/weft/dataplane/nfs3"
 	"github.com/weftfs/weft/dataplane/nvmetcp"
 	"github.com/weftfs/weft/fs"
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/version"
 	"github.com/weftfs/weft/internal/wire/metarpc"
@@ -313,19 +314,19 @@ func (d *daemon) lookupRoot(ctx context.Context) (layout.FileID, error) {
 	id := layout.RootID
 	at := "/"
 	if top := d.meta.Top(); top != "" && !strings.HasPrefix(d.cfg.source.dir+"/", top+"/") {
-		return 0, fmt.Errorf("the rules for clients let this host use %s of the volume alone (path=), and not %s: mount %v",
-			top, d.cfg.source.dir, source{d.cfg.source.addrs, top})
+		return 0, fmt.Errorf("the rules for clients let this host use %s of the volume alone (path=), and not %s: mount %s",
+			filename.Quote(top), filename.Quote(d.cfg.source.dir), source{d.cfg.source.addrs, top}.shown())
 	}
 	for _, name := range strings.FieldsFunc(d.cfg.source.dir, func(r rune) bool { return r == '/' }) {
 		at = path.Join(at, name)
 		found, err := d.meta.Lookup(ctx, metarpc.Cred{}, id, name)
-		switch above := (source{d.cfg.source.addrs, path.Dir(at)}); {
+		switch above := (source{d.cfg.source.addrs, path.Dir(at)}).shown(); {
 		case errnoIn(err) == unix.ENOENT:
-			return 0, fmt.Errorf("the volume has no directory %s: mount %v and make it there, or mount another one", at, above)
+			return 0, fmt.Errorf("the volume has no directory %s: mount %s and make it there, or mount another one", filename.Quote(at), above)
 		case err != nil:
-			return 0, fmt.Errorf("directory %s of the volume: %w", at, err)
+			return 0, fmt.Errorf("directory %s of the volume: %w", filename.Quote(at), err)
 		case found.Attr.Mode&unix.S_IFMT != unix.S_IFDIR:
-			return 0, fmt.Errorf("%s of the volume is not a directory: mount the one that it is in, %v", at, above)
+			return 0, fmt.Errorf("%s of the volume is not a directory: mount the one that it is in, %s", filename.Quote(at), above)
 		}
 		id = found.Attr.ID
 	}
@@ -500,7 +501,7 @@ func (d *daemon) control(ctx context.Context, req controlRequest, far *news) (an
 		}
 		return describe(*l), nil
 	case "nvme policy":
-		policy, err := nvmetcp.ParsePolicy(req.Name)
+		policy, err := nvmetcp.ParsePolicy(string(req.Name))
 		if err == nil {
 			d.nvme.SetPolicy(policy)
 		}
@@ -513,7 +514,7 @@ func (d *daemon) control(ctx context.Context, req controlRequest, far *news) (an
 		}
 		return d.verify(ctx, req.File, *req.Verify)
 	case "devices":
-		return d.cacheDevices(ctx, req.Name)
+		return d.cacheDevices(ctx, string(req.Name))
 	case "prefetch":
 		return d.fsys.Cache(ctx, self(), req.File, fs.CacheRequest{
 			Devices: req.Devices, Limit: req.Limit, Run: req.Run, Progress: func(n int64) { far.bytes.Add(n) },
@@ -649,7 +650,7 @@ func (d *daemon) askService(ctx context.Context, st *mountStatus) {
 		st.Service.Sessions = len(service.Sessions)
 		for _, s := range service.Sessions {
 			st.Service.Clients = append(st.Service.Clients, clientStatus{
-				fmt.Sprintf("%x", s.Client.ID), s.Client.Host, s.Client.Mount, s.Address, time.Unix(0, s.Renewed), s.Opens, s.Layouts, s.Calls,
+				fmt.Sprintf("%x", s.Client.ID), s.Client.Host, filename.JSON(s.Client.Mount), s.Address, time.Unix(0, s.Renewed), s.Opens, s.Layouts, s.Calls,
 			})
 		}
 		st.Service.Grace = service.Grace

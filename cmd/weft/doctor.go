@@ -22,6 +22,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/version"
 )
 
@@ -92,7 +93,7 @@ func (d *doctor) find(what, format string, args ...any) {
 }
 
 func (d *doctor) line(mark, what, text string) {
-	line := fmt.Sprintf("%s%-12s %s\n", mark, what, text)
+	line := fmt.Sprintf("%s%-12s %s\n", mark, what, filename.Escape(text))
 	io.WriteString(d.out, line)
 	d.report.WriteString(line)
 }
@@ -224,25 +225,25 @@ func (d *doctor) mount(m mountEntry) {
 	waiting := d.waiting(m)
 	if pid == 0 {
 		if m.Owner != os.Getuid() && os.Getuid() != 0 {
-			d.say("mount", "%s was mounted by user %d: ask him, or root, to run this", m.Mountpoint, m.Owner)
+			d.say("mount", "%s was mounted by user %d: ask him, or root, to run this", filename.Quote(m.Mountpoint), m.Owner)
 			return
 		}
 		d.find("mount", "%s is a mount of %s whose serving process has died: free it with umount -l %s, and mount it again. What programs had written and not made stable is lost. "+
-			"The log %s may say why it died, and dmesg if there was no memory", m.Mountpoint, m.Source, m.Mountpoint, defaultLog(m.Mountpoint))
+			"The log %s may say why it died, and dmesg if there was no memory", filename.Quote(m.Mountpoint), filename.Quote(m.Source), filename.Quote(m.Mountpoint), filename.Quote(defaultLog(m.Mountpoint)))
 		d.attachFile(defaultLog(m.Mountpoint))
 		return
 	}
 	var st mountStatus
 	if err := control(d.ctx, m, controlRequest{Op: "status"}, &st); err != nil {
-		d.find("mount", "%s is served by process %d, which does not say how it is: %v. If that lasts, weft umount --force %s and mount it again", m.Mountpoint, pid, err, m.Mountpoint)
+		d.find("mount", "%s is served by process %d, which does not say how it is: %v. If that lasts, weft umount --force %s and mount it again", filename.Quote(m.Mountpoint), pid, err, filename.Quote(m.Mountpoint))
 	} else {
-		d.say("mount", "%s is a mount of %s, served by process %d, weft %s, since %s", m.Mountpoint, m.Source, pid, st.Version, humanize.Time(st.Since))
+		d.say("mount", "%s is a mount of %s, served by process %d, weft %s, since %s", filename.Quote(m.Mountpoint), filename.Quote(m.Source), pid, st.Version, humanize.Time(st.Since))
 		d.service(&st)
 		d.devices(&st)
 	}
 	if waiting > 0 {
 		d.find("requests", "%d of programs have been waiting for a second and more. See above for what they may wait for; weft umount --force %s ends them with an error",
-			waiting, m.Mountpoint)
+			waiting, filename.Quote(m.Mountpoint))
 	}
 	all, _ := json.MarshalIndent(st, "", "  ")
 	d.attach("status of "+m.Mountpoint, all)

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/filename"
 )
 
 // Exit codes of weft. Those of mount and umount are mount(8)'s.
@@ -49,8 +51,9 @@ func mountErr(err error) error {
 	return &exitError{exitMount, err}
 }
 
-// oneLine is the message of err; errors that are joined are on lines of their own otherwise.
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+// oneLine is the message of err; errors that are joined are on lines of their own otherwise. Names in it are quoted,
+// except for those that come from elsewhere, which at least a terminal does not obey.
+func oneLine(err error) string { return filename.Escape(strings.ReplaceAll(err.Error(), "\n", "; ")) }
 
 // exitCode prints err, if any, and says what to exit with.
 func exitCode(err error) int {

@@ -14,6 +14,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/filename"
 )
 
 // helpers are what mount(8) and umount(8) call ("External helpers" in their manuals), by the name of a link to weft. Those with
@@ -64,7 +66,7 @@ func runMountHelper(ctx context.Context, c *command, args []string) error {
 			return mountErr(err)
 		}
 		if *verbose {
-			fmt.Printf("%s: %s remounted with %s\n", program, cfg.mountpoint, strings.Join(words, ","))
+			fmt.Printf("%s: %s remounted with %s\n", program, filename.Quote(cfg.mountpoint), strings.Join(words, ","))
 		}
 		return nil
 	}
@@ -73,7 +75,7 @@ func runMountHelper(ctx context.Context, c *command, args []string) error {
 	}
 	if *fake {
 		if *verbose {
-			fmt.Printf("%s: %s would be mounted on %s with the options %s\n", program, cfg.name, cfg.mountpoint, strings.Join(words, ","))
+			fmt.Printf("%s: %s would be mounted on %s with the options %s\n", program, filename.Quote(cfg.name), filename.Quote(cfg.mountpoint), strings.Join(words, ","))
 		}
 		return nil
 	}
@@ -85,7 +87,7 @@ func runMountHelper(ctx context.Context, c *command, args []string) error {
 		keepInTable(cfg.name, cfg.mountpoint, *verbose)
 	}
 	if m, err := mountAt(cfg.mountpoint); err == nil && *verbose {
-		fmt.Printf("%s: %s mounted on %s type %s, served by process %d\n", program, m.Source, m.Mountpoint, fsType, serverOf(ctx, m))
+		fmt.Printf("%s: %s mounted on %s type %s, served by process %d\n", program, filename.Quote(m.Source), filename.Quote(m.Mountpoint), fsType, serverOf(ctx, m))
 	}
 	return nil
 }

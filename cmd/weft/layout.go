@@ -12,6 +12,7 @@ import (
 	"github.com/pkg/xattr"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -21,7 +22,7 @@ const layoutXattr = "weft.layout"
 
 // fileLayout is the form of `weft layout FILE --json`.
 type fileLayout struct {
-	File        string         `json:"file"`
+	File        filename.JSON  `json:"file"`
 	Size        int64          `json:"size"`
 	StripeUnit  int64          `json:"stripe_unit"`
 	StripeCount int            `json:"stripe_count"`
@@ -73,12 +74,12 @@ func describe(d metarpc.Described) fileLayout {
 
 // dirPolicy is the form of `weft layout DIR --json`.
 type dirPolicy struct {
-	Directory   string `json:"directory"`
-	StripeUnit  int64  `json:"stripe_unit"`
-	StripeCount int    `json:"stripe_count"`
-	Mirrors     int    `json:"mirrors"`
-	Placement   string `json:"placement"`
-	MinCopies   int    `json:"min_copies"`
+	Directory   filename.JSON `json:"directory"`
+	StripeUnit  int64         `json:"stripe_unit"`
+	StripeCount int           `json:"stripe_count"`
+	Mirrors     int           `json:"mirrors"`
+	Placement   string        `json:"placement"`
+	MinCopies   int           `json:"min_copies"`
 }
 
 func runLayout(ctx context.Context, c *command, args []string) error {
@@ -90,29 +91,29 @@ func runLayout(ctx context.Context, c *command, args []string) error {
 	path := fl.Arg(0)
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("%s: %w", filename.Quote(path), err)
 	}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFDIR:
 		return showPolicy(path, *asJSON)
 	case unix.S_IFREG:
 	default:
-		return fmt.Errorf("%s: only regular files and directories have a layout", path)
+		return fmt.Errorf("%s: only regular files and directories have a layout", filename.Quote(path))
 	}
 	m, err := mountOf(st.Dev)
 	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("%s: %w", filename.Quote(path), err)
 	}
 	var l fileLayout
 	if err := control(ctx, m, controlRequest{Op: "layout", File: layout.FileID(st.Ino)}, &l); err != nil {
 		return err
 	}
-	l.File, l.Size = path, st.Size
+	l.File, l.Size = filename.JSON(path), st.Size
 	if *asJSON {
 		return json.NewEncoder(os.Stdout).Encode(l)
 	}
 	fmt.Printf("%s: %s, stripe unit %s, %d data servers in each of %d mirrors\n",
-		path, humanize.IBytes(uint64(l.Size)), humanize.IBytes(uint64(l.StripeUnit)), l.StripeCount, len(l.Mirrors))
+		filename.Quote(path), humanize.IBytes(uint64(l.Size)), humanize.IBytes(uint64(l.StripeUnit)), l.StripeCount, len(l.Mirrors))
 	for i, m := range l.Mirrors {
 		for _, s := range m.Servers {
 			if s.DataFile == "" {
@@ -143,10 +144,10 @@ func showPolicy(path string, asJSON bool) error {
 	}
 	p = p.Or(layout.Policy{Placement: layout.PlacementSpread, MinCopies: 1})
 	if asJSON {
-		return json.NewEncoder(os.Stdout).Encode(dirPolicy{path, p.StripeUnit, p.StripeCount, p.Mirrors, p.Placement.String(), p.MinCopies})
+		return json.NewEncoder(os.Stdout).Encode(dirPolicy{filename.JSON(path), p.StripeUnit, p.StripeCount, p.Mirrors, p.Placement.String(), p.MinCopies})
 	}
 	fmt.Printf("%s: new files get stripe unit %s, stripe count %d, mirrors %d, min copies %d, placement %v\n",
-		path, humanize.IBytes(uint64(p.StripeUnit)), p.StripeCount, p.Mirrors, p.MinCopies, p.Placement)
+		filename.Quote(path), humanize.IBytes(uint64(p.StripeUnit)), p.StripeCount, p.Mirrors, p.MinCopies, p.Placement)
 	return nil
 }
 
@@ -191,9 +192,9 @@ func runLayoutSet(_ context.Context, c *command, args []string) error {
 	}
 	path := fl.Arg(0)
 	if st, err := os.Stat(path); err != nil {
-		return fmt.Errorf("%s: %w", path, errnoOf(err))
+		return fmt.Errorf("%s: %w", filename.Quote(path), errnoOf(err))
 	} else if !st.IsDir() {
-		return fmt.Errorf("%s: not a directory; a file keeps the layout it was made with", path)
+		return fmt.Errorf("%s: not a directory; a file keeps the layout it was made with", filename.Quote(path))
 	}
 	value, err := xattr.Get(path, layoutXattr)
 	if err != nil {
@@ -209,10 +210,10 @@ func runLayoutSet(_ context.Context, c *command, args []string) error {
 	}
 	err = xattr.Set(path, layoutXattr, []byte(p.String()))
 	if e := errnoOf(err); p.MinCopies != 0 && (e == unix.ENOTSUP || e == unix.EINVAL) {
-		return fmt.Errorf("%s: %w: a metadata service of the volume does not know --min-copies; weft admin meta ls shows their versions, upgrade weftd there first", path, e)
+		return fmt.Errorf("%s: %w: a metadata service of the volume does not know --min-copies; weft admin meta ls shows their versions, upgrade weftd there first", filename.Quote(path), e)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", path, errnoOf(err))
+		return fmt.Errorf("%s: %w", filename.Quote(path), errnoOf(err))
 	}
 	return nil
 }
@@ -220,9 +221,9 @@ func runLayoutSet(_ context.Context, c *command, args []string) error {
 // notWeft explains why a path has no layout attribute.
 func notWeft(path string, err error) error {
 	if e := errnoOf(err); e == unix.ENOTSUP || e == unix.ENODATA {
-		return fmt.Errorf("%s: not on a weft mount", path)
+		return fmt.Errorf("%s: not on a weft mount", filename.Quote(path))
 	}
-	return fmt.Errorf("%s: %w", path, errnoOf(err))
+	return fmt.Errorf("%s: %w", filename.Quote(path), errnoOf(err))
 }
 
 // errnoOf strips what pkg/xattr wraps around an errno.

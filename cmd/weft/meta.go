@@ -13,6 +13,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/metaclient"
 )
@@ -81,7 +82,7 @@ func (st *metaStatus) print(out io.Writer) {
 		if s.Protocol != "" {
 			version += ", protocol " + s.Protocol
 		}
-		fmt.Fprintf(w, "%s\t%s\tshards %s\t%d sessions\t%s\ton %s, started %s\n", s.Address, state, shardList(s.Shards), s.Sessions, version, s.Host,
+		fmt.Fprintf(w, "%s\t%s\tshards %s\t%d sessions\t%s\ton %s, started %s\n", s.Address, state, shardList(s.Shards), s.Sessions, version, filename.Quote(s.Host),
 			humanize.Time(s.Started))
 	}
 	w.Flush()

@@ -14,6 +14,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/filename"
 )
 
 // mountConfig is one mount as the command line has it.
@@ -102,25 +104,26 @@ func (cfg mountConfig) check() error {
 
 // checkMountpoint refuses what cannot be mounted on. A directory that is not empty is allowed, as mount(8) does.
 func checkMountpoint(path string) error {
+	shown := filename.Quote(path)
 	list, err := weftMounts()
 	if err != nil {
 		return err
 	}
 	for _, m := range list {
 		if m.Mountpoint == path {
-			return fmt.Errorf("mount point %s is already a weft mount of %s; unmount it first: weft umount %s", path, m.Source, path)
+			return fmt.Errorf("mount point %s is already a weft mount of %s; unmount it first: weft umount %s", shown, filename.Quote(m.Source), shown)
 		}
 	}
 	var st unix.Stat_t
 	switch err := unix.Stat(path, &st); {
 	case errors.Is(err, unix.ENOENT):
-		return fmt.Errorf("mount point %s does not exist; make it: mkdir -p %s", path, path)
+		return fmt.Errorf("mount point %s does not exist; make it: mkdir -p %s", shown, shown)
 	case errors.Is(err, unix.ENOTCONN):
-		return fmt.Errorf("mount point %s is a mount whose serving process has died; free it: umount -l %s", path, path)
+		return fmt.Errorf("mount point %s is a mount whose serving process has died; free it: umount -l %s", shown, shown)
 	case err != nil:
-		return fmt.Errorf("mount point %s: %w", path, err)
+		return fmt.Errorf("mount point %s: %w", shown, err)
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return fmt.Errorf("mount point %s is not a directory", path)
+		return fmt.Errorf("mount point %s is not a directory", shown)
 	}
 	return nil
 }
@@ -189,7 +192,7 @@ func startServer(ctx context.Context, cfg mountConfig, args []string) error {
 	said, err := bufio.NewReader(r).ReadString('\n')
 	if why, ok := strings.CutPrefix(strings.TrimSpace(said), inBackground); ok {
 		fmt.Fprintf(os.Stderr, "%s: %s: %s; tried again in the background by process %d, whose log is %s\n",
-			program, cfg.mountpoint, why, server.Process.Pid, log.Name())
+			program, filename.Quote(cfg.mountpoint), why, server.Process.Pid, filename.Quote(log.Name()))
 		return server.Process.Release()
 	} else if said = strings.TrimSpace(said); said != "" {
 		code := exitMount
@@ -204,9 +207,9 @@ func startServer(ctx context.Context, cfg mountConfig, args []string) error {
 	if m, err := mountAt(cfg.mountpoint); err != nil {
 		// The pipe also closes when the process dies.
 		state, _ := server.Process.Wait()
-		return fmt.Errorf("the serving process ended (%v) before %s was usable; its log is %s", state, cfg.mountpoint, log.Name())
+		return fmt.Errorf("the serving process ended (%v) before %s was usable; its log is %s", state, filename.Quote(cfg.mountpoint), filename.Quote(log.Name()))
 	} else if m.Source != cfg.name {
-		return fmt.Errorf("something else was mounted on %s meanwhile: %s", cfg.mountpoint, m.Source)
+		return fmt.Errorf("something else was mounted on %s meanwhile: %s", filename.Quote(cfg.mountpoint), filename.Quote(m.Source))
 	}
 	return server.Process.Release()
 }

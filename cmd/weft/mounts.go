@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/filename"
 )
 
 // fsType is how the kernel names weft mounts.
@@ -116,7 +118,7 @@ func mountAt(path string) (mountEntry, error) {
 			return list[i], nil
 		}
 	}
-	return mountEntry{}, fmt.Errorf("%s is not a weft mount; `weft status` lists them", path)
+	return mountEntry{}, fmt.Errorf("%s is not a weft mount; `weft status` lists them", filename.Quote(path))
 }
 
 // topmost returns the mount's own options as the kernel shows them, or an error if another mount lies over it, which whatever is done by
@@ -134,7 +136,7 @@ func topmost(m mountEntry) (options string, err error) {
 		}
 	}
 	if dev != fmt.Sprintf("%d:%d", unix.Major(m.Dev), unix.Minor(m.Dev)) {
-		return "", fmt.Errorf("another file system is mounted over the one on %s (%s): unmount that first", m.Mountpoint, over)
+		return "", fmt.Errorf("another file system is mounted over the one on %s (%s): unmount that first", filename.Quote(m.Mountpoint), over)
 	}
 	return options, nil
 }
@@ -175,7 +177,7 @@ func cleanMountpoint(path string) (string, error) {
 		}
 		abs = target
 	}
-	return "", fmt.Errorf("%s: %w", path, unix.ELOOP)
+	return "", fmt.Errorf("%s: %w", filename.Quote(path), unix.ELOOP)
 }
 
 // maxLinks is how many symbolic links a path may lead through, as in the kernel.

@@ -15,6 +15,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/progress"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -141,14 +142,14 @@ func runLayoutMove(ctx context.Context, c *command, args []string) error {
 	path := fl.Arg(0)
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("%s: %w", filename.Quote(path), err)
 	}
 	if kind := st.Mode & unix.S_IFMT; kind != unix.S_IFDIR && kind != unix.S_IFREG {
-		return fmt.Errorf("%s: only regular files have data, and directories files", path)
+		return fmt.Errorf("%s: only regular files have data, and directories files", filename.Quote(path))
 	}
 	m, err := mountOf(st.Dev)
 	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("%s: %w", filename.Quote(path), err)
 	}
 	mv := &mover{mount: m, to: *to, moving: map[layout.FileID]moveState{}, sizes: map[layout.FileID]int64{}}
 	began := time.Now()
@@ -280,7 +281,7 @@ func (mv *mover) one(ctx context.Context, f fileToMove) {
 		p.done += f.size
 		mv.mu.Unlock()
 		if err != nil && ctx.Err() == nil {
-			mv.fail(fmt.Errorf("%s: %w", f.path, err))
+			mv.fail(fmt.Errorf("%s: %w", filename.Quote(f.path), err))
 		}
 		return
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/nvmeauth"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -328,7 +329,7 @@ func runPolicy(ctx context.Context, c *command, args []string) error {
 	if err != nil {
 		return err
 	}
-	return control(ctx, m, controlRequest{Op: "nvme policy", Name: fl.Arg(1)}, &struct{}{})
+	return control(ctx, m, controlRequest{Op: "nvme policy", Name: filename.JSON(fl.Arg(1))}, &struct{}{})
 }
 
 // addPaths says how a mount reaches a namespace. Each address is there, also one that is not connected.

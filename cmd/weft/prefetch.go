@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	weftfs "github.com/weftfs/weft/fs"
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/progress"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -56,12 +57,12 @@ func (j *cacheJob) find(ctx context.Context, paths []string, found chan<- cacheF
 	for _, path := range paths {
 		var top unix.Stat_t
 		if err := unix.Stat(path, &top); err != nil {
-			failed = append(failed, fmt.Errorf("%s: %w", path, err))
+			failed = append(failed, fmt.Errorf("%s: %w", filename.Quote(path), err))
 			continue
 		}
 		mount, err := j.mount(ctx, top.Dev)
 		if err != nil {
-			failed = append(failed, fmt.Errorf("%s: %w", path, err))
+			failed = append(failed, fmt.Errorf("%s: %w", filename.Quote(path), err))
 			continue
 		}
 		real, err := filepath.EvalSymlinks(path) // WalkDir does not follow the first one either
@@ -86,7 +87,7 @@ func (j *cacheJob) find(ctx context.Context, paths []string, found chan<- cacheF
 			case errors.Is(err, unix.ENOENT): // gone since it was listed
 				return nil
 			case err != nil:
-				failed = append(failed, fmt.Errorf("%s: %w", name, err))
+				failed = append(failed, fmt.Errorf("%s: %w", filename.Quote(name), err))
 				return nil
 			case st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Dev != top.Dev:
 				return fs.SkipDir
@@ -117,7 +118,7 @@ func (j *cacheJob) mount(ctx context.Context, dev uint64) (*cacheMount, error) {
 		return nil, err
 	}
 	m := &cacheMount{mountEntry: entry}
-	if err := control(ctx, entry, controlRequest{Op: "devices", Name: j.name}, &m.devices); err != nil {
+	if err := control(ctx, entry, controlRequest{Op: "devices", Name: filename.JSON(j.name)}, &m.devices); err != nil {
 		return nil, err
 	}
 	j.mounts[dev] = m
@@ -146,7 +147,7 @@ func (t *cacheTally) leave(path string, err error) {
 		t.more++
 		return
 	}
-	t.left = append(t.left, fmt.Sprintf("%s: %s", path, oneLine(err)))
+	t.left = append(t.left, fmt.Sprintf("%s: %s", filename.Quote(path), oneLine(err)))
 }
 
 // state is how far it is.
@@ -221,7 +222,7 @@ func runPrefetch(ctx context.Context, c *command, args []string) error {
 		case errors.Is(err, syscall.EBUSY), errors.Is(err, syscall.ESTALE), errors.Is(err, syscall.ENOENT):
 			t.leave(f.path, err)
 		default:
-			t.failed = append(t.failed, fmt.Errorf("%s: %w", f.path, err))
+			t.failed = append(t.failed, fmt.Errorf("%s: %w", filename.Quote(f.path), err))
 			if len(t.failed) > prefetchNamed {
 				stop()
 			}
@@ -316,7 +317,7 @@ func runEvict(ctx context.Context, c *command, args []string) error {
 		switch {
 		case err == nil, ctx.Err() != nil, errors.Is(err, syscall.ESTALE), errors.Is(err, syscall.ENOENT):
 		case len(failed) < prefetchNamed:
-			failed = append(failed, fmt.Errorf("%s: %w", f.path, err))
+			failed = append(failed, fmt.Errorf("%s: %w", filename.Quote(f.path), err))
 		default:
 			more++
 		}

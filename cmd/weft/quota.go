@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/metaclient"
 )
@@ -73,14 +74,14 @@ func (t quotaTarget) name(c *command, fl *pflag.FlagSet) (name metarpc.QuotaName
 	path := fl.Arg(0)
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
-		return name, nil, fmt.Errorf("%s: %w", path, err)
+		return name, nil, fmt.Errorf("%s: %w", filename.Quote(path), err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-		return name, nil, fmt.Errorf("%s: not a directory; a quota is for all that is below one", path)
+		return name, nil, fmt.Errorf("%s: not a directory; a quota is for all that is below one", filename.Quote(path))
 	}
 	m, err := mountOf(st.Dev)
 	if err != nil {
-		return name, nil, fmt.Errorf("%s: %w", path, err)
+		return name, nil, fmt.Errorf("%s: %w", filename.Quote(path), err)
 	}
 	if server.hosts == "" {
 		s, err := parseSource(m.Source)
@@ -177,27 +178,27 @@ func runQuotaList(ctx context.Context, c *command, args []string) error {
 
 // quotaStatus is the form of `weft admin quota ls --json`.
 type quotaStatus struct {
-	Kind      string `json:"kind"` // tree, user or group
-	ID        uint64 `json:"id"`   // of the directory, the user or the group
-	Name      string `json:"name"` // the directory's path in the volume, or the name on this host; empty if there is none
-	Bytes     int64  `json:"bytes"`
-	Files     int64  `json:"files"` // limits; 0: none
-	UsedBytes int64  `json:"used_bytes"`
-	UsedFiles int64  `json:"used_files"`
+	Kind      string        `json:"kind"` // tree, user or group
+	ID        uint64        `json:"id"`   // of the directory, the user or the group
+	Name      filename.JSON `json:"name"` // the directory's path in the volume, or the name on this host; empty if there is none
+	Bytes     int64         `json:"bytes"`
+	Files     int64         `json:"files"` // limits; 0: none
+	UsedBytes int64         `json:"used_bytes"`
+	UsedFiles int64         `json:"used_files"`
 }
 
 func quotaStatusOf(info metarpc.QuotaInfo) quotaStatus {
-	q := quotaStatus{Kind: "tree", ID: info.Name.ID, Name: info.Path, Bytes: info.Bytes, Files: info.Files, UsedBytes: info.UsedBytes, UsedFiles: info.UsedFiles}
+	q := quotaStatus{Kind: "tree", ID: info.Name.ID, Name: filename.JSON(info.Path), Bytes: info.Bytes, Files: info.Files, UsedBytes: info.UsedBytes, UsedFiles: info.UsedFiles}
 	switch id := strconv.FormatUint(info.Name.ID, 10); info.Name.Kind {
 	case metarpc.QuotaUser:
 		q.Kind = "user"
 		if u, err := user.LookupId(id); err == nil {
-			q.Name = u.Username
+			q.Name = filename.JSON(u.Username)
 		}
 	case metarpc.QuotaGroup:
 		q.Kind = "group"
 		if g, err := user.LookupGroupId(id); err == nil {
-			q.Name = g.Name
+			q.Name = filename.JSON(g.Name)
 		}
 	}
 	return q
@@ -225,9 +226,9 @@ func printQuotas(w io.Writer, infos []metarpc.QuotaInfo, asJSON bool) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "OF\tBYTES\tLIMIT\tFILES\tLIMIT")
 	for _, q := range list {
-		name := q.Name
-		if name == "" {
-			name = plain(q.ID)
+		name := plain(q.ID)
+		if q.Name != "" {
+			name = filename.Quote(string(q.Name))
 		}
 		fmt.Fprintf(tw, "%s %s\t%s\t%s\t%d\t%s\n", q.Kind, name, humanize.IBytes(uint64(max(q.UsedBytes, 0))), limit(q.Bytes, humanize.IBytes), q.UsedFiles, limit(q.Files, plain))
 	}
@@ -236,15 +237,16 @@ func printQuotas(w io.Writer, infos []metarpc.QuotaInfo, asJSON bool) error {
 
 // dirUsage is the form of `weft du --json`.
 type dirUsage struct {
-	Path  string `json:"path"`
-	Bytes int64  `json:"bytes"`
-	Files int64  `json:"files"`
-	Dirs  int64  `json:"dirs"`
+	Path  filename.JSON `json:"path"`
+	Bytes int64         `json:"bytes"`
+	Files int64         `json:"files"`
+	Dirs  int64         `json:"dirs"`
 }
 
-func runDu(_ context.Context, c *command, args []string) error {
+func runDu(ctx context.Context, c *command, args []string) error {
 	fl := c.flags("\nNothing is walked: directories know what is below them. Bytes are those that files are long. A file with several names is counted once, where\n" +
-		"it was made, or moved to since. What other clients have written and not yet made stable is not counted.\n")
+		"it was made, or moved to since. What this mount has written is made stable first, if you may ask it to, and counted. What other clients have\n" +
+		"written and not yet made stable is not counted.\n")
 	asJSON := fl.Bool("json", false, "print an array of objects")
 	exact := fl.BoolP("bytes", "b", false, "print exact bytes")
 	const many = 1 << 20
@@ -252,17 +254,19 @@ func runDu(_ context.Context, c *command, args []string) error {
 		return err
 	}
 	list := []dirUsage{}
+	synced := map[uint64]bool{} // mounts, by st_dev
 	for _, path := range fl.Args() {
+		tellSizes(ctx, path, synced)
 		value, err := xattr.Get(path, usageXattr)
 		if errors.Is(errnoOf(err), unix.ENODATA) {
-			return fmt.Errorf("%s: not a directory", path)
+			return fmt.Errorf("%s: not a directory", filename.Quote(path))
 		}
 		if err != nil {
 			return notWeft(path, err)
 		}
-		u := dirUsage{Path: path}
+		u := dirUsage{Path: filename.JSON(path)}
 		if _, err := fmt.Sscanf(string(value), "bytes=%d files=%d dirs=%d", &u.Bytes, &u.Files, &u.Dirs); err != nil {
-			return fmt.Errorf("%s: attribute %s is %q", path, usageXattr, value)
+			return fmt.Errorf("%s: attribute %s is %q", filename.Quote(path), usageXattr, value)
 		}
 		list = append(list, u)
 	}
@@ -275,7 +279,24 @@ func runDu(_ context.Context, c *command, args []string) error {
 		if *exact {
 			size = strconv.FormatInt(u.Bytes, 10)
 		}
-		fmt.Fprintf(tw, "%s\t%d files\t%d directories\t%s\n", size, u.Files, u.Dirs, u.Path)
+		fmt.Fprintf(tw, "%s\t%d files\t%d directories\t%s\n", size, u.Files, u.Dirs, filename.Quote(string(u.Path)))
 	}
 	return tw.Flush()
+}
+
+// tellSizes has the mount of path make stable what it has written: the service counts what is. It does nothing for a
+// mount that was dealt with, or that is not the caller's.
+func tellSizes(ctx context.Context, path string, done map[uint64]bool) {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil || done[st.Dev] {
+		return // who asks for its usage gets the error
+	}
+	done[st.Dev] = true
+	m, err := mountOf(st.Dev)
+	if err != nil || os.Getuid() != 0 && os.Getuid() != m.Owner {
+		return
+	}
+	if err := control(ctx, m, controlRequest{Op: "sync", Reachable: true}, &struct{}{}); err != nil {
+		fmt.Fprintf(os.Stderr, "weft: what was written last may not be counted: %s\n", oneLine(err))
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/fs"
+	"github.com/weftfs/weft/internal/filename"
 )
 
 // remount gives a mount other flags: those that the options have, as mount(8) wants it, which merges those of fstab(5), or of the mount, into
@@ -27,7 +28,7 @@ func remount(ctx context.Context, cfg mountConfig, fake bool) error {
 		return err
 	}
 	if there, err := parseSource(m.Source); err != nil || there.String() != cfg.source.String() {
-		return fmt.Errorf("%s is a mount of %s, not of %s", m.Mountpoint, m.Source, cfg.name)
+		return fmt.Errorf("%s is a mount of %s, not of %s", filename.Quote(m.Mountpoint), filename.Quote(m.Source), filename.Quote(cfg.name))
 	}
 	var st mountStatus
 	if err := control(ctx, m, controlRequest{Op: "status"}, &st); err != nil {
@@ -37,7 +38,7 @@ func remount(ctx context.Context, cfg mountConfig, fake bool) error {
 		return err
 	}
 	if os.Geteuid() != 0 {
-		return &exitError{exitUsage, fmt.Errorf("remount %s: only root may", m.Mountpoint)}
+		return &exitError{exitUsage, fmt.Errorf("remount %s: only root may", filename.Quote(m.Mountpoint))}
 	}
 	if fake {
 		return nil
@@ -66,12 +67,12 @@ func setFlags(ctx context.Context, m mountEntry, flags uintptr) error {
 	if err := unix.Mount(m.Source, m.Mountpoint, fsType, remount, ""); err != nil {
 		if !readOnly {
 			_, undo := tell(before)
-			return errors.Join(fmt.Errorf("remount %s: %w", m.Mountpoint, err), undo)
+			return errors.Join(fmt.Errorf("remount %s: %w", filename.Quote(m.Mountpoint), err), undo)
 		}
 		if errors.Is(err, unix.EBUSY) {
-			return fmt.Errorf("%s is busy: files are open for writing, %s", m.Mountpoint, users(m, true))
+			return fmt.Errorf("%s is busy: files are open for writing, %s", filename.Quote(m.Mountpoint), users(m, true))
 		}
-		return fmt.Errorf("remount %s: %w", m.Mountpoint, err)
+		return fmt.Errorf("remount %s: %w", filename.Quote(m.Mountpoint), err)
 	}
 	if !readOnly {
 		return nil
@@ -81,7 +82,7 @@ func setFlags(ctx context.Context, m mountEntry, flags uintptr) error {
 	}
 	// As on a local file system nothing is written afterwards.
 	if err := control(ctx, m, controlRequest{Op: "sync"}, &struct{}{}); err != nil {
-		return fmt.Errorf("%s is read-only now, but not everything could be made stable: %w", m.Mountpoint, err)
+		return fmt.Errorf("%s is read-only now, but not everything could be made stable: %w", filename.Quote(m.Mountpoint), err)
 	}
 	return nil
 }

@@ -6,11 +6,11 @@ import (
 	"io"
 	"log/slog"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/weftfs/weft/fs"
+	"github.com/weftfs/weft/internal/filename"
 )
 
 const (
@@ -24,18 +24,18 @@ const (
 
 // slowRequest is a request of the kernel that a program has been waiting for.
 type slowRequest struct {
-	Op       string    `json:"op"`
-	Inode    uint64    `json:"inode"`
-	Path     string    `json:"path,omitempty"` // below the mount point; empty if it is not known
-	PID      uint32    `json:"pid"`            // the thread that waits
-	Since    time.Time `json:"since"`
-	WaitsFor string    `json:"waits_for"`
+	Op       string        `json:"op"`
+	Inode    uint64        `json:"inode"`
+	Path     filename.JSON `json:"path,omitempty"` // below the mount point; empty if it is not known
+	PID      uint32        `json:"pid"`            // the thread that waits
+	Since    time.Time     `json:"since"`
+	WaitsFor string        `json:"waits_for"`
 }
 
 func (r *slowRequest) String() string {
 	what := fmt.Sprintf("inode %d", r.Inode)
 	if r.Path != "" {
-		what += fmt.Sprintf(" (%s)", strings.Trim(strconv.Quote(r.Path), `"`))
+		what += fmt.Sprintf(" (%s)", filename.Quote(string(r.Path)))
 	}
 	return fmt.Sprintf("%s of %s, by process %d, for %v; waits for %s", r.Op, what, r.PID, time.Since(r.Since).Round(time.Second), r.WaitsFor)
 }
@@ -57,7 +57,7 @@ func (d *daemon) slow() []slowRequest {
 		if len(why) == 0 {
 			why = []string{"something in this process"}
 		}
-		list = append(list, slowRequest{f.Op, uint64(f.ID), names.Path(f.ID), f.PID, f.Began, strings.Join(why, ", or ")})
+		list = append(list, slowRequest{f.Op, uint64(f.ID), filename.JSON(names.Path(f.ID)), f.PID, f.Began, strings.Join(why, ", or ")})
 	}
 	return list
 }

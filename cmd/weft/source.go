@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 )
 
@@ -31,6 +32,9 @@ func parseSource(s string) (source, error) {
 
 // String is the canonical form, which parseSource reads back.
 func (s source) String() string { return strings.Join(s.addrs, ",") + ":" + s.dir }
+
+// shown is String for people.
+func (s source) shown() string { return filename.Quote(s.String()) }
 
 func parseHosts(s string) ([]string, error) {
 	var addrs []string

@@ -16,17 +16,18 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/rpctls"
 )
 
 // mountStatus is what a serving process says of itself, and the form of `weft status --json`.
 type mountStatus struct {
-	Mountpoint string         `json:"mountpoint"`
-	Source     string         `json:"source"`
+	Mountpoint filename.JSON  `json:"mountpoint"`
+	Source     filename.JSON  `json:"source"`
 	PID        int            `json:"pid"`
 	Version    string         `json:"version"`
 	Since      time.Time      `json:"since"`
-	Error      string         `json:"error,omitempty"` // why the rest is not known
+	Error      filename.JSON  `json:"error,omitempty"` // why the rest is not known
 	MaxWrite   int            `json:"max_write"`       // bytes the kernel sends at once
 	Transport  string         `json:"transport"`       // what serves the FUSE device: gofuse or device
 	Options    string         `json:"options"`         // weft's own, as they were given
@@ -89,14 +90,14 @@ type serviceStatus struct {
 
 // clientStatus is a session of a client with a metadata service.
 type clientStatus struct {
-	ID      string    `json:"id"`
-	Host    string    `json:"host"`
-	Mount   string    `json:"mount"`
-	Address string    `json:"address"`
-	Heard   time.Time `json:"heard"`
-	Opens   int       `json:"opens"`
-	Layouts int       `json:"layouts"` // for writing
-	Calls   uint64    `json:"calls"`
+	ID      string        `json:"id"`
+	Host    string        `json:"host"`
+	Mount   filename.JSON `json:"mount"`
+	Address string        `json:"address"`
+	Heard   time.Time     `json:"heard"`
+	Opens   int           `json:"opens"`
+	Layouts int           `json:"layouts"` // for writing
+	Calls   uint64        `json:"calls"`
 }
 
 // ringService is a metadata service of several.
@@ -170,11 +171,11 @@ func runStatus(ctx context.Context, c *command, args []string) error {
 		var st mountStatus
 		asked, cancel := context.WithTimeout(ctx, 10*time.Second)
 		if err := control(asked, m, controlRequest{Op: "status"}, &st); err != nil {
-			st = mountStatus{Error: err.Error()}
+			st = mountStatus{Error: filename.JSON(err.Error())}
 			failed = errors.Join(failed, err)
 		}
 		cancel()
-		st.Mountpoint, st.Source = m.Mountpoint, m.Source
+		st.Mountpoint, st.Source = filename.JSON(m.Mountpoint), filename.JSON(m.Source)
 		list = append(list, st)
 	}
 	if *asJSON {
@@ -190,7 +191,7 @@ func runStatus(ctx context.Context, c *command, args []string) error {
 }
 
 func (st *mountStatus) print() {
-	fmt.Printf("%s on %s\n", st.Source, st.Mountpoint)
+	fmt.Printf("%s on %s\n", filename.Quote(string(st.Source)), filename.Quote(string(st.Mountpoint)))
 	if st.Error != "" {
 		return
 	}
@@ -289,7 +290,7 @@ func (st *mountStatus) printPassthrough(out io.Writer) {
 		fmt.Fprintf(out, "  passthrough: %d files are served by the kernel, %d of them for writing\n", len(st.Passthrough), writes)
 	}
 	for _, held := range st.Service.HeldUp {
-		fmt.Fprintf(out, "  held up     %s of inode %d waits, since %s, until it is closed at %s", held.What, held.Inode, humanize.Time(held.Since), strings.Join(held.Hosts, ", "))
+		fmt.Fprintf(out, "  held up     %s of inode %d waits, since %s, until it is closed at %s", held.What, held.Inode, humanize.Time(held.Since), filename.Escape(strings.Join(held.Hosts, ", ")))
 		for _, f := range st.Passthrough {
 			if f.Inode == held.Inode {
 				fmt.Fprintf(out, "; here it was opened by processes %s", strings.Trim(fmt.Sprint(f.PIDs), "[]"))

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/dataplane"
+	"github.com/weftfs/weft/internal/filename"
 )
 
 // topSample is what a mount says to weft top, since it was mounted, or for files since somebody looks.
@@ -30,12 +31,12 @@ type topSample struct {
 }
 
 type topFile struct {
-	Inode   uint64 `json:"inode"`
-	PID     uint32 `json:"pid"`
-	Path    string `json:"path"` // empty if it is not known
-	Ops     uint64 `json:"ops"`
-	Read    int64  `json:"bytes_read"`
-	Written int64  `json:"bytes_written"`
+	Inode   uint64        `json:"inode"`
+	PID     uint32        `json:"pid"`
+	Path    filename.JSON `json:"path"` // empty if it is not known
+	Ops     uint64        `json:"ops"`
+	Read    int64         `json:"bytes_read"`
+	Written int64         `json:"bytes_written"`
 }
 
 // topFiles is how many files are named.
@@ -51,7 +52,7 @@ func (d *daemon) top(ctx context.Context) topSample {
 	for i, f := range d.fsys.Files() {
 		file := topFile{Inode: uint64(f.ID), PID: f.PID, Ops: f.Reads + f.Writes, Read: f.Read, Written: f.Written}
 		if i < topFiles {
-			file.Path = cmp.Or(names.Path(f.ID), openPath(f.PID, file.Inode, d.cfg.mountpoint))
+			file.Path = filename.JSON(cmp.Or(names.Path(f.ID), openPath(f.PID, file.Inode, d.cfg.mountpoint)))
 		}
 		s.Files = append(s.Files, file)
 	}
@@ -209,7 +210,7 @@ func (v *topView) draw(screen tcell.Screen) {
 
 // lines is the screen of some columns and lines.
 func (v *topView) lines(width, height int) []string {
-	out := []string{fmt.Sprintf("%s on %s", v.mount.Source, v.mount.Mountpoint)}
+	out := []string{fmt.Sprintf("%s on %s", filename.Quote(v.mount.Source), filename.Quote(v.mount.Mountpoint))}
 	if v.err != nil {
 		out = append(out, v.err.Error())
 	}
@@ -329,7 +330,10 @@ func (v *topView) files(r rates, width int) []string {
 		if f.Ops == was.Ops {
 			continue
 		}
-		what := cmp.Or(f.Path, "inode "+strconv.FormatUint(f.Inode, 10))
+		what := "inode " + strconv.FormatUint(f.Inode, 10)
+		if f.Path != "" {
+			what = filename.Quote(string(f.Path))
+		}
 		if runes := []rune(what); len(runes) > name {
 			what = "..." + string(runes[len(runes)-name+3:]) // its end says more
 		}
@@ -349,7 +353,11 @@ func (v *topView) clients(r rates, width int) []string {
 	calls := func(c clientStatus) uint64 { return c.Calls - min(old[c.ID], c.Calls) }
 	slices.SortStableFunc(list, func(a, b clientStatus) int { return cmp.Compare(calls(b), calls(a)) })
 	for _, c := range list {
-		t = append(t, fmt.Sprintf("%-*s %10s %8d %8d", name, cut(c.Host+" "+c.Mount, name), r.count(0, calls(c)), c.Opens, c.Layouts))
+		what := c.Host
+		if c.Mount != "" {
+			what += " " + filename.Quote(string(c.Mount))
+		}
+		t = append(t, fmt.Sprintf("%-*s %10s %8d %8d", name, cut(what, name), r.count(0, calls(c)), c.Opens, c.Layouts))
 	}
 	return t
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/weftfs/weft/internal/filename"
 )
 
 func topSamples() (before, now *topSample) {
@@ -16,7 +18,7 @@ func topSamples() (before, now *topSample) {
 		use := opUse{Ops: 100 * n, Bytes: n << 30, Latency: latency}
 		return &topSample{
 			At: at, Requests: map[string]opUse{"read": use, "lookup": {Ops: 50 * n}}, Flights: 7,
-			Files: []topFile{{Inode: 5, PID: 77, Path: strings.Repeat("long/", 40) + "n\x1bme", Ops: 100 * n, Read: int64(n << 30)}, {Inode: 6, PID: 78, Ops: n, Written: int64(n)}, {Inode: 7}},
+			Files: []topFile{{Inode: 5, PID: 77, Path: filename.JSON(strings.Repeat("long/", 40) + "n\x1bme"), Ops: 100 * n, Read: int64(n << 30)}, {Inode: 6, PID: 78, Ops: n, Written: int64(n)}, {Inode: 7}},
 			Status: mountStatus{
 				Version: "1.0", Since: time.Now(), Retained: 1 << 20,
 				Slow: []slowRequest{{Op: "read", Inode: 5, PID: 77, Since: time.Now().Add(-time.Minute), WaitsFor: "device x"}},
@@ -49,7 +51,7 @@ two:2049                     refused
 three:4420                   not used by this mount
 
 FILE                                         READ/S  WRITTEN/S   OPS/S   PROCESS
-...ng/long/long/long/long/long/long/n?me    1.0 GiB        0 B     100        77
+...ong/long/long/long/long/long/n\x1bme'    1.0 GiB        0 B     100        77
 inode 6                                         0 B        1 B     1.0        78
 
 CLIENT                                                 CALLS/S     OPEN  WRITING

@@ -15,26 +15,27 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/weftfs/weft/fs"
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/layout"
 )
 
 // traceLine is a request of the kernel that was answered.
 type traceLine struct {
-	At       time.Time `json:"at"` // when it came
-	Op       string    `json:"op"`
-	Inode    uint64    `json:"inode"`          // of a request that names something: of the directory
-	Name     string    `json:"name,omitempty"` // there
-	Path     string    `json:"path,omitempty"` // below the mount point, with the name; empty if it is not known
-	PID      uint32    `json:"pid"`            // the thread that waited
-	Command  string    `json:"command,omitempty"`
-	Offset   int64     `json:"offset"` // this and the bytes of reads and writes
-	Bytes    int       `json:"bytes"`
-	Took     int64     `json:"took_ns"`
-	Daemon   int64     `json:"daemon_ns"` // Took without the two that follow
-	Metadata int64     `json:"metadata_ns"`
-	Data     int64     `json:"data_ns"`
-	Device   string    `json:"device,omitempty"` // to which that request went that took longest
-	Slowest  int64     `json:"slowest_ns"`       // of that request
+	At       time.Time     `json:"at"` // when it came
+	Op       string        `json:"op"`
+	Inode    uint64        `json:"inode"`          // of a request that names something: of the directory
+	Name     filename.JSON `json:"name,omitempty"` // there
+	Path     filename.JSON `json:"path,omitempty"` // below the mount point, with the name; empty if it is not known
+	PID      uint32        `json:"pid"`            // the thread that waited
+	Command  filename.JSON `json:"command,omitempty"`
+	Offset   int64         `json:"offset"` // this and the bytes of reads and writes
+	Bytes    int           `json:"bytes"`
+	Took     int64         `json:"took_ns"`
+	Daemon   int64         `json:"daemon_ns"` // Took without the two that follow
+	Metadata int64         `json:"metadata_ns"`
+	Data     int64         `json:"data_ns"`
+	Device   string        `json:"device,omitempty"` // to which that request went that took longest
+	Slowest  int64         `json:"slowest_ns"`       // of that request
 }
 
 const (
@@ -73,7 +74,7 @@ func (d *daemon) trace(ctx context.Context, req *controlRequest, far *news) (any
 			if len(batch) > 0 {
 				before := names
 				names = d.fsys.Names()
-				lines = d.traceLines(batch, func(id layout.FileID) string { return cmp.Or(names.Path(id), before.Path(id)) }, commands, req.Name)
+				lines = d.traceLines(batch, func(id layout.FileID) string { return cmp.Or(names.Path(id), before.Path(id)) }, commands, string(req.Name))
 				clear(commands)
 			}
 			batch = batch[:0]
@@ -102,7 +103,7 @@ func (d *daemon) traceLines(batch []fs.Traced, known func(layout.FileID) string,
 			continue
 		}
 		line := traceLine{
-			At: r.Began, Op: r.Op, Inode: uint64(r.ID), Name: r.Name, Path: where, PID: r.PID, Command: commands[r.PID], Offset: r.Off, Bytes: r.Bytes,
+			At: r.Began, Op: r.Op, Inode: uint64(r.ID), Name: filename.JSON(r.Name), Path: filename.JSON(where), PID: r.PID, Command: filename.JSON(commands[r.PID]), Offset: r.Off, Bytes: r.Bytes,
 			Took: int64(r.Took), Daemon: int64(max(0, r.Took-r.Metadata-r.Data)), Metadata: int64(r.Metadata), Data: int64(r.Data), Slowest: int64(r.Slowest),
 		}
 		if r.Slowest > 0 {
@@ -173,7 +174,7 @@ func runTrace(ctx context.Context, c *command, args []string) error {
 		fmt.Println(traceHead)
 	}
 	lost := int64(0)
-	req := controlRequest{Op: "trace", Ops: *ops, Least: *slow, Name: *pattern}
+	req := controlRequest{Op: "trace", Ops: *ops, Least: *slow, Name: filename.JSON(*pattern)}
 	err = controlPatiently(ctx, m, req, &struct{}{}, func(r *controlReply) {
 		for i := range r.Trace {
 			if *asJSON {
@@ -239,15 +240,16 @@ func (l *traceLine) String() string {
 	if l.Device != "" {
 		device = l.Device[:8]
 	}
-	what := l.Path
-	if what == "" {
-		what = "inode " + strconv.FormatUint(l.Inode, 10)
-		if l.Name != "" {
-			what += " " + l.Name
-		}
+	what := "inode " + strconv.FormatUint(l.Inode, 10)
+	switch {
+	case l.Path != "":
+		what = filename.Quote(string(l.Path))
+	case l.Name != "":
+		what += " " + filename.Quote(string(l.Name))
 	}
-	// A name may hold what a terminal would obey.
-	what = strings.Trim(strconv.Quote(what), `"`)
-	thread := fmt.Sprintf("%d/%s", l.PID, cmp.Or(strings.Trim(strconv.Quote(l.Command), `"`), "?"))
+	thread := fmt.Sprintf("%d/?", l.PID)
+	if l.Command != "" {
+		thread = fmt.Sprintf("%d/%s", l.PID, filename.Quote(string(l.Command)))
+	}
 	return fmt.Sprintf(traceFormat, l.At.Format("15:04:05.000000"), l.Op, span(l.Took), span(l.Daemon), span(l.Metadata), span(l.Data), span(l.Slowest), device, thread, bytes, what)
 }

@@ -33,11 +33,11 @@ func TestTraceLine(t *testing.T) {
 		At: time.Date(2026, 1, 2, 3, 4, 5, 678e3, time.UTC), Op: "read", Inode: 7, Path: "dir/f\x1b[1m", PID: 12, Command: "python3", Offset: 4096, Bytes: 1 << 20,
 		Took: 1234567, Daemon: 34567, Data: 1200000, Device: "0123456789abcdef", Slowest: 1100000,
 	}
-	if got, want := line.String(), `03:04:05.000678 read              1.2ms  34.6µs        -   1.2ms    1.1ms 01234567 12/python3           1048576@4096           dir/f\x1b[1m`; got != want {
+	if got, want := line.String(), `03:04:05.000678 read              1.2ms  34.6µs        -   1.2ms    1.1ms 01234567 12/python3           1048576@4096           $'dir/f\x1b[1m'`; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	line = traceLine{At: line.At, Op: "lookup", Inode: 7, Name: "new\n", PID: 12, Took: 5e8, Metadata: 5e8}
-	if got, want := line.String(), `03:04:05.000678 lookup            500ms       -    500ms       -        - -        12/?                 -                      inode 7 new\n`; got != want {
+	if got, want := line.String(), `03:04:05.000678 lookup            500ms       -    500ms       -        - -        12/?                 -                      inode 7 $'new\x0a'`; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/filename"
 )
 
 func runUmount(ctx context.Context, c *command, args []string) error {
@@ -49,7 +51,7 @@ func umount(ctx context.Context, path string, how umountConfig) error {
 	}
 	say := func(what string) {
 		if how.verbose {
-			fmt.Printf("%s: %s (%s) %s\n", program, m.Mountpoint, m.Source, what)
+			fmt.Printf("%s: %s (%s) %s\n", program, filename.Quote(m.Mountpoint), filename.Quote(m.Source), what)
 		}
 	}
 	// Learn who serves it before it goes.
@@ -82,7 +84,7 @@ func umount(ctx context.Context, path string, how umountConfig) error {
 		say("is busy, and read-only now")
 		return nil
 	case errors.Is(err, unix.EBUSY):
-		return fmt.Errorf("%s: target is busy: %s (weft umount --force unmounts all the same)", m.Mountpoint, users(m, false))
+		return fmt.Errorf("%s: target is busy: %s (weft umount --force unmounts all the same)", filename.Quote(m.Mountpoint), users(m, false))
 	case err != nil:
 		return err
 	}
@@ -130,7 +132,7 @@ func elsewhere(m mountEntry) (found []string) {
 		seen[ns] = err == nil // or it ended meanwhile: another process of the namespace may tell
 		if slices.ContainsFunc(list, func(o mountEntry) bool { return o.Dev == m.Dev }) {
 			comm, _ := os.ReadFile(p + "/comm")
-			found = append(found, fmt.Sprintf("that of %s (pid %s)", strings.TrimSpace(string(comm)), filepath.Base(p)))
+			found = append(found, fmt.Sprintf("that of %s (pid %s)", filename.Escape(strings.TrimSpace(string(comm))), filepath.Base(p)))
 		}
 	}
 	return found
@@ -141,7 +143,7 @@ func unmount(mountpoint string, flags int) error {
 	err := unix.Unmount(mountpoint, flags|unix.UMOUNT_NOFOLLOW)
 	if !errors.Is(err, unix.EPERM) {
 		if err != nil {
-			err = fmt.Errorf("unmount %s: %w", mountpoint, err)
+			err = fmt.Errorf("unmount %s: %w", filename.Quote(mountpoint), err)
 		}
 		return err
 	}
@@ -150,7 +152,7 @@ func unmount(mountpoint string, flags int) error {
 		args = append([]string{"-z"}, args...)
 	}
 	if out, err := exec.Command("fusermount3", args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("unmount %s: %s", mountpoint, strings.TrimSpace(string(out)))
+		return fmt.Errorf("unmount %s: %s", filename.Quote(mountpoint), strings.TrimSpace(string(out)))
 	}
 	return nil
 }
@@ -218,7 +220,7 @@ func users(m mountEntry, writing bool) string {
 			target, err := os.Readlink("/proc/" + p.Name() + "/" + l)
 			if err == nil && (target == m.Mountpoint || strings.HasPrefix(target, m.Mountpoint+"/")) {
 				comm, _ := os.ReadFile("/proc/" + p.Name() + "/comm")
-				found = append(found, fmt.Sprintf("%s (pid %s)", strings.TrimSpace(string(comm)), p.Name()))
+				found = append(found, fmt.Sprintf("%s (pid %s)", filename.Escape(strings.TrimSpace(string(comm))), p.Name()))
 				break
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/progress"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -128,11 +129,11 @@ func runVerify(ctx context.Context, c *command, args []string) error {
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("%s: %w", filename.Quote(path), err)
 	}
 	var err error
 	if v.mount, err = mountOf(st.Dev); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("%s: %w", filename.Quote(path), err)
 	}
 	v.shown = progress.Show(*form, func() progress.State {
 		p := v.now()
@@ -195,7 +196,7 @@ func (v *verifier) one(ctx context.Context, f fileToMove) {
 		}
 		if err != nil {
 			if ctx.Err() == nil {
-				v.fail(fmt.Errorf("%s: %w", f.path, err))
+				v.fail(fmt.Errorf("%s: %w", filename.Quote(f.path), err))
 				v.add(func(p *verifyProgress) { p.looked++ })
 			}
 			return
@@ -209,7 +210,7 @@ func (v *verifier) one(ctx context.Context, f fileToMove) {
 		v.add(func(p *verifyProgress) { p.done += n })
 		stale = stale || st.Stale && !differs
 		for i := range st.Differ {
-			v.shown.Print(fmt.Sprintf("%s: %s", f.path, &st.Differ[i]))
+			v.shown.Print(fmt.Sprintf("%s: %s", filename.Quote(f.path), &st.Differ[i]))
 		}
 		if len(st.Differ) > 0 {
 			differs, repaired = true, repaired && st.Repaired

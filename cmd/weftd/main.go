@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/version"
 )
 
@@ -62,7 +63,7 @@ func main() {
 }
 
 // oneLine is the message of err; errors that are joined are on lines of their own otherwise.
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+func oneLine(err error) string { return filename.Escape(strings.ReplaceAll(err.Error(), "\n", "; ")) }
 
 func exitCode(err error) int {
 	if err == nil {

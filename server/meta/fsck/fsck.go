@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/nvmeauth"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -73,7 +74,7 @@ const (
 type Problem struct {
 	Kind     Kind          `json:"kind"`
 	Inode    layout.FileID `json:"inode,omitempty"`
-	Path     string        `json:"path,omitempty"`      // of the inode or entry; of several, one
+	Path     filename.JSON `json:"path,omitempty"`      // of the inode or entry; of several, one
 	Device   string        `json:"device,omitempty"`    // URL of the data server or namespace
 	DataFile string        `json:"data_file,omitempty"` // below the volume's directory
 	Detail   string        `json:"detail,omitempty"`
@@ -98,7 +99,7 @@ func (p Problem) String() string {
 		show   bool
 	}{
 		{" inode %d", p.Inode, p.Inode != 0},
-		{" %q", p.Path, p.Path != ""},
+		{" %s", filename.Quote(string(p.Path)), p.Path != ""},
 		{" on %s", p.Device, p.Device != ""},
 		{" data file %s", p.DataFile, p.DataFile != ""},
 		{": %s", p.Detail, p.Detail != ""},
@@ -521,11 +522,11 @@ func (c *checker) findPaths(ctx context.Context) error {
 		at := wanted[p.Inode]
 		switch {
 		case p.dir != 0:
-			p.Path = c.path(p.dir, p.name)
+			p.Path = filename.JSON(c.path(p.dir, p.name))
 		case c.dirs[p.Inode] != nil:
-			p.Path = c.path(p.Inode, "")
+			p.Path = filename.JSON(c.path(p.Inode, ""))
 		case at.dir != 0:
-			p.Path = c.path(at.dir, at.name)
+			p.Path = filename.JSON(c.path(at.dir, at.name))
 		}
 	}
 	return nil

@@ -858,7 +858,7 @@ func (d *damage) look(t *testing.T, r *Report) {
 	t.Helper()
 	path, lost := d.path == "", false
 	for _, p := range r.Problems {
-		path = path || strings.Contains(p.Path, d.path)
+		path = path || strings.Contains(string(p.Path), d.path)
 		lost = lost || p.Lost || p.Kind == SharedDataFile
 		if p.Repaired || p.String() == "" {
 			t.Errorf("%+v", p)
