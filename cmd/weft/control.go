@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -113,13 +114,35 @@ func (p *news) tell(to *json.Encoder, over <-chan struct{}) {
 	}
 }
 
-// controlDirs is where the sockets of mounts made by uid may be, the place for new ones first: root's in /run/weft,
-// others' in their runtime directory, or in /tmp if they have none.
+// outside is the number that a user of this user namespace has in the one around it, as the kernel shows it in uidMap:
+// root of a rootless container is somebody else there. A user without one stays what he is.
+func outside(uidMap string, uid int) int {
+	for line := range strings.Lines(uidMap) {
+		var inside, there, count int
+		if n, err := fmt.Sscan(line, &inside, &there, &count); err == nil && n == 3 && inside <= uid && uid-inside < count {
+			return there + uid - inside
+		}
+	}
+	return uid
+}
+
+// hostUID is the number of a user outside of the user namespace that we are in.
+func hostUID(uid int) int {
+	uidMap, _ := os.ReadFile("/proc/self/uid_map") // there is none without user namespaces
+	return outside(string(uidMap), uid)
+}
+
+// hostRoot reports whether we are root of the host, whose directories are root's.
+func hostRoot() bool { return hostUID(os.Getuid()) == 0 }
+
+// controlDirs is where the sockets of mounts made by uid may be, the place for new ones first: those of the host's root
+// in /run/weft, others' in their runtime directory, or in /tmp if they have none.
 func controlDirs(uid int) []string {
-	if uid == 0 {
+	there := hostUID(uid)
+	if there == 0 {
 		return []string{"/run/weft"}
 	}
-	dirs := []string{fmt.Sprintf("/run/user/%d/weft", uid), fmt.Sprintf("/tmp/weft-%d", uid)}
+	dirs := []string{fmt.Sprintf("/run/user/%d/weft", there), fmt.Sprintf("/tmp/weft-%d", there)}
 	if uid != os.Getuid() {
 		return dirs
 	}

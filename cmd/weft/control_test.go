@@ -11,8 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// TestOutside has users of a host, of unshare -Ur, and of a rootless container.
+func TestOutside(t *testing.T) {
+	for uidMap, want := range map[string][3]int{ // users 0, 7 and 70000
+		"":                                   {0, 7, 70000},
+		"         0          0 4294967295\n": {0, 7, 70000},
+		"         0       1000          1\n": {1000, 7, 70000},
+		"         0       1000          1\n         1     100000      65536\n": {1000, 100006, 70000},
+	} {
+		for i, uid := range []int{0, 7, 70000} {
+			if got := outside(uidMap, uid); got != want[i] {
+				t.Errorf("user %d of %q is %d outside, want %d", uid, uidMap, got, want[i])
+			}
+		}
+	}
+}
+
 func TestControl(t *testing.T) {
-	if os.Getuid() == 0 && os.MkdirAll("/run/weft", 0o700) != nil {
+	if hostRoot() && os.MkdirAll("/run/weft", 0o700) != nil {
 		t.Skip("missing: a /run that can be written")
 	}
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())

@@ -75,7 +75,7 @@ mount -o remount changes ro, rw, nosuid, nodev, noexec and the rules for access 
 
 /run/weft/localio/: sockets of data servers on this host.
 
-/var/log/weft/MOUNTPOINT.log: what a mount logs, unless the option log says otherwise. For others than root both are in $XDG_RUNTIME_DIR/weft, or /tmp/weft-UID.
+/var/log/weft/MOUNTPOINT.log: what a mount logs, unless the option log says otherwise. For others than root of the host both are in $XDG_RUNTIME_DIR/weft, or /tmp/weft-UID; root of a user namespace, such as a rootless container, has the UID of the user outside.
 
 /var/cache/weft/: addresses that NVMe discovery controllers have told.`}
 	sectionSee = manual.Section{Title: "SEE ALSO", Text: "weft(8), mount.weft(8), weftd(8), mount(8), umount(8), fstab(5), nfs(5), fuse(4)"}

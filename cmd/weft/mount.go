@@ -131,7 +131,7 @@ func checkMountpoint(path string) error {
 // defaultLog is where the process logs that serves a mount point for us.
 func defaultLog(mountpoint string) string {
 	dir := "/var/log/weft"
-	if os.Getuid() != 0 {
+	if !hostRoot() {
 		dir = filepath.Join(controlDirs(os.Getuid())[0], "log")
 	}
 	return filepath.Join(dir, strings.ReplaceAll(strings.Trim(mountpoint, "/"), "/", "-")+".log")
@@ -141,7 +141,7 @@ func defaultLog(mountpoint string) string {
 func (cfg mountConfig) openLog() (*os.File, error) {
 	name := cfg.options.log
 	if name == "" {
-		if os.Getuid() != 0 {
+		if !hostRoot() {
 			if _, err := privateDir(); err != nil {
 				return nil, err
 			}

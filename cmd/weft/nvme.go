@@ -65,11 +65,11 @@ func parseDiscovery(s string) ([]string, error) {
 	return addrs, nil
 }
 
-// discoveryFile is where mounts keep what these discovery controllers told last: in $XDG_CACHE_HOME/weft, or else root in /var/cache/weft and
-// others in ~/.cache/weft.
+// discoveryFile is where mounts keep what these discovery controllers told last: in $XDG_CACHE_HOME/weft, or else root
+// of the host in /var/cache/weft and others in ~/.cache/weft.
 func discoveryFile(addrs []string) (string, error) {
 	dir := "/var/cache"
-	if os.Getuid() != 0 || os.Getenv("XDG_CACHE_HOME") != "" {
+	if !hostRoot() || os.Getenv("XDG_CACHE_HOME") != "" {
 		var err error
 		if dir, err = os.UserCacheDir(); err != nil {
 			return "", err

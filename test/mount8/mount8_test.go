@@ -255,6 +255,39 @@ gone "$a"
 `, 65534)) // fusermount3 wants a user who has a name
 }
 
+// TestUserNamespace mounts as a user who is root in a user namespace, with a runtime directory and without.
+func TestUserNamespace(t *testing.T) {
+	harness.Need(t, "findmnt", "unshare", "python3", "setpriv")
+	const user = 65534
+	as := []string{"setpriv", "--reuid", fmt.Sprint(user), "--regid", fmt.Sprint(user), "--clear-groups", "unshare", "-Urm"}
+	if out, err := exec.Command(as[0], append(as[1:], "true")...).CombinedOutput(); err != nil {
+		t.Skipf("missing: user namespaces for users: %v %s", err, out)
+	}
+	v := harness.NewVolume(t, harness.Options{DataServers: 1})
+	inNamespace(t, v, fmt.Sprintf(`
+mknod -m 666 "$BASE/ns/fuse" c 10 229 # not every machine lets users open it
+mount --bind "$BASE/ns/fuse" /dev/fuse
+mount -t tmpfs -o mode=1777 none /tmp # where sockets are without a runtime directory
+mkdir /tmp/runtime /tmp/mnt
+chown %[1]d /tmp/runtime /tmp/mnt
+chmod 700 /tmp/runtime
+cat >/tmp/inside <<'END'
+fail() { echo "in the user namespace: $*"; exit 1; }
+[[ $(id -u) == 0 ]] || fail "user $(id -u)"
+weft mount "$ADDR:/" /tmp/mnt || fail "mount"
+echo text >/tmp/mnt/file || fail "cannot write"
+[[ $(cat /tmp/mnt/file) == text ]] || fail "cannot read"
+[[ -S $(echo "$1"/mount-*.sock) && -s $1/log/tmp-mnt.log ]] || fail "no socket and log in $1: $(ls -R "$1")"
+weft status /tmp/mnt | grep -q "served by" || fail "status"
+weft layout /tmp/mnt/file | grep -q device || fail "layout"
+rm /tmp/mnt/file
+weft umount /tmp/mnt || fail "umount"
+END
+want 0 env XDG_RUNTIME_DIR=/tmp/runtime %[2]s bash /tmp/inside /tmp/runtime/weft
+want 0 env -u XDG_RUNTIME_DIR %[2]s bash /tmp/inside /tmp/weft-%[1]d
+`, user, strings.Join(as, " ")))
+}
+
 // TestInstalled looks at what weft install makes.
 func TestInstalled(t *testing.T) {
 	harness.Need(t, "groff", "zsh", "fish", "systemd-analyze", "setpriv")
