@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/layout"
 )
@@ -238,8 +239,9 @@ func lockDir(dir string) (lock *os.File, err error) {
 
 // serveControl answers requests until l is closed. Each connection has a goroutine that ends with it.
 func serveControl(ctx context.Context, l net.Listener, handle func(context.Context, controlRequest, *news) (any, error)) {
+	in := descriptors.Listener(l)
 	for {
-		c, err := l.Accept()
+		c, err := in.Accept()
 		if err != nil {
 			if !errors.Is(err, net.ErrClosed) {
 				slog.Error("control socket", "err", err)

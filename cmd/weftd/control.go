@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/server/meta/catalog/pebble"
 )
 
@@ -92,8 +93,9 @@ func (c *checkpoints) serve(ctx context.Context) {
 	conns := make(chan net.Conn)
 	go func() { // ends with the listener
 		defer close(conns)
+		in := descriptors.Listener(c.l)
 		for {
-			conn, err := c.l.Accept()
+			conn, err := in.Accept()
 			if err != nil {
 				if !errors.Is(err, net.ErrClosed) {
 					c.log.Error("control socket", "err", err)

@@ -23,6 +23,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/rpctls"
 )
 
@@ -82,7 +83,7 @@ func (ca *CA) Serve(ctx context.Context, l net.Listener, log *slog.Logger) error
 		server.Shutdown(ending)
 	})
 	defer stop()
-	if err := server.ServeTLS(l, "", ""); !errors.Is(err, http.ErrServerClosed) {
+	if err := server.ServeTLS(descriptors.Listener(l), "", ""); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil

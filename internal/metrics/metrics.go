@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/hist"
 )
 
@@ -65,7 +66,7 @@ func Listen(addr string, cfg Config) (*Server, error) {
 	}
 	s := &Server{Addr: l.Addr(), http: http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}}
 	go func() { // ends with Close
-		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		if err := s.http.Serve(descriptors.Listener(l)); !errors.Is(err, http.ErrServerClosed) {
 			cfg.Log.Error("metrics are not served any more", "err", err)
 		}
 	}()

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/fileio"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 )
@@ -39,7 +40,7 @@ type file struct {
 // cache keeps files open between requests.
 type cache struct {
 	handles *handles
-	max     int // files, beyond those that requests use
+	max     int // files, beyond those that requests use; the share of descriptors may allow fewer
 	// suspect says that files may have pages of before, which were not written, see fileio.DropPages.
 	suspect bool
 
@@ -54,13 +55,16 @@ func (c *cache) init(h *handles, max int) {
 	c.recent.Init()
 }
 
+// most is how many files it may keep now, beyond those that requests use. A file may need two descriptors.
+func (c *cache) most() int { return min(descriptors.Files.Part()/2, c.max) }
+
 // get returns the file of a handle; the caller puts it back. spare, if not nil, is a file that the cache has too many:
 // the caller retires it.
 func (c *cache) get(fh wire.FileHandle) (f, spare *file, err error) {
 	if f := c.hit(fh); f != nil {
 		return f, nil, nil
 	}
-	if f, err = c.handles.open(fh); err != nil {
+	if f, err = descriptors.Retry(func() (*file, error) { return c.handles.open(fh) }); err != nil {
 		return nil, nil, err
 	}
 	if c.suspect && !f.dir {
@@ -75,7 +79,7 @@ func (c *cache) get(fh wire.FileHandle) (f, spare *file, err error) {
 	f.refs = 1
 	f.place = c.recent.PushFront(f)
 	c.files[fh] = f
-	if len(c.files) > c.max {
+	if len(c.files) > c.most() {
 		spare = c.oldest()
 	}
 	return f, spare, nil
@@ -144,6 +148,24 @@ func (c *cache) remove(f *file) {
 	delete(c.files, f.fh)
 	c.recent.Remove(f.place)
 	f.doomed = true
+}
+
+// giveBack closes the files that no request uses, except those with something to be synced. It returns how many
+// descriptors they had at least.
+func (c *cache) giveBack() (n int) {
+	var idle []*file
+	c.mu.Lock()
+	for _, f := range c.files {
+		if f.refs == 0 && !f.sync.dirty.Load() {
+			c.remove(f)
+			idle = append(idle, f)
+		}
+	}
+	c.mu.Unlock()
+	for _, f := range idle {
+		f.close()
+	}
+	return len(idle)
 }
 
 // written returns the files that no sync has covered, each with a reference.

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/fileio"
 	"github.com/weftfs/weft/internal/iobuf"
 )
@@ -139,6 +140,7 @@ func (f *file) Direct() int {
 	case unix.EINVAL, unix.EOPNOTSUPP: // as for a file whose data is compressed or encrypted
 		fd = fileio.NoDirect
 	default: // too many are open, or it has lost its name: this time buffered
+		descriptors.Short(err)
 		return fileio.NoDirect
 	}
 	if !f.direct.CompareAndSwap(0, int32(fd)) { // another request was faster

@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/descriptors"
+
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 )
 
@@ -116,7 +118,9 @@ func kernelHandle(body []byte) unix.FileHandle {
 // openAgain opens a data file once more.
 func (h *handles) openAgain(f *file, flags int) (fd int, err error) {
 	b := f.fh.Bytes()
-	return unix.OpenByHandleAt(h.mount, kernelHandle(b[:len(b)-macSize]), flags|unix.O_NOFOLLOW|unix.O_CLOEXEC)
+	return descriptors.Retry(func() (int, error) {
+		return unix.OpenByHandleAt(h.mount, kernelHandle(b[:len(b)-macSize]), flags|unix.O_NOFOLLOW|unix.O_CLOEXEC)
+	})
 }
 
 // loadKey reads the key of file handles, or makes one for an export that is empty.

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 )
@@ -25,6 +26,7 @@ func statusOf(err error) wire.Status {
 	}
 	switch e {
 	case unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS:
+		descriptors.Short(e)
 		return wire.ErrJukebox // ours to get over; the client tries again
 	}
 	return wire.StatusOf(e)

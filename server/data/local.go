@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/wire/localio"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
@@ -219,19 +220,19 @@ func lease(fd, kind int) (bool, error) {
 // accept serves clients until the listener is closed.
 func (b *broker) accept() {
 	defer b.s.wg.Done()
+	in := descriptors.Listener(b.l)
 	for {
-		nc, err := b.l.AcceptUnix()
+		c, err := in.Accept()
 		if err != nil {
-			if b.s.isClosing() {
-				return
+			if !b.s.isClosing() {
+				b.s.log.Error("clients of this host are not accepted any more", "socket", b.l.Addr(), "err", err)
 			}
-			b.s.log.Error("cannot accept clients of this host, trying on", "socket", b.l.Addr(), "err", err)
-			time.Sleep(acceptDelay)
-			continue
+			return
 		}
+		nc := c.(*net.UnixConn)
 		ses := &session{b: b, nc: nc, opens: make(chan *localio.Open, localio.MaxOpens), loans: map[uint32]*loan{}}
 		b.mu.Lock()
-		full := len(b.sessions) >= maxSessions
+		full := len(b.sessions) >= maxSessions || !descriptors.Accepted.Take()
 		if !full {
 			b.sessions[ses] = true
 		}
@@ -240,7 +241,7 @@ func (b *broker) accept() {
 			nc.Close() // perhaps shut was there before
 		}
 		if full {
-			ses.refuse(fmt.Sprintf("the data server serves %d clients on its host already", maxSessions))
+			ses.refuse("the data server serves too many clients on its host already")
 			nc.Close()
 			continue
 		}
@@ -249,6 +250,7 @@ func (b *broker) accept() {
 			defer b.s.wg.Done()
 			err := ses.serve()
 			ses.end()
+			descriptors.Accepted.Give()
 			if err != nil {
 				b.s.log.Warn("client on this host", "pid", ses.pid(), "err", err)
 			}

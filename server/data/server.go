@@ -10,11 +10,11 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/localio"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
@@ -29,9 +29,6 @@ const (
 	maxRequests     = 128       // that are read, run, or have a reply to be sent, per connection
 	maxFiles        = 4096      // cached descriptors
 )
-
-// acceptDelay is the pause after an accept that failed for want of descriptors or memory.
-const acceptDelay = 100 * time.Millisecond
 
 // Config of a server.
 type Config struct {
@@ -56,6 +53,9 @@ type Server struct {
 	tls      *rpctls.Server // nil: not offered
 	required bool
 	lock     *os.File
+	// unregister takes the cache off those that give descriptors back.
+	unregister func()
+
 	root     int // descriptor of the export
 	rootFH   wire.FileHandle
 	handles  handles
@@ -118,24 +118,18 @@ func open(cfg Config) (*Server, error) {
 		}
 		return nil, err
 	}
-	var nofile unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &nofile); err != nil {
-		lock.Close()
-		return nil, err
-	}
 	s := &Server{
 		log:       cfg.Log,
 		tls:       cfg.TLS,
 		required:  cfg.RequireTLS,
 		lock:      lock,
 		payloads:  semaphore.NewWeighted(maxPayloads),
-		maxConns:  int(min(nofile.Cur/4, 1<<16)),
+		maxConns:  descriptors.Accepted.Size(),
 		listeners: map[net.Listener]bool{},
 		conns:     map[*conn]bool{},
 		closed:    make(chan struct{}),
 	}
-	// A process may run several servers, which share its descriptors. A file may need two.
-	s.cache.init(&s.handles, int(min(nofile.Cur/16, maxFiles)))
+	s.cache.init(&s.handles, maxFiles)
 	if err := s.openExport(cfg); err != nil {
 		lock.Close()
 		return nil, err
@@ -145,6 +139,8 @@ func open(cfg Config) (*Server, error) {
 		lock.Close()
 		return nil, err
 	}
+	descriptors.Files.Join()
+	s.unregister = descriptors.OnShortage(s.cache.giveBack)
 	s.startBroker(cfg)
 	if s.tls != nil && s.tls.Mutual() {
 		go s.recheck() // ends with Shutdown
@@ -263,25 +259,15 @@ func (s *Server) Serve(l net.Listener) error {
 		delete(s.listeners, l)
 		s.mu.Unlock()
 	}()
-	failing := false
+	in := descriptors.Listener(l)
 	for {
-		nc, err := l.Accept()
-		switch {
-		case err == nil:
-			failing = false
+		nc, err := in.Accept()
+		if err == nil {
 			s.start(nc)
 			continue
-		case s.isClosing():
+		}
+		if s.isClosing() {
 			return nil
-		case errors.Is(err, unix.ECONNABORTED):
-			continue
-		case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM):
-			if !failing {
-				s.log.Error("cannot accept connections, trying on", "addr", l.Addr(), "err", err)
-			}
-			failing = true
-			time.Sleep(acceptDelay)
-			continue
 		}
 		return err
 	}
@@ -297,12 +283,15 @@ func (s *Server) isClosing() bool {
 func (s *Server) start(nc net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	full := len(s.conns) >= s.maxConns
+	full := len(s.conns) >= s.maxConns || !descriptors.Accepted.Take()
 	if full && !s.full {
 		s.log.Error("too many connections, refusing more", "connections", len(s.conns), "client", nc.RemoteAddr())
 	}
 	s.full = full
 	if full || s.closing {
+		if !full {
+			descriptors.Accepted.Give()
+		}
 		nc.Close()
 		return
 	}
@@ -317,6 +306,7 @@ func (s *Server) start(nc net.Conn) {
 		if s.broker != nil {
 			s.broker.ended(c)
 		}
+		descriptors.Accepted.Give()
 		s.mu.Lock()
 		delete(s.conns, c)
 		s.mu.Unlock()
@@ -350,6 +340,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	if first {
 		go func() { // ends with the last connection
 			s.wg.Wait()
+			s.unregister()
+			descriptors.Files.Leave()
 			s.cache.close()
 			s.verifier.close()
 			unix.Close(s.root)

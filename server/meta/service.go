@@ -3,7 +3,6 @@ package meta
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -13,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
@@ -171,29 +171,22 @@ func (s *Service) Serve(l net.Listener) error {
 		s.mu.Unlock()
 	}()
 	s.log.Info("metadata service listens", "address", l.Addr().String())
+	in := descriptors.Listener(l)
 	for {
-		nc, err := l.Accept()
-		if err == nil {
-			s.mu.Lock()
-			if s.conns == nil {
-				nc.Close()
-			} else {
-				s.tasks.Go(func() { s.serve(nc) }) // owns the connection; ends with it
+		nc, err := in.Accept()
+		if err != nil {
+			if s.draining.Load() {
+				return nil
 			}
-			s.mu.Unlock()
-			continue
-		}
-		if s.draining.Load() {
-			return nil
-		}
-		if errors.Is(err, net.ErrClosed) {
 			return fmt.Errorf("metadata service: %w", err)
 		}
-		// Out of descriptors, for example: those who are connected go on.
-		s.log.Warn("connection not accepted", "error", err)
-		if pause(s.ctx, 100*time.Millisecond) != nil {
-			return nil
+		s.mu.Lock()
+		if s.conns == nil {
+			nc.Close()
+		} else {
+			s.tasks.Go(func() { s.serve(nc) }) // owns the connection; ends with it
 		}
+		s.mu.Unlock()
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/weftfs/weft/internal/descriptors"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
@@ -28,13 +28,9 @@ const (
 	maxConnPayloads = 16 << 20  // and of one connection
 )
 
-// acceptDelay is the pause after an accept that failed for want of descriptors or memory.
-const acceptDelay = 100 * time.Millisecond
-
 // Target serves subsystems at ports.
 type Target struct {
 	log        *slog.Logger
-	maxConns   int
 	payloads   atomic.Int64  // bytes, up to maxPayloads
 	generation atomic.Uint64 // of the discovery log
 	proofs     chan struct{} // an element for each step of an authentication that runs
@@ -121,14 +117,9 @@ func New(cfg Config) (*Target, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	var nofile unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &nofile); err != nil {
-		return nil, err
-	}
 	t := &Target{
 		log:        cfg.Log,
 		stall:      stallTime,
-		maxConns:   int(min(nofile.Cur/4, 1<<16)),
 		subsystems: map[string]*subsystem{},
 		ports:      map[uint16]*port{},
 		conns:      map[*conn]bool{},
@@ -500,23 +491,16 @@ func (t *Target) discoveryChanged() {
 
 // accept accepts connections at a port until its listener is closed.
 func (t *Target) accept(p *port, l net.Listener) {
-	failing := false
+	in := descriptors.Listener(l)
 	for {
-		nc, err := l.Accept()
-		switch {
-		case err == nil:
-			failing = false
-			t.start(p, l, nc)
-		case errors.Is(err, net.ErrClosed):
-			return
-		case errors.Is(err, unix.ECONNABORTED):
-		default:
-			if !failing {
-				t.log.Error("cannot accept connections, trying on", "addr", l.Addr(), "err", err)
+		nc, err := in.Accept()
+		if err != nil {
+			if !errors.Is(err, net.ErrClosed) {
+				t.log.Error("connections are not accepted any more", "addr", l.Addr(), "err", err)
 			}
-			failing = true
-			time.Sleep(acceptDelay)
+			return
 		}
+		t.start(p, l, nc)
 	}
 }
 
@@ -524,18 +508,24 @@ func (t *Target) accept(p *port, l net.Listener) {
 func (t *Target) start(p *port, l net.Listener, nc net.Conn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	full := len(t.conns) >= t.maxConns
+	full := !descriptors.Accepted.Take()
 	if full && !t.full {
 		t.log.Error("too many connections, refusing more", "connections", len(t.conns), "host", nc.RemoteAddr())
 	}
 	t.full = full
-	if full || t.closing || p.listener != l {
+	if full {
+		nc.Close()
+		return
+	}
+	if t.closing || p.listener != l {
+		descriptors.Accepted.Give()
 		nc.Close()
 		return
 	}
 	c, err := newConn(t, p, nc)
 	if err != nil {
 		t.log.Error("cannot serve a connection", "host", nc.RemoteAddr(), "err", err)
+		descriptors.Accepted.Give()
 		nc.Close()
 		return
 	}
@@ -546,6 +536,7 @@ func (t *Target) start(p *port, l net.Listener, nc net.Conn) {
 		if err := c.serve(); err != nil {
 			t.log.Warn("connection closed", "host", nc.RemoteAddr(), "queue", c.qid, "err", err)
 		}
+		descriptors.Accepted.Give()
 		t.mu.Lock()
 		delete(t.conns, c)
 		t.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/internal/wire/peerrpc"
@@ -133,7 +134,7 @@ func Start(ctx context.Context, cfg Config) (*Node, error) {
 	}
 	if cfg.Dial == nil {
 		cfg.Dial = func(ctx context.Context, address string) (net.Conn, error) {
-			nc, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+			nc, err := descriptors.Retry(func() (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "tcp", address) })
 			if err != nil || cfg.TLS == nil {
 				return nc, err
 			}
@@ -300,35 +301,28 @@ func (n *Node) Serve(l net.Listener) error {
 		delete(n.listeners, l)
 		n.mu.Unlock()
 	}()
+	in := descriptors.Listener(l)
 	for {
-		nc, err := l.Accept()
-		if err == nil {
-			n.mu.Lock()
-			if n.conns == nil {
-				nc.Close()
-			} else {
-				n.conns[nc] = struct{}{}
-				n.tasks.Go(func() { // owns the connection; ends with it
-					n.serve(nc)
-					n.mu.Lock()
-					delete(n.conns, nc)
-					n.mu.Unlock()
-				})
+		nc, err := in.Accept()
+		if err != nil {
+			if n.ctx.Err() != nil {
+				return nil
 			}
-			n.mu.Unlock()
-			continue
-		}
-		if n.ctx.Err() != nil {
-			return nil
-		}
-		if errors.Is(err, net.ErrClosed) {
 			return fmt.Errorf("metadata service: %w", err)
 		}
-		// Out of descriptors, for example: those who are connected go on.
-		n.log.Warn("connection not accepted", "error", err)
-		if sleep(n.ctx, 100*time.Millisecond) != nil {
-			return nil
+		n.mu.Lock()
+		if n.conns == nil {
+			nc.Close()
+		} else {
+			n.conns[nc] = struct{}{}
+			n.tasks.Go(func() { // owns the connection; ends with it
+				n.serve(nc)
+				n.mu.Lock()
+				delete(n.conns, nc)
+				n.mu.Unlock()
+			})
 		}
+		n.mu.Unlock()
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	cpebble "github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/weftfs/weft/internal/descriptors"
 )
 
 // Config says where the catalog is and how much memory it may use. Zero values mean the defaults given.
@@ -46,6 +48,9 @@ const (
 	defaultMemTableBytes = 64 << 20
 	defaultMemTables     = 4
 	defaultCacheBytes    = 256 << 20
+
+	// maxOpenFiles is Pebble's own default; the share of descriptors may allow fewer.
+	maxOpenFiles = 1000
 
 	minMemTableBytes = 64 << 10
 	maxMemTableBytes = 1 << 30
@@ -112,6 +117,7 @@ func (c *Config) options() *cpebble.Options {
 		CacheSize:                   c.CacheBytes,
 		FormatMajorVersion:          format,
 		L0StopWritesThreshold:       l0StopWrites,
+		MaxOpenFiles:                min(maxOpenFiles, descriptors.Tables.Part()),
 		MemTableSize:                uint64(c.MemTableBytes),
 		MemTableStopWritesThreshold: c.MemTables,
 		Merger:                      counterMerger,

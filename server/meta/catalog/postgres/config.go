@@ -16,6 +16,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/descriptors"
 )
 
 // Config says where the catalog is. Zero values mean the defaults given.
@@ -139,7 +141,7 @@ func dial(ctx context.Context, network, addr string) (net.Conn, error) {
 			return errors.Join(err, failed)
 		},
 	}
-	return d.DialContext(ctx, network, addr)
+	return descriptors.Retry(func() (net.Conn, error) { return d.DialContext(ctx, network, addr) })
 }
 
 // settings prepares a new connection for the statements of this package.
