@@ -101,6 +101,9 @@
 // write one of several copies there, so a file that has them cannot be opened for reading and writing then (ETXTBSY). Of one that has none the data
 // file is lent for writing for such an open, or it fails, too (inode.join).
 //
+// Descriptors of data files count in descriptors.Backings. When that is used up, and in a shortage, files are opened
+// without a backing.
+//
 // What is written through us while the kernel may write the same data file must not be sent again, over what is newer: nothing is retained of it
 // (dataplane.Write.Shared), nor of what was written before (inode.unretain).
 //

@@ -15,6 +15,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/fileio"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -57,6 +58,9 @@ type way struct {
 	pass  *backing // nil: the kernel asks us for everything
 	pid   uint32   // with pass: the process that opened it
 }
+
+// errFull says that the process has too few descriptors for more.
+var errFull = errors.New("as many files are open so as the limit on descriptors (RLIMIT_NOFILE) allows")
 
 // errShared says that a file cannot be opened for mapping and writing, since the kernel would write one copy of several.
 var errShared = fmt.Errorf("it is open in passthrough, and has several copies: %w", syscall.ETXTBSY)
@@ -208,6 +212,7 @@ func (i *inode) leave(w way) {
 	i.backing = nil
 	i.passing.Store(i.passed != nil)
 	unix.Close(b.fd)
+	descriptors.Backings.Give()
 	i.fs.notify(func(k kernel) { k.endBacking(b.id) })
 }
 
@@ -215,6 +220,7 @@ func (i *inode) leave(w way) {
 func (i *inode) pass(fd int) {
 	i.closePassed(true)
 	i.passed = &passed{fd: fd}
+	descriptors.Backings.TakeAnyway()
 	i.passing.Store(true)
 	i.look()
 }
@@ -224,6 +230,7 @@ func (i *inode) pass(fd int) {
 func (i *inode) closePassed(force bool) {
 	if p := i.passed; p != nil && (force || i.backing == nil && !i.dirty()) {
 		unix.Close(p.fd)
+		descriptors.Backings.Give()
 		i.passed = nil
 		i.passing.Store(i.backing != nil)
 	}
@@ -238,9 +245,14 @@ func (i *inode) syncPassed() error {
 		return nil
 	}
 	fd, err := unix.FcntlInt(uintptr(p.fd), unix.F_DUPFD_CLOEXEC, 0) // the kernel tells one open file of an error once
-	i.mu.Unlock()
-	if err == nil {
-		err = errors.Join(fileio.Retry(unix.Fdatasync, fd), unix.Close(fd))
+	if err == unix.EMFILE {
+		err = fileio.Retry(unix.Fdatasync, p.fd) // with the lock it stays open without another number
+		i.mu.Unlock()
+	} else {
+		i.mu.Unlock()
+		if err == nil {
+			err = errors.Join(fileio.Retry(unix.Fdatasync, fd), unix.Close(fd))
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("data file that the kernel has written: %w", err)
@@ -286,6 +298,11 @@ func (i *inode) look() {
 		i.end = size
 		i.epoch++
 	}
+}
+
+// dup returns another descriptor of an open file.
+func dup(fd int) (int, error) {
+	return descriptors.Retry(func() (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) })
 }
 
 // timeless is the modification time that a data file has from retime until it is written again.
@@ -334,10 +351,16 @@ type passthrough struct {
 
 // back makes a backing for a file, nil if there can be none. fd is the data file, if it is to be written.
 func (p *passthrough) back(ctx context.Context, i *inode, write bool) (*backing, int) {
-	b, fd, err := p.tryBack(ctx, i, write)
+	b, fd, err := (*backing)(nil), -1, errFull
+	if !descriptors.Scarce() && descriptors.Backings.Take() {
+		if b, fd, err = p.tryBack(ctx, i, write); b == nil {
+			descriptors.Backings.Give()
+		}
+	}
 	if err != nil || b != nil {
+		lack := err == errFull || descriptors.Short(err)
 		p.mu.Lock()
-		known := err == nil || p.why != nil && p.why.Error() == err.Error()
+		known := err == nil || lack || p.why != nil && p.why.Error() == err.Error()
 		p.why = err
 		p.mu.Unlock()
 		if !known {
@@ -378,7 +401,7 @@ func (p *passthrough) tryBack(ctx context.Context, i *inode, write bool) (*backi
 	}
 	watched := fd
 	if write {
-		if watched, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+		if watched, err = dup(fd); err != nil {
 			(*k).endBacking(id)
 			return nil, -1, err
 		}

@@ -11,8 +11,9 @@
 // # Requests
 //
 // READ, WRITE and COMMIT go by descriptors while there is a session; everything else by RPC. A request for a file that has none
-// waits for them to be lent, for a second at most. They are kept as long as they are used now and then, of a bounded number of files. What the server refuses goes by RPC for half a minute, as the server then
-// tells why. So does each single request that fails here, whatever the reason: the application gets what the server answers.
+// waits for them to be lent, for a second at most. They are kept as long as they are used now and then, of a bounded
+// number of files (see Descriptors). What the server refuses goes by RPC for half a minute, as the server then tells
+// why. So does each single request that fails here, whatever the reason: the application gets what the server answers.
 //
 // A request that the file system does not end can be left if it is done in memory of its own, which Op.Leave asks for: what the
 // kernel has cannot be taken back. On soft mounts it is left after Config.Patience (a WRITE by Op.Overdue). Once one that was left
@@ -23,6 +24,16 @@
 // is counted. Reads and writes that wait for a disk go through an io_uring, or have a goroutine each where there is none; so
 // do those that have parts (package fileio), and syncs.
 //
+// # Descriptors
+//
+// The Targets of a process that have a session have equal parts of the share descriptors.Lent. A Target keeps
+// descriptors of files in three quarters of its part, of Config.Files files at most. When another file is lent, the
+// file that was unused for longest is closed. The last quarter is for files that are being lent or closed. It is used
+// up when most files are in use or have something to be synced. Further files are read and written by RPC then, and
+// some unused files are synced and closed.
+//
+// In a shortage (package descriptors) nothing more is lent, and all unused files are closed.
+//
 // # Stability
 //
 // An UNSTABLE write by a descriptor is in the page cache of the server's file, as one by RPC is, and has the same verifier: that of
@@ -31,10 +42,10 @@
 // what was written here: it stays in the page cache when the server goes (layout.Op.Kept, Target.token).
 //
 // The kernel tells each descriptor of a write-back that failed after it was opened, once. A descriptor with writes that were not
-// synced is therefore not closed for want of room; if it is revoked, it is synced before, and the server is told to look for failures, too. When fdatasync
-// fails here, all verifiers of that file are others from then on (Target.spoil), by RPC too, so that those who retain the data send it
-// again, whoever else may have been told of the failure. Syncs by one descriptor run one after the other, and once one has failed
-// the descriptor is of no use.
+// synced is therefore closed only if it is revoked, or for want of descriptors. It is synced before, and the server is
+// told to look for failures, too. When fdatasync fails here, all verifiers of that file are others from then on
+// (Target.spoil), by RPC too, so that those who retain the data send it again, whoever else may have been told of the
+// failure. Syncs by one descriptor run one after the other, and once one has failed the descriptor is of no use.
 //
 // # Fences
 //

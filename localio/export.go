@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/fileio"
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/layout"
@@ -286,16 +287,16 @@ func (x *export) openAt(dir int, kernel unix.FileHandle, cred layout.Credential)
 
 // lend answers an OPEN as a broker would.
 func (s *session) lend(o *wire.Open) {
-	fd, err := s.export.open(o.File.Bytes(), layout.Credential{UID: o.UID, GID: o.GID})
+	fd, err := descriptors.Retry(func() (int, error) { return s.export.open(o.File.Bytes(), layout.Credential{UID: o.UID, GID: o.GID}) })
 	if err != nil {
 		if err == unix.EBADF && !s.export.odd.Swap(true) {
 			s.t.cfg.Log.Warn("a data file is read by RPC, as its handle has not the form that those of the export have", "device", s.t.cfg.Name,
 				"because", s.t.cfg.Export.Statement, "handle", o.File)
 		}
-		s.opened(&wire.Opened{ID: o.ID, Status: nfs3.ErrAcces}, nil) // whatever it is, the server tells
+		s.opened(&wire.Opened{ID: o.ID, Status: nfs3.ErrAcces}, nil, err == unix.EMFILE || err == unix.ENFILE) // whatever it is, the server tells
 		return
 	}
-	s.opened(&wire.Opened{ID: o.ID}, []int{fd})
+	s.opened(&wire.Opened{ID: o.ID}, []int{fd}, false)
 }
 
 // permitted reports whether what was read by f before the call was read by somebody who may. Brokers take descriptors back

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/fileio"
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/layout"
@@ -104,14 +105,29 @@ func (t *Target) queued(k *task) bool {
 	if !ok {
 		return false
 	}
-	t.ringOnce.Do(func() {
-		r, err := newRing(t.reaped, t.last)
-		if t.ring.Store(r); err != nil {
-			t.cfg.Log.Info("reads and writes that wait for a disk have a thread each", "device", t.cfg.Name, "because", err)
-		}
-	})
 	r := t.ring.Load()
+	if r == nil && !t.ringless.Load() && !descriptors.Scarce() {
+		r = t.makeRing()
+	}
 	return r != nil && r.start(k, fd, op.Kind == layout.OpWrite, op.Data, op.Off)
+}
+
+// makeRing makes the ring, if nobody else has. It returns nil if there is none.
+func (t *Target) makeRing() *ring {
+	t.ringMu.Lock()
+	defer t.ringMu.Unlock()
+	if r := t.ring.Load(); r != nil || t.ringless.Load() {
+		return r
+	}
+	r, err := newRing(t.reaped, t.last)
+	switch {
+	case err == nil:
+		t.ring.Store(r)
+	case !descriptors.Short(err): // or a later request makes it
+		t.ringless.Store(true)
+		t.cfg.Log.Info("reads and writes that wait for a disk have a thread each", "device", t.cfg.Name, "because", err)
+	}
+	return r
 }
 
 // reaped ends a task that the ring has done, res being what read(2) or write(2) would return, or a negative errno.

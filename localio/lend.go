@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/layout"
 
@@ -45,7 +46,7 @@ func (t *Target) Lend(ctx context.Context, df *layout.DataFile, write bool) (fd 
 	}
 	f := s.lookup(k)
 	switch {
-	case f != nil || write && s.readOnly != "" || s.waiting == wire.MaxOpens:
+	case f != nil || write && s.readOnly != "" || s.full():
 		t.mu.Unlock()
 	default:
 		var ask *wire.Open
@@ -75,9 +76,11 @@ func (t *Target) Lend(ctx context.Context, df *layout.DataFile, write bool) (fd 
 		return -1, errors.New("the data server does not lend the file")
 	}
 	defer f.release()
-	if !write {
-		return unix.FcntlInt(uintptr(f.fd), unix.F_DUPFD_CLOEXEC, 0)
-	}
-	// An open file of its own, since the kernel tells each one once of what could not be written back.
-	return unix.Open(fmt.Sprintf("/proc/self/fd/%d", f.fd), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	return descriptors.Retry(func() (int, error) {
+		if !write {
+			return unix.FcntlInt(uintptr(f.fd), unix.F_DUPFD_CLOEXEC, 0)
+		}
+		// An open file of its own, since the kernel tells each one once of what could not be written back.
+		return unix.Open(fmt.Sprintf("/proc/self/fd/%d", f.fd), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	})
 }

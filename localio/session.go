@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/fileio"
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
@@ -46,12 +47,14 @@ type session struct {
 	kind     fileio.Kind
 	readOnly string // why nothing is lent for writing
 
-	files  map[key]*file
-	named  map[uint32]*file
-	recent list.List // of *file: those that are open, the one used last first
-	lastID uint32
-	// waiting is how many files are opening.
-	waiting int
+	files   map[key]*file
+	named   map[uint32]*file
+	recent  list.List // of *file: those that are open, the one used last first
+	lastID  uint32
+	waiting int  // files that are opening
+	held    int  // files that are opening, or whose descriptors are not closed
+	easing  bool // a goroutine calls giveBack
+	syncing int  // files that giveBack has retired and that are not closed, since they are synced first
 
 	// known are open files, or such as were, for reading and for writing, by the data file of the layout that was used. It takes
 	// no lock, and is emptied when it gets large.
@@ -80,6 +83,7 @@ type file struct {
 	kept       uint64 // see Target.token
 	early      bool   // revoked before it was lent
 	place      *list.Element
+	eased      bool // it is one of session.syncing
 
 	use    atomic.Int64 // requests that use it, and retired
 	recent atomic.Bool  // it was used since it was last looked at
@@ -301,15 +305,21 @@ func (s *session) read() error {
 	var b [wire.MaxMessage]byte
 	rights := make([]byte, unix.CmsgSpace(2*4))
 	for {
-		n, oobn, _, _, err := s.nc.ReadMsgUnix(b[:], rights)
+		n, oobn, flags, _, err := s.nc.ReadMsgUnix(b[:], rights)
 		if err != nil || n == 0 {
 			return errors.New("the data server has ended the session")
 		}
-		fds := descriptors(rights[:oobn])
+		fds := lentBy(rights[:oobn])
+		short := flags&unix.MSG_CTRUNC != 0 // the kernel had no numbers for all of them
+		if short {
+			closeAll(fds)
+			fds = nil
+			descriptors.Short(unix.EMFILE)
+		}
 		m, err := wire.Decode(b[:n])
 		switch m := m.(type) {
 		case *wire.Opened:
-			s.opened(m, fds)
+			s.opened(m, fds, short)
 			continue
 		case *wire.Revoke:
 			s.revoked(m.ID)
@@ -324,8 +334,8 @@ func (s *session) read() error {
 	}
 }
 
-// descriptors returns those that came with a packet.
-func descriptors(rights []byte) (fds []int) {
+// lentBy returns the descriptors that came with a packet.
+func lentBy(rights []byte) (fds []int) {
 	all, err := unix.ParseSocketControlMessage(rights)
 	if err != nil {
 		return nil
@@ -369,11 +379,64 @@ func (s *session) ask(k key) (*file, *wire.Open) {
 	f := &file{session: s, key: k, id: s.lastID, known: make(chan struct{})}
 	s.files[k], s.named[f.id] = f, f
 	s.waiting++
+	s.held++
 	return f, &wire.Open{ID: f.id, File: k.fh, UID: k.cred.UID, GID: k.cred.GID, Write: k.write}
 }
 
-// opened takes in the answer to an OPEN, and the descriptors that came with it.
-func (s *session) opened(m *wire.Opened, fds []int) {
+// full reports whether no more files may be lent now. Then it has room made for later ones. Target.mu is held.
+func (s *session) full() bool {
+	if s.waiting == wire.MaxOpens || descriptors.Scarce() {
+		return true
+	}
+	if s.held < s.t.bound() {
+		return false
+	}
+	if !s.easing {
+		s.easing = true
+		go func() { // ends soon: it does not wait for the syncs
+			s.giveBack(easeFiles)
+			s.t.mu.Lock()
+			s.easing = false
+			s.t.mu.Unlock()
+		}()
+	}
+	return true
+}
+
+// giveBack closes up to most files that nobody uses, beginning with those that were unused for longest. It returns how
+// many are closed now. Others are closed once they have been synced, easeFiles of them at a time.
+func (s *session) giveBack(most int) (closed int) {
+	var unused []*file
+	s.t.mu.Lock()
+	for e := s.recent.Back(); e != nil && len(unused) < most; {
+		f := e.Value.(*file)
+		e = e.Prev()
+		dirty := f.dirty.Load()
+		if f.use.Load() > 0 || dirty && s.syncing == easeFiles {
+			continue
+		}
+		if dirty {
+			f.eased = true
+			s.syncing++
+		}
+		if !f.retire() { // a request has begun to use it, and closes it
+			continue
+		}
+		unused = append(unused, f)
+		if !dirty {
+			closed++
+		}
+	}
+	s.t.mu.Unlock()
+	for _, f := range unused {
+		f.close()
+	}
+	return closed
+}
+
+// opened takes in the answer to an OPEN, and the descriptors that came with it. short says that the process had too few
+// numbers for all of them, which is not a refusal.
+func (s *session) opened(m *wire.Opened, fds []int, short bool) {
 	t := s.t
 	var st unix.Stat_t
 	good := m.Status == nfs3.OK && len(fds) > 0 && len(fds) <= 2 && unix.Fstat(fds[0], &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
@@ -394,7 +457,8 @@ func (s *session) opened(m *wire.Opened, fds []int) {
 	case waited:
 		f.state, f.refusedAt = refused, time.Now()
 		delete(s.named, f.id)
-		if f.early || len(s.files) > 4*t.cfg.Files {
+		s.held--
+		if f.early || short || len(s.files) > 4*t.cfg.Files {
 			delete(s.files, f.key)
 		}
 	}
@@ -427,7 +491,7 @@ func closeAll(fds []int) {
 // spare returns an open file to be closed, if there are too many: one that was not used for long, of those that nobody uses and
 // that have nothing to be synced. It is not keep. Target.mu is held.
 func (s *session) spare(keep *file) *file {
-	if s.recent.Len() <= s.t.cfg.Files {
+	if s.recent.Len() <= s.t.most() {
 		return nil
 	}
 	for n := 2 * s.recent.Len(); n > 0; n-- { // each gets a second chance
@@ -507,6 +571,10 @@ func (f *file) closeNow() {
 	}
 	t.mu.Lock()
 	delete(s.named, f.id)
+	s.held--
+	if f.eased {
+		s.syncing--
+	}
 	t.mu.Unlock()
 	s.send(&wire.Closed{ID: f.id, Unstable: f.dirty.Load()})
 }

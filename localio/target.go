@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"sync"
@@ -12,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/layout"
@@ -42,7 +44,7 @@ type Config struct {
 	TLS      *rpctls.Client   // nil: none
 	ReadOnly bool             // writes go by RPC
 	Dir      string           // where brokers have their sockets; empty: wire.Dir
-	Files    int              // most files kept open; 0: DefaultFiles
+	Files    int              // most files kept open, if the share of descriptors allows so many; 0: DefaultFiles
 	Idle     time.Duration    // for how long one is that is not used, or up to twice that; 0: DefaultIdle
 	Patience layout.Patience  // for how long the file system may have a request, see leave; zero: for ever
 	Export   *Export          // if it is none of weft's; nil: then all goes by RPC
@@ -67,6 +69,9 @@ const (
 	smallOnDisk = 128 << 10
 	// maxHere is how many at a time.
 	maxHere = 16
+	// easeFiles is how many unused files are closed at a time to make room, and how many of them a session syncs at a
+	// time.
+	easeFiles = 16
 )
 
 // Pauses between attempts to get a session.
@@ -92,8 +97,11 @@ type Target struct {
 
 	current atomic.Pointer[session] // the same as session
 
-	ringOnce sync.Once
+	ringMu   sync.Mutex           // held to make it
 	ring     atomic.Pointer[ring] // nil: there is none, perhaps not yet
+	ringless atomic.Bool          // nor will there be one
+
+	unregister func() // takes it off those that give descriptors back
 
 	mu      sync.Mutex
 	session *session // nil: there is none
@@ -147,8 +155,22 @@ func New(cfg Config, remote Remote) *Target {
 		Remote: remote, cfg: cfg, cancel: cancel, first: make(chan struct{}), tasksOf: map[*layout.Op]*task{},
 		since: time.Now(), why: errors.New("the data server has not been asked yet"), kept: rand.Uint64() | 1,
 	}
+	t.unregister = descriptors.OnShortage(t.giveBack)
 	t.tasks.Go(func() { t.keep(ctx) }) // ends with ctx
 	return t
+}
+
+// bound is for how many files descriptors may be held now, at two for each. most is for how many they are kept, which
+// leaves room for files that are being lent or closed.
+func (t *Target) bound() int { return max(1, descriptors.Lent.Part()/2) }
+func (t *Target) most() int  { return min(t.cfg.Files, max(1, t.bound()*3/4)) }
+
+// giveBack closes all files that nobody uses, and returns how many descriptors they had at least.
+func (t *Target) giveBack() int {
+	if s := t.current.Load(); s != nil {
+		return s.giveBack(math.MaxInt)
+	}
+	return 0
 }
 
 // keep gets sessions, one after the other.
@@ -176,6 +198,9 @@ func (t *Target) keep(ctx context.Context) {
 		if none := (*errNoBroker)(nil); errors.As(err, &none) {
 			pause = maxPause
 		}
+		if descriptors.Short(err) {
+			pause = lookTime
+		}
 		if t.rest(ctx, pause, epoch) {
 			pause = minPause
 		} else {
@@ -201,8 +226,9 @@ func (t *Target) rest(ctx context.Context, d time.Duration, epoch uint64) bool {
 	}
 }
 
-// begin puts a session to use.
+// begin puts a session to use. From now on the Target has a part of the share of lent descriptors.
 func (t *Target) begin(s *session) {
+	descriptors.Lent.Join()
 	t.mu.Lock()
 	t.session, t.since, t.why = s, time.Now(), nil
 	t.current.Store(s)
@@ -225,6 +251,7 @@ func (t *Target) lost(s *session, err error) {
 	t.mu.Unlock()
 	if s != nil {
 		s.end()
+		descriptors.Lent.Leave()
 	}
 	if !known && !closed {
 		t.cfg.Log.Info("the data server is reached by RPC", "device", t.cfg.Name, "because", err)
@@ -469,7 +496,7 @@ func (t *Target) find(op *layout.Op) (f *file, ask *wire.Open) {
 		f, write = s.lookup(key{fh, op.File.Cred, false}), false
 	}
 	switch {
-	case f == nil && (write && s.readOnly != "" || s.waiting == wire.MaxOpens):
+	case f == nil && (write && s.readOnly != "" || s.full()):
 		return nil, nil
 	case f == nil:
 		return s.ask(key{fh, op.File.Cred, write})
@@ -658,6 +685,7 @@ func (t *Target) Close() error {
 	t.cancel()
 	t.Flush()
 	t.tasks.Wait()
+	t.unregister()
 	if r := t.ring.Load(); r != nil {
 		r.close()
 	}

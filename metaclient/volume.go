@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/hist"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
@@ -55,7 +56,7 @@ func Dial(ctx context.Context, cfg Config) (*Volume, error) {
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3},
 	}
 	return start(ctx, cfg, func(ctx context.Context, addr string) (net.Conn, error) {
-		nc, err := d.DialContext(ctx, "tcp", addr)
+		nc, err := descriptors.Retry(func() (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) })
 		if err != nil || cfg.TLS == nil {
 			return nc, err
 		}

@@ -38,6 +38,10 @@
 // each connection, and that of large requests also for the server, by a window that follows the delay (see window); the
 // rest waits in queues, small requests in one of their own.
 //
+// The first connection to each address is always made. Further ones count in descriptors.Dialed, and are not made when
+// that is used up, or in a shortage of descriptors. In a shortage the connections with nothing outstanding are closed,
+// except one. An attempt to connect that fails for that reason is repeated every 0.1 s, and the server is not blamed.
+//
 // A connection that is lost is made again, after a back-off of 0.1 to 1 s for each address, as long as there are
 // requests. While an address does not work its connections are made to the others; it is tried again every minute, and
 // once it answers they come back, each when nothing is outstanding on it.

@@ -125,6 +125,25 @@ func (t *Target) sendHome(i int) {
 	}
 }
 
+// giveBack closes the connections on which nothing is outstanding, but leaves one. It returns how many it has closed.
+func (t *Target) giveBack() (n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	kept := false
+	for i := range t.slots {
+		c := t.slots[i].conn
+		switch {
+		case c == nil || c.dead:
+		case c.count == 0 && kept:
+			c.fail(errIdle)
+			n++
+		default:
+			kept = true
+		}
+	}
+	return n
+}
+
 // up is how many connections there are for large requests.
 func (t *Target) up() int {
 	n := 0

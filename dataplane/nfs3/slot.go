@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/wire/conns"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/layout"
@@ -27,6 +28,7 @@ const briefly = time.Second
 type slot struct {
 	t       *Target
 	running bool      // the goroutine that makes and reads connections lives
+	counted bool      // in descriptors.Dialed
 	conn    *conn     // that is up
 	home    int       // index of the path that it uses while that works
 	path    int       // index of the one it used last
@@ -39,9 +41,15 @@ type slot struct {
 }
 
 // start makes the slot connect. Its goroutine owns the slot's connection and the reading of it; it ends when the Target
-// is closed, or when the connection is lost and nothing is outstanding that another one would be needed for.
-// Target.mu is held.
-func (s *slot) start() {
+// is closed, or when the connection is lost and nothing is outstanding that another one would be needed for. A
+// connection that is not needed is made only if the share of descriptors has room. Target.mu is held.
+func (s *slot) start(needed bool) {
+	if !needed && descriptors.Scarce() {
+		return
+	}
+	if s.counted = descriptors.Dialed.Take(); !s.counted && !needed {
+		return
+	}
 	s.running = true
 	s.t.wg.Add(1)
 	go s.run()
@@ -101,6 +109,14 @@ func (s *slot) dial() (*net.TCPConn, netip.AddrPort, error) {
 		}
 	}
 	nc, err := t.connect(addr, from)
+	for descriptors.Short(err) && !t.failFast { // the server is not to blame
+		select {
+		case <-time.After(minDelay):
+		case <-t.ctx.Done():
+			return nil, addr, ErrClosed
+		}
+		nc, err = t.connect(addr, from)
+	}
 	if op := (*net.OpError)(nil); errors.As(err, &op) {
 		err = op.Err // the rest says again what and where
 	}
@@ -232,6 +248,10 @@ func (s *slot) lost(c *conn, addr netip.AddrPort, err error) bool {
 		}
 	}
 	s.running = again
+	if s.counted && !again {
+		s.counted = false
+		descriptors.Dialed.Give()
+	}
 	t.window.connections(t.up())
 	t.settle()
 	t.dispatch() // what was evacuated may find room elsewhere

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/conns"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
@@ -119,6 +120,8 @@ type Target struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // one for each slot.running
 
+	unregister func() // takes it off those that give descriptors back
+
 	rsize, wsize atomic.Int64 // lowered once, before the first READ or WRITE is encoded
 	epoch        atomic.Uint64
 	foreign      atomic.Uint64 // 1 more than the epoch in which the server was found not to have the program of package sparse
@@ -195,6 +198,7 @@ func New(cfg Config) (*Target, error) {
 	}
 	t.lane().home = 0
 	t.window.init(max(cfg.RSize, cfg.WSize))
+	t.unregister = descriptors.OnShortage(t.giveBack)
 	return t, nil
 }
 
@@ -382,6 +386,7 @@ func (t *Target) Close() error {
 		op.Done(op)
 	}
 	t.wg.Wait()
+	t.unregister()
 	return nil
 }
 
@@ -548,7 +553,7 @@ func (t *Target) pick(r *rpc) *conn {
 	}
 	for i := range t.slots[:len(t.slots)-1] {
 		if s := &t.slots[i]; more > 0 && !s.running {
-			s.start()
+			s.start(up == 0)
 			more--
 		}
 	}
@@ -565,7 +570,7 @@ func (t *Target) pick(r *rpc) *conn {
 	case up == 0 || best != nil && best.bulk == 0 && t.queues[bulk].len == 0:
 	case reserve == nil:
 		if !lane.running {
-			lane.start()
+			lane.start(false)
 		}
 	case reserve.room(r.cost()):
 		return reserve

@@ -48,6 +48,7 @@ type association struct {
 	beating atomic.Bool
 
 	transactions atomic.Uint32 // of authentication
+	counted      atomic.Int32  // connections, in descriptors.Dialed
 
 	mu     sync.Mutex
 	queues []*queue
@@ -167,6 +168,7 @@ func (a *association) fail(err error) {
 func (a *association) stop() error {
 	<-a.down // if another one is just ending it: then it is known when the connections were closed
 	a.wg.Wait()
+	a.uncount()
 	a.c.live.CompareAndSwap(a, nil) // it may have come to that after it failed
 	sent, unsent := a.lost()
 	for _, q := range a.all() {

@@ -12,10 +12,10 @@
 // got the command, and from when on it certainly has given up the association to which it belonged, so that a write that
 // nobody knows the outcome of cannot land any more.
 //
-// A queue is a TCP connection, by default as many as there are Ps, and four at least. A command goes to the one with the fewest bytes
-// outstanding; small ones go together, to the first that has little to do. When the queue has all the commands
-// in flight that it can have, the rest waits there. SQ flow control is off: a queue of N entries has at most N-1
-// commands.
+// A queue is a TCP connection, by default as many as there are Ps, and four at least; fewer, but one, if the share
+// descriptors.Dialed is used up. A command goes to the one with the fewest bytes outstanding; small ones go together,
+// to the first that has little to do. When the queue has all the commands in flight that it can have, the rest waits
+// there. SQ flow control is off: a queue of N entries has at most N-1 commands.
 //
 // Writes that fit the capsule go in it. Others go when the controller asks for them, in any number of R2Ts at once up to the
 // four that we allow, cut to MAXH2CDATA; between two of these PDUs other commands get their turn. Data that is read may come in any number

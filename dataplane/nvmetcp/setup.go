@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/weftfs/weft/internal/descriptors"
+
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
 
@@ -226,7 +228,7 @@ func (a *association) dial(ctx context.Context, id uint16, size int) (*queue, er
 	d := net.Dialer{Timeout: maxDial, Control: func(_, _ string, raw syscall.RawConn) error {
 		return setUserTimeout(raw, cfg.IOTimeout)
 	}}
-	nc, err := d.DialContext(ctx, "tcp", cfg.Addr)
+	nc, err := descriptors.Retry(func() (net.Conn, error) { return d.DialContext(ctx, "tcp", cfg.Addr) })
 	if err != nil {
 		return nil, step("connect", err)
 	}
@@ -449,7 +451,7 @@ func (a *association) setUpIO(ctx context.Context, cntlID uint16) error {
 	if err != nil {
 		return step("ask for I/O queues", err)
 	}
-	n := min(cfg.Queues, wire.DecodeQueueCount(answer.DW0()))
+	n := a.countQueues(min(cfg.Queues, wire.DecodeQueueCount(answer.DW0())))
 	size := min(cfg.QueueSize, info.Capabilities.MaxQueueSize)
 	if most := int(info.Controller.MAXCMD); most > 0 {
 		size = max(min(size, most+1), wire.MinQueueSize)
@@ -468,6 +470,23 @@ func (a *association) setUpIO(ctx context.Context, cntlID uint16) error {
 		}
 	}
 	return nil
+}
+
+// countQueues returns how many of n queues the process has descriptors for, which is one at least.
+func (a *association) countQueues(n int) int {
+	most := 1
+	for most < n && descriptors.Dialed.Take() {
+		a.counted.Add(1)
+		most++
+	}
+	return most
+}
+
+// uncount gives back what countQueues has taken.
+func (a *association) uncount() {
+	for range a.counted.Swap(0) {
+		descriptors.Dialed.Give()
+	}
 }
 
 func (a *association) setUpQueue(ctx context.Context, id uint16, size int, cntlID uint16) (*queue, error) {
