@@ -87,11 +87,15 @@ type params struct {
 
 const (
 	ringEntries = 256 // requests under way
+	// maxWorkers is how many threads the kernel may make for one thread that calls it, of those that begin requests
+	// which would sleep. More would only wait for the same disk.
+	maxWorkers = 32
 	// promptBytes is for how much at a time io_uring_enter(2) is taken for a call that returns at once.
 	promptBytes = 256 << 10
 	opRead      = 22 // IORING_OP_READ, Linux 5.6
 	opWrite     = 23
 	singleMap   = 1 << 0     // IORING_FEAT_SINGLE_MMAP
+	setWorkers  = 19         // IORING_REGISTER_IOWQ_MAX_WORKERS, Linux 5.15
 	entriesAt   = 0x10000000 // IORING_OFF_SQES
 )
 
@@ -128,6 +132,9 @@ func newRing(ended func(k *task, res int32) over, last func(over)) (r *ring, err
 	if made.entries, err = unix.Mmap(made.fd, entriesAt, int(p.sqEntries)*int(unsafe.Sizeof(sqe{})), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE); err != nil {
 		return nil, err
 	}
+	// For files and for everything else. Kernels that do not know it have four for each processor.
+	workers := [2]uint32{maxWorkers, 1}
+	unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(made.fd), setWorkers, uintptr(unsafe.Pointer(&workers)), 2, 0, 0)
 	at := func(off uint32) *uint32 { return (*uint32)(unsafe.Pointer(&made.rings[off])) }
 	made.sq = queue{at(p.sqOff.head), at(p.sqOff.tail), *at(p.sqOff.mask)}
 	made.cq = queue{at(p.cqOff.head), at(p.cqOff.tail), *at(p.cqOff.mask)}
