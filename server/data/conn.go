@@ -59,6 +59,10 @@ type conn struct {
 	idle     atomic.Int32        // workers that wait for their turn
 	draining atomic.Bool
 	name     conns.Name    // guarded by s.mu; zero: the client has not named it
+	socket   net.Conn      // as it was accepted: nc, or below it
+	calls    atomic.Uint64 // that have begun to come
+	sessions atomic.Int32  // of clients on this host that rest on it
+	unused   atomic.Bool   // it was ended for that
 	lost     atomic.Bool   // the client has lost it: nothing that came by it begins any more
 	gone     chan struct{} // closed when nothing that came by it is carried out any more
 
@@ -94,7 +98,7 @@ var requests = sync.Pool{New: func() any { return new(request) }}
 
 func newConn(s *Server, nc net.Conn) *conn {
 	return &conn{
-		s: s, nc: nc,
+		s: s, nc: nc, socket: nc,
 		in:       record{in: bufio.NewReaderSize(nc, inputSize)},
 		slot:     make(chan struct{}, maxRequests),
 		payloads: semaphore.NewWeighted(maxConnPayloads),
@@ -103,6 +107,17 @@ func newConn(s *Server, nc net.Conn) *conn {
 		gone:     make(chan struct{}),
 		raw:      newRawSender(nc),
 	}
+}
+
+// State implements callers.Conn. One slot is that of the worker that waits for the next call.
+func (c *conn) State() (calls uint64, used bool) {
+	return c.calls.Load(), len(c.slot) > 1 || c.sessions.Load() > 0
+}
+
+// End implements callers.Conn.
+func (c *conn) End() {
+	c.unused.Store(true)
+	c.socket.Close()
 }
 
 // drain makes serve return once the requests that were read are answered.
@@ -124,6 +139,9 @@ func (c *conn) serve() error {
 	if c.s.tls != nil {
 		if err := c.startTLS(); err != nil {
 			c.nc.Close()
+			if c.unused.Load() {
+				return nil
+			}
 			return fmt.Errorf("TLS: %w", err)
 		}
 	}
@@ -235,6 +253,7 @@ func (c *conn) readCall(r *request) error {
 	if err := rec.begin(); err != nil {
 		return err
 	}
+	c.calls.Add(1)
 	r.head = rec.fill(grow(r.head[:0], wire.WriteCallHeadMax))
 	d := xdr.NewDecoder(r.head)
 	err := r.call.Decode(&d)

@@ -335,22 +335,49 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 }
 
-// The number of connections is bounded; one that ends makes room for another.
+// The number of connections is bounded: one that nobody uses makes room for another.
 func TestTooManyConnections(t *testing.T) {
-	ts := start(t, "", func(s *Server) { s.maxConns = 2 })
-	a, b := ts.dial(), ts.dial()
-	a.getattr(ts.root)
-	b.getattr(ts.root)
-	if _, err := ts.dialRaw().Read(make([]byte, 1)); err == nil {
-		t.Error("a third connection was served")
-	}
-	a.nc.Close()
-	for {
-		nc := ts.dialRaw()
+	ts := start(t, "", func(s *Server) { s.callers.Most = 2 })
+	null := func(nc net.Conn) error {
 		nc.Write(marked(nfsCall(wire.ProcNull, super), nil))
-		if _, err := readRecord(nc); err == nil {
-			break
+		_, err := readRecord(nc)
+		return err
+	}
+	first := []net.Conn{ts.dialRaw(), ts.dialRaw()}
+	works := func() (n int) {
+		for _, nc := range first {
+			if null(nc) == nil {
+				n++
+			}
+		}
+		return n
+	}
+	if n := works(); n != 2 {
+		t.Fatalf("%d of 2 connections work", n)
+	}
+	use := func(n int32) {
+		ts.mu.Lock()
+		defer ts.mu.Unlock()
+		for c := range ts.conns {
+			c.sessions.Add(n)
 		}
 	}
-	b.getattr(ts.root)
+	use(1)
+	if null(ts.dialRaw()) == nil {
+		t.Error("a third connection was served")
+	}
+	if n := works(); n != 2 {
+		t.Errorf("%d of 2 connections that are in use work", n)
+	}
+	use(-1)
+	err := null(ts.dialRaw())
+	for n := 0; n < 100 && err != nil; n++ { // a client may have a reply before its call has ended
+		err = null(ts.dialRaw())
+	}
+	if err != nil {
+		t.Errorf("a third connection, when the others are not in use: %v", err)
+	}
+	if n := works(); n != 1 {
+		t.Errorf("%d of the first connections work, want 1", n)
+	}
 }

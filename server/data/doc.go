@@ -137,11 +137,12 @@
 // what is in memory does not wait: whoever reads calls answers it before the next one, and sends the replies when no whole call
 // is there any more.
 //
-// Everything is bounded: connections and open files by shares of the limit on descriptors (package descriptors), requests of a connection from before
-// they are read until their replies were sent, and payload bytes in memory, of a connection and of the server (512 MiB).
-// A client that neither sends the rest of a payload nor takes replies for 20 seconds is cut off, since that memory is
-// what others wait for. READ and WRITE do not allocate. Without descriptors files that no request uses are closed, unless something
-// in them is to be synced; a request that gets none even so is answered with JUKEBOX.
+// Everything is bounded: connections as package callers says, open files by a share of the limit on descriptors
+// (package descriptors), requests of a connection from before they are read until their replies were sent, and payload
+// bytes in memory, of a connection and of the server (512 MiB). A client that neither sends the rest of a payload nor
+// takes replies for 20 seconds is cut off, since that memory is what others wait for. READ and WRITE do not allocate.
+// In a shortage of descriptors the files that no request uses are closed, unless something in them is to be synced. A
+// request that gets no descriptor even so is answered with JUKEBOX.
 //
 // There is no duplicate request cache. A repeated CREATE, in the modes UNCHECKED and EXCLUSIVE, finds what the first
 // one made; after a lost connection a client takes NOENT to a repeated REMOVE for success. Before it repeats anything

@@ -432,6 +432,7 @@ func (b *broker) prove(ses *session, ours, theirs localio.Nonce) bool {
 		if localio.MakeProof(ours, theirs, b.s.id, b.s.instance, p.conn.channel()) == p.proof {
 			b.probes = append(b.probes[:i:i], b.probes[i+1:]...)
 			ses.rpc = p.conn
+			ses.rpc.sessions.Add(1)
 			return true
 		}
 	}
@@ -477,6 +478,9 @@ func (ses *session) end() {
 	defer b.mu.Unlock()
 	for _, l := range ses.loans {
 		b.drop(l)
+	}
+	if ses.rpc != nil {
+		ses.rpc.sessions.Add(-1)
 	}
 }
 

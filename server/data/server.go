@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/callers"
 	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/localio"
@@ -62,7 +63,10 @@ type Server struct {
 	io       transfers
 	cache    cache
 	payloads *semaphore.Weighted
-	maxConns int
+
+	callers    callers.Table
+	complaints callers.Complaints // about them
+
 	id       localio.ID
 	instance localio.ID
 	leases   error   // why it cannot be known who writes a file
@@ -75,7 +79,6 @@ type Server struct {
 	mu        sync.Mutex
 	listeners map[net.Listener]bool
 	conns     map[*conn]bool
-	full      bool // the last connection was refused for there being too many
 	ending    bool // Shutdown was called
 	closing   bool
 	closed    chan struct{}  // closed at the end of Shutdown
@@ -124,7 +127,6 @@ func open(cfg Config) (*Server, error) {
 		required:  cfg.RequireTLS,
 		lock:      lock,
 		payloads:  semaphore.NewWeighted(maxPayloads),
-		maxConns:  descriptors.Accepted.Size(),
 		listeners: map[net.Listener]bool{},
 		conns:     map[*conn]bool{},
 		closed:    make(chan struct{}),
@@ -283,30 +285,31 @@ func (s *Server) isClosing() bool {
 func (s *Server) start(nc net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	full := len(s.conns) >= s.maxConns || !descriptors.Accepted.Take()
-	if full && !s.full {
-		s.log.Error("too many connections, refusing more", "connections", len(s.conns), "client", nc.RemoteAddr())
+	c := newConn(s, nc)
+	if s.closing {
+		nc.Close()
+		return
 	}
-	s.full = full
-	if full || s.closing {
-		if !full {
-			descriptors.Accepted.Give()
+	if !s.callers.Enter(c, nc.RemoteAddr()) {
+		if dropped, ok := s.complaints.Pass(nc.RemoteAddr()); ok {
+			s.log.Error("too many connections in use: another one is refused", "client", nc.RemoteAddr(), "connections", len(s.conns), "not_logged", dropped)
 		}
 		nc.Close()
 		return
 	}
-	c := newConn(s, nc)
 	s.conns[c] = true
 	s.wg.Add(1)
 	go func() { // owns the connection and ends with it
 		defer s.wg.Done()
 		if err := c.serve(); err != nil {
-			s.log.Warn("connection closed", "client", nc.RemoteAddr(), "err", err)
+			if dropped, ok := s.complaints.Pass(nc.RemoteAddr()); ok {
+				s.log.Warn("connection closed", "client", nc.RemoteAddr(), "err", err, "not_logged", dropped)
+			}
 		}
 		if s.broker != nil {
 			s.broker.ended(c)
 		}
-		descriptors.Accepted.Give()
+		s.callers.Leave(c)
 		s.mu.Lock()
 		delete(s.conns, c)
 		s.mu.Unlock()

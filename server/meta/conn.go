@@ -147,13 +147,14 @@ func (s *Service) serve(nc net.Conn) {
 	in, err := s.cfg.Door.Admit(nc)
 	var hello *metarpc.Hello
 	if err == nil {
+		defer in.Leave()
 		if hello, err = metarpc.ParseHello(in.Frame, s.cfg.Speaks); err != nil {
 			err = fmt.Errorf("connection of something else than a weft client: %w", err)
 		}
 	}
 	if err != nil {
 		if err != io.EOF { // who only looks whether there is somebody is not worth a line
-			s.log.Warn("client refused", "address", nc.RemoteAddr().String(), "error", err)
+			s.cfg.Door.Complain(s.log, nc.RemoteAddr(), "client refused", "error", err)
 		}
 		if in != nil {
 			nc = in.Conn
@@ -167,6 +168,7 @@ func (s *Service) serve(nc net.Conn) {
 // ServeConn serves a connection that has been admitted, until it ends. It closes the connection.
 func (s *Service) ServeConn(in *Incoming, hello *metarpc.Hello) {
 	nc := in.Conn
+	in.Use(func() bool { return true }) // the hello is being answered
 	version, ok := s.cfg.Speaks.Choose(hello.Versions())
 	if !ok {
 		version = s.cfg.Speaks.Highest // which welcome says
@@ -186,24 +188,24 @@ func (s *Service) ServeConn(in *Incoming, hello *metarpc.Hello) {
 		delete(s.conns, c)
 		s.mu.Unlock()
 	}()
-	log := s.log.With("address", nc.RemoteAddr().String())
 	if !s.awaitAlive() {
 		return
 	}
 	sess, err := s.welcome(c, in, hello)
 	if err != nil {
-		log.Warn("client refused", "host", hello.Client.Host, "error", err)
+		s.cfg.Door.Complain(s.log, nc.RemoteAddr(), "client refused", "host", hello.Client.Host, "error", err)
 		return
 	}
-	rd := &reader{s: s, sess: sess, conn: c, r: in.R, ended: make(chan error, 1)}
+	in.Use(func() bool { return sess.idle() <= s.cfg.Lease }) // it renews
+	rd := &reader{s: s, sess: sess, conn: c, r: in.R, frames: &in.guest.frames, ended: make(chan error, 1)}
 	rd.run()
 	err = <-rd.ended
 	if sess.detach(c) && s.ctx.Err() == nil {
-		log = log.With("session", sess)
+		log := s.log.With("session", sess)
 		if errors.Is(err, metarpc.ErrMalformed) {
-			log.Warn("client does not follow the protocol; connection closed", "error", err)
+			s.cfg.Door.Complain(log, nc.RemoteAddr(), "client does not follow the protocol; connection closed", "error", err)
 		} else {
-			log.Info("client's connection lost", "error", err)
+			log.Info("client's connection lost", "address", nc.RemoteAddr().String(), "error", err)
 		}
 	}
 }
@@ -214,12 +216,14 @@ var errReplaced = errors.New("the session no longer uses this connection")
 // reader reads the connection of an established session. One goroutine at a time has it: it executes the calls that it reads, and so
 // answers what need not wait without waking anybody. Before it waits it gives the reader to another (turn).
 type reader struct {
-	s     *Service
-	sess  *session
-	conn  *conn
-	r     *bufio.Reader
-	buf   []byte
-	ended chan error // why nobody reads any more
+	s    *Service
+	sess *session
+	conn *conn
+	r    *bufio.Reader
+	buf  []byte
+
+	frames *atomic.Uint64 // that have come
+	ended  chan error     // why nobody reads any more
 }
 
 // run reads until the connection ends, or another goroutine has the reader.
@@ -306,6 +310,7 @@ func (e *patient) Commit(ctx context.Context, b *catalog.Batch) error {
 // receive handles one frame of an established connection. It keeps nothing of it. It reports whether the caller still has the reader.
 func (s *Service) receive(rd *reader, frame []byte) (kept bool, err error) {
 	rd.sess.renew()
+	rd.frames.Add(1)
 	kind, err := metarpc.FrameKind(frame)
 	if err != nil {
 		return true, err

@@ -50,6 +50,10 @@
 // grant of its last connection, and gets another when the rules change. It bounds the caller that each call has (caller.go), and the inodes that calls may be about (Service.within).
 // Locks: Service.mu before session.mu; rules.mu is held with none of them.
 //
+// A connection has 10 s for its hello, with the handshake if there is one, and is one of a bounded number (package
+// callers). It is in use while its hello is being answered, and then as long as its session is renewed; one of another
+// member always is. Lines in the log about what is wrong with connections are limited by address.
+//
 // # Shards
 //
 // A Service serves one shard of the volume (layout.ShardOf), from which clients have sessions of their own. All that is in memory, and all that is

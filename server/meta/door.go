@@ -11,8 +11,10 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/weftfs/weft/internal/callers"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 )
@@ -22,6 +24,9 @@ type Door struct {
 	Log     *slog.Logger
 	TLS     *rpctls.Server // nil: none is offered
 	Require bool           // clear text is refused
+
+	callers    callers.Table
+	complaints callers.Complaints // about them
 
 	mu      sync.Mutex
 	secrets map[*watched]struct{} // TLS connections of clients with certificates
@@ -35,6 +40,37 @@ type Incoming struct {
 	R      *bufio.Reader // what follows is read through it
 	Secret bool          // it is TLS
 	Peer   rpctls.Peer   // who is at the other end
+	guest  *guest
+	door   *Door
+}
+
+// guest is a connection as package callers knows it.
+type guest struct {
+	socket net.Conn // as it was accepted
+	frames atomic.Uint64
+	inUse  atomic.Pointer[func() bool] // nil: no
+}
+
+// State implements callers.Conn.
+func (g *guest) State() (frames uint64, used bool) {
+	inUse := g.inUse.Load()
+	return g.frames.Load(), inUse != nil && (*inUse)()
+}
+
+// End implements callers.Conn.
+func (g *guest) End() { g.socket.Close() }
+
+// Use has the connection count as used as long as inUse says so. That does not wait.
+func (in *Incoming) Use(inUse func() bool) { in.guest.inUse.Store(&inUse) }
+
+// Leave must follow when the connection has ended.
+func (in *Incoming) Leave() { in.door.callers.Leave(in.guest) }
+
+// Complain logs what is wrong with a connection, unless there was a line about its address a short time ago.
+func (d *Door) Complain(log *slog.Logger, from net.Addr, what string, args ...any) {
+	if dropped, ok := d.complaints.Pass(from); ok {
+		log.Warn(what, append([]any{"address", from.String(), "not_logged", dropped}, args...)...)
+	}
 }
 
 // watched is a connection whose client's certificate is looked at again while it is open.
@@ -67,22 +103,41 @@ const (
 var errWantsTLS = errors.New("the client wants TLS, and this service has no certificate (--tls-dir)")
 
 // Admit reads the first frame from a connection that was just made, after the handshake if it is TLS; the peer has some seconds for each. An error
-// that is io.EOF says that there was nothing. Who Require does not let in is not told so here (see Refuses).
+// that is io.EOF says that there was nothing. A peer that Require does not let in is not told so here (see Refuses).
+// After an error the connection is closed; otherwise Leave must follow.
 func (d *Door) Admit(nc net.Conn) (*Incoming, error) {
-	in := &Incoming{Conn: nc, R: bufio.NewReaderSize(nc, readBuffer)}
+	in := &Incoming{Conn: nc, R: bufio.NewReaderSize(nc, readBuffer), guest: &guest{socket: nc}, door: d}
+	if !d.callers.Enter(in.guest, nc.RemoteAddr()) {
+		nc.Close()
+		return nil, errFull
+	}
+	if err := d.admit(in); err != nil {
+		nc.Close()
+		in.Leave()
+		return nil, err
+	}
+	in.guest.frames.Add(1)
+	return in, nil
+}
+
+// errFull says that a connection has no room.
+var errFull = errors.New("too many connections are in use")
+
+func (d *Door) admit(in *Incoming) error {
+	nc := in.Conn
 	nc.SetReadDeadline(time.Now().Add(helloTimeout))
 	first, err := in.R.Peek(1)
 	if err == io.EOF {
-		return nil, err
+		return err
 	}
 	if err == nil && first[0] == tlsHandshake {
 		if d.TLS == nil {
 			nc.SetWriteDeadline(time.Now().Add(helloTimeout))
 			io.WriteString(nc, "weft: no TLS\n") // which a client of TLS takes for what it is
-			return nil, errWantsTLS
+			return errWantsTLS
 		}
 		if err := d.shake(in); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if in.Frame, err = metarpc.ReadFrame(in.R, nil, metarpc.MaxHello); err != nil {
@@ -90,10 +145,10 @@ func (d *Door) Admit(nc net.Conn) (*Incoming, error) {
 			err = fmt.Errorf("connection without a hello: %w", err)
 		}
 		in.Conn.Close()
-		return nil, err
+		return err
 	}
 	in.Conn.SetReadDeadline(time.Time{})
-	return in, nil
+	return nil
 }
 
 func (d *Door) shake(in *Incoming) error {

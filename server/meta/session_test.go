@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"syscall"
 	"testing"
@@ -474,6 +475,48 @@ func TestNewestConnection(t *testing.T) {
 		t.Errorf("old connection: %v", err)
 	}
 	must[metarpc.Empty](c, metarpc.OpRenew, &metarpc.Empty{})
+}
+
+// Connections that say nothing make room for others of their address, those of clients that renew their sessions do
+// not; another address has room all the same.
+func TestUnusedConnections(t *testing.T) {
+	h := newHost(t, memory.New())
+	h.config = func(c *Config) {
+		c.Door = &Door{Log: c.Log}
+		c.Door.callers.Most = 3
+	}
+	h.start()
+	var silent []net.Conn
+	for range 2 {
+		conn, err := h.dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		silent = append(silent, conn)
+	}
+	clients := []*client{h.client(), h.client(), h.client()}
+	for _, conn := range silent {
+		conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+		if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("a silent connection was not ended: %v", err)
+		}
+	}
+	conn, err := h.dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a connection beyond those of clients was not refused: %v", err)
+	}
+	h.from("127.0.0.6")
+	for _, c := range append(clients, h.client()) {
+		if got := c.attr(layout.RootID); got.ID != layout.RootID {
+			t.Errorf("the root's attributes are %+v", got)
+		}
+	}
 }
 
 func TestHello(t *testing.T) {

@@ -130,6 +130,18 @@ func newConn(t *Target, p *port, nc net.Conn) (*conn, error) {
 	return c, nil
 }
 
+// State implements callers.Conn. A queue of a controller is always in use: its host has the namespaces attached, and is
+// watched by Keep Alive, or by TCP's if it asked for none.
+func (c *conn) State() (calls uint64, used bool) {
+	if c.ctrl.Load() == nil {
+		return 0, false
+	}
+	return 1, true
+}
+
+// End implements callers.Conn.
+func (c *conn) End() { c.nc.Close() }
+
 // cut ends the connection at once. Commands that run end, and no others begin.
 func (c *conn) cut() {
 	c.dead.Store(true)

@@ -47,11 +47,12 @@
 // another goroutine, so that a host that takes nothing does not stop the reading of what it sends. With SQ flow control off, a
 // Read's completion is in its last PDU (SUCCESS).
 //
-// Everything is bounded: connections by a share of the limit on descriptors (package descriptors), commands by the queue's entries, answers that the host does
-// not take by twice that, after which nothing more is read. Memory for payloads is bounded for a connection and for the target,
-// but each connection may always have enough for one command: who waits for memory waits for commands of its own connection. A
-// host that for 20 seconds sends neither the rest of a PDU nor any data that it was asked for, or takes nothing of what is sent, is cut off, as is one that breaks the protocol; it is told
-// why (C2HTermReq). Read and Write do not allocate.
+// Everything is bounded: connections as package callers says, commands by the queue's entries, answers that the host
+// does not take by twice that, after which nothing more is read. Memory for payloads is bounded for a connection and
+// for the target, but each connection may always have enough for one command: who waits for memory waits for commands
+// of its own connection. A host that for 20 seconds sends neither the rest of a PDU nor any data that it was asked for,
+// or takes nothing of what is sent, is cut off, as is one that breaks the protocol; it is told why (C2HTermReq). Read
+// and Write do not allocate.
 //
 // Lock order: Target.mu, controller.mu, conn.mu. namespace.mu is taken with none of these held, and conn.mu may be taken with
 // it. File.mu is a leaf.

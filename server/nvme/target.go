@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weftfs/weft/internal/callers"
 	"github.com/weftfs/weft/internal/descriptors"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
@@ -35,12 +36,14 @@ type Target struct {
 	generation atomic.Uint64 // of the discovery log
 	proofs     chan struct{} // an element for each step of an authentication that runs
 
+	callers    callers.Table
+	complaints callers.Complaints // about them
+
 	mu         sync.Mutex
 	stall      time.Duration         // stallTime, but in tests
 	subsystems map[string]*subsystem // the discovery service is one
 	ports      map[uint16]*port
 	conns      map[*conn]bool
-	full       bool // the last connection was refused for there being too many
 	closing    bool
 	closed     chan struct{}  // closed at the end of Shutdown
 	wg         sync.WaitGroup // of connections
@@ -508,24 +511,20 @@ func (t *Target) accept(p *port, l net.Listener) {
 func (t *Target) start(p *port, l net.Listener, nc net.Conn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	full := !descriptors.Accepted.Take()
-	if full && !t.full {
-		t.log.Error("too many connections, refusing more", "connections", len(t.conns), "host", nc.RemoteAddr())
-	}
-	t.full = full
-	if full {
-		nc.Close()
-		return
-	}
 	if t.closing || p.listener != l {
-		descriptors.Accepted.Give()
 		nc.Close()
 		return
 	}
 	c, err := newConn(t, p, nc)
 	if err != nil {
 		t.log.Error("cannot serve a connection", "host", nc.RemoteAddr(), "err", err)
-		descriptors.Accepted.Give()
+		nc.Close()
+		return
+	}
+	if !t.callers.Enter(c, nc.RemoteAddr()) {
+		if dropped, ok := t.complaints.Pass(nc.RemoteAddr()); ok {
+			t.log.Error("too many connections in use: another one is refused", "host", nc.RemoteAddr(), "connections", len(t.conns), "not_logged", dropped)
+		}
 		nc.Close()
 		return
 	}
@@ -534,9 +533,11 @@ func (t *Target) start(p *port, l net.Listener, nc net.Conn) {
 	go func() { // owns the connection and ends with it
 		defer t.wg.Done()
 		if err := c.serve(); err != nil {
-			t.log.Warn("connection closed", "host", nc.RemoteAddr(), "queue", c.qid, "err", err)
+			if dropped, ok := t.complaints.Pass(nc.RemoteAddr()); ok {
+				t.log.Warn("connection closed", "host", nc.RemoteAddr(), "queue", c.qid, "err", err, "not_logged", dropped)
+			}
 		}
-		descriptors.Accepted.Give()
+		t.callers.Leave(c)
 		t.mu.Lock()
 		delete(t.conns, c)
 		t.mu.Unlock()

@@ -330,15 +330,17 @@ func (n *Node) Serve(l net.Listener) error {
 func (n *Node) serve(nc net.Conn) {
 	in, err := n.cfg.Door.Admit(nc)
 	if err == nil {
+		defer in.Leave()
 		nc = in.Conn
 	}
 	if err == nil && peerrpc.IsHello(in.Frame) {
 		if err = n.cfg.Door.RefusesPeer(in); err == nil {
+			in.Use(func() bool { return true })
 			err = n.servePeer(nc, in.R, in.Frame)
 		}
 		nc.Close()
 		if err != nil && n.ctx.Err() == nil {
-			n.log.Warn("connection of another metadata service ended", "address", nc.RemoteAddr().String(), "error", err)
+			n.cfg.Door.Complain(n.log, nc.RemoteAddr(), "connection of another metadata service ended", "error", err)
 		}
 		return
 	}
@@ -350,7 +352,7 @@ func (n *Node) serve(nc net.Conn) {
 	}
 	if err != nil {
 		if err != io.EOF && n.ctx.Err() == nil { // who only looks whether there is somebody is not worth a line
-			n.log.Warn("client refused", "address", nc.RemoteAddr().String(), "error", err)
+			n.cfg.Door.Complain(n.log, nc.RemoteAddr(), "client refused", "error", err)
 		}
 		nc.Close()
 		return
