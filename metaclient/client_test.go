@@ -124,14 +124,14 @@ func churn(t *testing.T, s *service, c func() *Client, workers, each int) {
 	t.Logf("seed %d", seed)
 	var mu sync.Mutex
 	rng := mrand.New(mrand.NewPCG(seed, 1))
-	cuts := 0
+	var cuts atomic.Int32 // also after the last answer
 	var m mkdirs
 	s.handle = m.handle
 	s.cut = func(string, metarpc.Op) bool {
 		mu.Lock()
 		defer mu.Unlock()
 		if rng.IntN(100) < 2 {
-			cuts++
+			cuts.Add(1)
 			return true
 		}
 		return false
@@ -158,10 +158,10 @@ func churn(t *testing.T, s *service, c func() *Client, workers, each int) {
 			t.Errorf("%s was executed %d times", name, n)
 		}
 	}
-	if cuts == 0 {
+	if cuts.Load() == 0 {
 		t.Error("nothing was cut")
 	}
-	t.Logf("%d cuts", cuts)
+	t.Logf("%d cuts", cuts.Load())
 }
 
 func TestChurn(t *testing.T) {
