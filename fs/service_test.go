@@ -409,7 +409,7 @@ func (m *session) GetAttr(ctx context.Context, id layout.FileID) (metaclient.Ans
 // query asks those who write to the file for the size. mu is held, but not all the time.
 func (m *session) query(ctx context.Context, id layout.FileID) {
 	for _, o := range m.s.sessions {
-		if o != m && o.writes[id] == writes && o.fs != nil {
+		if o != m && o.writes[id] >= writes && o.fs != nil {
 			m.s.mu.Unlock()
 			o.fs.OnSizeQuery(ctx, []layout.FileID{id})
 			m.s.mu.Lock()
