@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -80,10 +81,11 @@ func TestNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := make(chan filename.JSON, 1)
-	go func() { // ends with the first line, or the command
+	go func() { // ends with the command
 		var line struct{ Path filename.JSON }
 		json.NewDecoder(lines).Decode(&line)
 		got <- line.Path
+		io.Copy(io.Discard, lines) // or the command would wait for a reader
 	}()
 	for n := 0; ; n++ { // until the trace, which begins some time, has shown one
 		if err := os.Mkdir(filepath.Join(dir, fmt.Sprint("\xfe", n)), 0o755); err != nil && !errors.Is(err, syscall.EDQUOT) {

@@ -76,7 +76,7 @@ func TestBadMounts(t *testing.T) {
 	}
 	refused(t, mnt, mount(serve(t, func(c net.Conn) { io.WriteString(c, "SSH-2.0-OpenSSH_9.2\r\n") })+":/", mnt), "not a weft metadata service")
 	refused(t, mnt, mount(serve(t, func(c net.Conn) { io.Copy(io.Discard, c) })+":/", mnt), "does not answer", "weft metadata service")
-	refused(t, mnt, mount(src+"no/such/dir", mnt), "/no of the volume", "no such file")
+	refused(t, mnt, mount(src+"no/such/dir", mnt), "no directory /no", "make it there")
 	refused(t, mnt, mount(src, filepath.Join(dir, "missing")), "missing", "does not exist")
 	refused(t, "", mount(src, file), file, "not a directory")
 	if code := refused(t, mnt, mount("-o", "nconect=4", src, mnt), "nconect", "nconnect"); code != 1 {
