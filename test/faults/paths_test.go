@@ -251,7 +251,8 @@ func paceForever(how string) {
 	json.NewEncoder(os.Stdout).Encode(p)
 }
 
-// use writes blocks of a file, or looks at those that another process writes: none is ever another one's, half of one, or older than it was.
+// use writes blocks of a file, or looks at those that another process writes: none is ever another one's or older than it
+// was, nor half of one unless it is being written.
 func (p *paced) use(how string, stop *atomic.Bool) error {
 	verb, path, _ := strings.Cut(how, " ")
 	writes := verb == "write"
@@ -285,7 +286,14 @@ func (p *paced) use(how string, stop *atomic.Bool) error {
 				return err
 			}
 			for i := range n {
-				got, err := versionOf(b[i*paceBlock:][:paceBlock], first+i)
+				block := b[i*paceBlock:][:paceBlock]
+				got, err := versionOf(block, first+i)
+				if err != nil && !writes { // as in any file system, it may have been read while it was written
+					if _, again := f.ReadAt(block, off+int64(i)*paceBlock); again != nil {
+						return again
+					}
+					got, err = versionOf(block, first+i)
+				}
 				if want := versions[first+i]; err == nil && (got < want || writes && got > want) {
 					err = fmt.Errorf("block %d has version %d, want %d", first+i, got, want)
 				}
