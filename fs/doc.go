@@ -68,11 +68,12 @@
 // is a lower bound, since a file that is cut is recalled from all who have it open. So a read below it needs no question as
 // long as the session lives for sure (Meta.Alive), and one that reaches beyond asks.
 //
-// An append under a lease goes to the end that is known here, and needs no call; lockSize keeps others out. Without
-// a lease, and if it takes more than one layout, each WRITE has its place reserved by the service, where it goes as a
+// An append under a lease goes to the end that is known here, and needs no call; lockSize keeps others out. Without a
+// lease, and if it takes more than one layout, each WRITE has its place reserved by the service, where it goes as a
 // whole, several at once (reservations.go). Whoever recalls the lease learns of the appends that have been made, and
-// one that has not reached the data servers by then starts again (terms.lease). Some of them may have it all the same, so
-// the service is told that this mount appends (metaclient.AtEnd), and does not ask them for the size after a restart.
+// one that has not reached the data servers by then starts again (terms.lease). Some of them may have it all the
+// same, so the service is told that this mount appends (metaclient.AtEnd), and does not ask them for the size after a
+// restart.
 //
 // The service keeps a place until it hears that it is written, or given up: from the next Reserve, a report, or at once
 // if it has asked. Until then nobody is shown what lies behind it. So such a write says nothing of the size known here:

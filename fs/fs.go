@@ -64,10 +64,10 @@ type Meta interface {
 	Reserve(ctx context.Context, args *metarpc.ReserveArgs) (metarpc.ReserveResult, error)
 
 	// Layout returns a segment that holds the byte at off and may be used for mode, asking the service if none is
-	// cached; nil is a hole. A layout for AtPlaces is used only where Reserve has said, so that nobody has to ask us for
-	// the size; that ends with the first call for other writes. CachedLayout returns a segment only if it is cached, and
-	// neither blocks nor does I/O. DropLayout makes the service be asked again from off on; Forget gives all layouts of a
-	// file back that is not being written.
+	// cached; nil is a hole. A layout for AtPlaces is used only where Reserve has said, so that nobody has to ask us
+	// for the size; that ends with the first call for other writes. CachedLayout returns a segment only if it is
+	// cached, and neither blocks nor does I/O. DropLayout makes the service be asked again from off on; Forget gives
+	// all layouts of a file back that is not being written.
 	Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, writes metaclient.Writes) (*layout.Segment, error)
 	CachedLayout(id layout.FileID, mode layout.IOMode, off, n int64) *layout.Segment
 	DropLayout(id layout.FileID, off int64)

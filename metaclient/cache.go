@@ -86,9 +86,9 @@ func (f *cached) allows(writes Writes) bool {
 	return !f.appends
 }
 
-// add takes granted segments in, in place of those that they make useless or wrong. writes is what those for writing were
-// asked for. Once others were asked for than for AtPlaces, the service no longer relies on there being nothing else.
-// What was granted for AtPlaces is not used for other writes: several sessions may have it.
+// add takes granted segments in, in place of those that they make useless or wrong. writes is what those for writing
+// were asked for. Once others were asked for than for AtPlaces, the service no longer relies on there being nothing
+// else. What was granted for AtPlaces is not used for other writes: several sessions may have it.
 func (k *cache) add(id layout.FileID, granted []layout.Segment, writes Writes) {
 	if len(granted) == 0 {
 		return

@@ -983,8 +983,8 @@ func TestNotYetOpen(t *testing.T) {
 	})
 }
 
-// Layouts for appends are not used for writing anywhere, until that was asked for, and the service is told of appends under
-// a lease once.
+// Layouts for appends are not used for writing anywhere, until that was asked for, and the service is told of appends
+// under a lease once.
 func TestAppendLayouts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newService(t)

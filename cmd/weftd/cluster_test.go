@@ -271,7 +271,8 @@ func (w *clusterWorld) even(services int) {
 	})
 }
 
-// A client that knows only the service which its session is with finds the shard when that service is replaced by one at another address.
+// A client that knows only the service which its session is with finds the shard when that service is replaced by one
+// at another address.
 func TestReplaced(t *testing.T) {
 	w := newClusterWorld(t, 1)
 	w.urls = nil // data servers take no part

@@ -165,9 +165,9 @@
 // whose writers have not reported yet is asked of its data files, so that nobody sees it shorter than before the
 // restart. Truncations that a crash cut short go on in the background.
 //
-// Data files tell too much of a file that sessions append to: they may lack bytes in front of the end, and may have some
-// of an append that its session will try again, maybe at another place. Namespaces tell nothing. So writer rows say which
-// sessions append, also under a lease, or write on namespaces (schema.Writer). Such a session is awaited
+// Data files tell too much of a file that sessions append to: they may lack bytes in front of the end, and may have
+// some of an append that its session will try again, maybe at another place. Namespaces tell nothing. So writer rows
+// say which sessions append, also under a lease, or write on namespaces (schema.Writer). Such a session is awaited
 // (Service.awaits):
 //
 //	waiting     every call that tells the size waits for it (awaitTold) for graceWait, then the client asks again

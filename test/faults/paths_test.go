@@ -251,8 +251,8 @@ func paceForever(how string) {
 	json.NewEncoder(os.Stdout).Encode(p)
 }
 
-// use writes blocks of a file, or looks at those that another process writes: none is ever another one's or older than it
-// was, nor half of one unless it is being written.
+// use writes blocks of a file, or looks at those that another process writes: none is ever another one's or older
+// than it was, nor half of one unless it is being written.
 func (p *paced) use(how string, stop *atomic.Bool) error {
 	verb, path, _ := strings.Cut(how, " ")
 	writes := verb == "write"

@@ -46,8 +46,8 @@
 // rendezvous hashing. Two who act on different views cannot both succeed. A member whose row says that it is draining is to have none. It may leave when it has none: one batch deletes its rows. Shards that
 // it still has have no owner then.
 //
-// A member that has given all its shards away tells clients for a second more (farewell) where these are: a client learns of
-// other services only when it says hello, and the ones that it knew may have left.
+// A member that has given all its shards away tells clients for a second more (farewell) where these are: a client
+// learns of other services only when it says hello, and the ones that it knew may have left.
 //
 // A client that comes while the member is not alive, or is starting the service of the shard, waits for some seconds,
 // and so gets its answer as soon as there is one.

@@ -31,8 +31,9 @@ const (
 	startTimeout = 2 * time.Second       // for a service that is starting, before its clients are sent to look elsewhere
 	aliveLook    = 50 * time.Millisecond // how often it is looked whether clients may be answered
 
-	// farewell is how long a member that has given its shards away goes on to tell clients where these are. A client that has lost its connection
-	// comes back after 0.1 s, to where the shard was, and may know no other service that is still there.
+	// farewell is how long a member that has given its shards away goes on to tell clients where these are. A client
+	// that has lost its connection comes back after 0.1 s, to where the shard was, and may know no other service that
+	// is still there.
 	farewell = time.Second
 )
 
