@@ -48,6 +48,7 @@ type backing struct {
 // passed is a data file that the kernel writes, or has written, by itself. Guarded by inode.mu.
 type passed struct {
 	fd          int
+	users       int   // of fd: the inode, and whoever syncs; the last one closes it
 	size, mtime int64 // when last looked at
 	lost        bool  // the session has ended since: what becomes of it is not known
 }
@@ -219,7 +220,7 @@ func (i *inode) leave(w way) {
 // pass takes a data file that the kernel may write by itself from now on. mu is held.
 func (i *inode) pass(fd int) {
 	i.closePassed(true)
-	i.passed = &passed{fd: fd}
+	i.passed = &passed{fd: fd, users: 1}
 	descriptors.Backings.TakeAnyway()
 	i.passing.Store(true)
 	i.look()
@@ -229,10 +230,17 @@ func (i *inode) pass(fd int) {
 // is held.
 func (i *inode) closePassed(force bool) {
 	if p := i.passed; p != nil && (force || i.backing == nil && !i.dirty()) {
-		unix.Close(p.fd)
-		descriptors.Backings.Give()
+		p.leave()
 		i.passed = nil
 		i.passing.Store(i.backing != nil)
+	}
+}
+
+// leave ends a use of fd. inode.mu is held.
+func (p *passed) leave() {
+	if p.users--; p.users == 0 {
+		unix.Close(p.fd)
+		descriptors.Backings.Give()
 	}
 }
 
@@ -244,16 +252,12 @@ func (i *inode) syncPassed() error {
 		i.mu.Unlock()
 		return nil
 	}
-	fd, err := unix.FcntlInt(uintptr(p.fd), unix.F_DUPFD_CLOEXEC, 0) // the kernel tells one open file of an error once
-	if err == unix.EMFILE {
-		err = fileio.Retry(unix.Fdatasync, p.fd) // with the lock it stays open without another number
-		i.mu.Unlock()
-	} else {
-		i.mu.Unlock()
-		if err == nil {
-			err = errors.Join(fileio.Retry(unix.Fdatasync, fd), unix.Close(fd))
-		}
-	}
+	p.users++
+	i.mu.Unlock()
+	err := fileio.Retry(unix.Fdatasync, p.fd)
+	i.mu.Lock()
+	p.leave()
+	i.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("data file that the kernel has written: %w", err)
 	}

@@ -72,7 +72,7 @@ func (r *rig) startRecall(t *testing.T, id layout.FileID, upto uint64) (answered
 	return done
 }
 
-// appendWithoutLayout starts an append of "record", which has its place, and waits for its layout until gate is closed.
+// appendWithoutLayout starts an append of "record". The append has its place, and gets no layout until gate is closed.
 func (r *rig) appendWithoutLayout(id layout.FileID) (done <-chan fuse.Status, gate chan struct{}) {
 	gate = make(chan struct{})
 	var waiting atomic.Bool

@@ -130,7 +130,7 @@ func TestAll(t *testing.T) {
 	})
 }
 
-// What does not call in time, or any more, ends; what is used does not.
+// A connection ends if its first call is late, or if it is idle for 10 minutes, but not while it is in use.
 func TestTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		table := new(Table)

@@ -8,8 +8,8 @@
 //   - All together count in the share descriptors.Accepted of the process.
 //   - One address has an eighth of that at most, but 256 in any case: so many are needed by hosts behind one NAT.
 //
-// At either bound the connection that was unused for longest is ended, of that address or of all, and the new one takes
-// its place. If all are in use, the new one is closed.
+// At the bound of its address, or of all, a new connection takes the place of the one that was unused for longest there.
+// If all are in use, the new one is closed.
 //
 // A connection is in use as long as its server says so ([Conn.State]): a call is being answered, or something depends
 // on the connection, such as open files. One on which no call has come yet is not in use.

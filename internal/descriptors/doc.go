@@ -25,9 +25,8 @@
 // Several members of a process may use one share, such as the data servers that it runs. Caches have equal parts of it
 // ([Share.Part]); connections are counted together ([Share.Take]).
 //
-// Beyond its share a part goes on with fewer descriptors: a request goes by RPC instead of by a lent descriptor, a file
-// is opened without passthrough, requests share a connection, a server closes the connection that was unused for
-// longest, or refuses one.
+// When a share is used up everything goes on with fewer descriptors. Requests go by RPC, or share a connection. Files are
+// opened without passthrough. A server closes the connection that was unused for longest, or refuses the new one.
 //
 // # Shortage
 //

@@ -33,8 +33,8 @@ var shortage struct {
 	given    int
 }
 
-// OnShortage registers a function that closes the unused descriptors of a cache, and returns how many there were. It is
-// called from any goroutine, until unregister has returned.
+// OnShortage registers a function of a cache. The function closes descriptors that are not used, and returns how many.
+// Any goroutine may call it until unregister has returned.
 func OnShortage(give func() int) (unregister func()) {
 	s := &shortage
 	s.mu.Lock()
@@ -55,7 +55,7 @@ func OnShortage(give func() int) (unregister func()) {
 // Scarce reports whether there is a shortage.
 func Scarce() bool { return shortage.scarce.Load() }
 
-// Short reports whether err says that there are no descriptors. If so, caches have closed what is idle when it returns.
+// Short reports whether err is EMFILE or ENFILE. If so, it has the caches close their idle descriptors first.
 func Short(err error) bool {
 	if !errors.Is(err, syscall.EMFILE) && !errors.Is(err, syscall.ENFILE) {
 		return false
