@@ -89,7 +89,7 @@ func TestAtimeRules(t *testing.T) {
 				access func()
 			}{
 				{file, c.file, func() { r.read(file, 0, 4) }},
-				{dir, c.dir, func() { r.listDir(dir, 4096) }},
+				{dir, c.dir, func() { r.listDir(dir, 4096, 0, nil) }},
 				{link, c.file, func() {
 					h := header(link)
 					_, status := r.raw.Readlink(nil, &h)

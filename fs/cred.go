@@ -96,31 +96,3 @@ func parseGroups(status []byte, uid uint32) (groups []uint32, ok bool) {
 	}
 	return nil, false
 }
-
-// dirCreds remembers who opened each directory that is open: what open(2) allowed, readdir(3) may do, whoever does it.
-type dirCreds struct {
-	mu   sync.Mutex
-	last uint64
-	open map[uint64]metarpc.Cred
-}
-
-func (d *dirCreds) add(who metarpc.Cred) uint64 {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.last++
-	d.open[d.last] = who
-	return d.last
-}
-
-func (d *dirCreds) of(fh uint64) (metarpc.Cred, bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	who, ok := d.open[fh]
-	return who, ok
-}
-
-func (d *dirCreds) remove(fh uint64) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.open, fh)
-}

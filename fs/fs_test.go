@@ -6,8 +6,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -1318,58 +1320,184 @@ func TestPrivileges(t *testing.T) {
 	r.release(fh)
 }
 
-// listDir reads a directory through buffers of the given size.
-func (r *rig) listDir(id layout.FileID, size int) (names []string) {
+// openDir opens a directory and returns the handle.
+func (r *rig) openDir(id layout.FileID) uint64 {
 	r.t.Helper()
+	var out fuse.OpenOut
+	r.want(r.raw.OpenDir(nil, &fuse.OpenIn{InHeader: header(id)}, &out), 0, "opendir")
+	r.t.Cleanup(func() { r.raw.ReleaseDir(&fuse.ReleaseIn{Fh: out.Fh}) })
+	return out.Fh
+}
+
+// readDir reads one page of an open directory.
+func (r *rig) readDir(id layout.FileID, fh, off uint64, size int) []fuse.DirEntry {
+	r.t.Helper()
+	in := &fuse.ReadIn{InHeader: header(id), Fh: fh, Offset: off, Size: uint32(size)}
+	list := fuse.NewDirEntryList(make([]byte, size), off)
+	r.want(r.raw.ReadDir(nil, in, list), 0, "readdir")
+	entries, err := fuse.ParseDirEntries(list.Bytes())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return entries
+}
+
+// listDir reads a directory in pages of the given size. Of each it takes most entries, as the kernel does when the
+// program's buffer is full by then, or all if most is 0, and calls taken, which may be nil.
+func (r *rig) listDir(id layout.FileID, size, most int, taken func(name string)) (all []fuse.DirEntry) {
+	r.t.Helper()
+	fh := r.openDir(id)
 	for off := uint64(0); ; {
-		in := &fuse.ReadIn{InHeader: header(id), Offset: off, Size: uint32(size)}
-		list := fuse.NewDirEntryList(make([]byte, size), off)
-		r.want(r.raw.ReadDir(nil, in, list), 0, "readdir")
-		entries, err := fuse.ParseDirEntries(list.Bytes())
-		if err != nil {
-			r.t.Fatal(err)
+		page := r.readDir(id, fh, off, size)
+		if len(page) == 0 {
+			return all
 		}
-		if len(entries) == 0 {
-			return names
+		if most > 0 {
+			page = page[:min(most, len(page))]
 		}
-		for _, e := range entries {
-			names = append(names, e.Name)
-			off = e.Off
+		for _, e := range page {
+			all = append(all, e)
+			if off = e.Off; taken != nil {
+				taken(e.Name)
+			}
+		}
+		if len(all) > 2000 {
+			r.t.Fatalf("the listing does not end: %v", all[len(all)-3:])
 		}
 	}
 }
 
+// Each listing tells each entry once, with the same offset of 31 bits, whatever the hashes of names are.
 func TestReadDir(t *testing.T) {
-	s := newService(1, 1<<20)
-	s.cookies = 40 // so that names share them
-	r := newRig(t, s)
-	want := []string{".", ".."}
-	for n := range 100 {
-		name := fmt.Sprintf("%0*d", 1+n%60, n)
-		var out fuse.EntryOut
-		r.want(r.raw.Mknod(nil, &fuse.MknodIn{InHeader: header(layout.RootID), Mode: unix.S_IFREG | 0644}, name, &out), 0, "mknod")
-		want = append(want, name)
-	}
-	slices.Sort(want)
-	for _, size := range []int{4096, 5000, 32768, 1 << 20} {
-		got := r.listDir(layout.RootID, size)
-		if !slices.Equal(got[:2], []string{".", ".."}) {
-			t.Errorf("buffer of %d: begins with %q", size, got[:2])
-		}
-		slices.Sort(got)
-		if !slices.Equal(got, want) {
-			t.Errorf("buffer of %d: %d names, want %d", size, len(got), len(want))
+	hashed := func(hash func(uint64) uint64) func(string) uint64 {
+		return func(name string) uint64 {
+			c := spreadCookie(name)
+			return max(hash(c>>32)<<32|c&math.MaxUint32, metarpc.FirstCookie)
 		}
 	}
-	// What a listing has told is not asked again for each name.
-	asked := r.m.called("Lookup")
-	for _, name := range want[2:] {
-		var out fuse.EntryOut
-		h := header(layout.RootID)
-		r.want(r.raw.Lookup(nil, &h, name, &out), 0, "lookup of %s", name)
+	for _, kind := range []struct {
+		name   string
+		cookie func(string) uint64
+		own    bool // each entry has an offset of its own
+	}{
+		{"as the service's", spreadCookie, true},
+		{"few hashes", hashed(func(h uint64) uint64 { return (1 + h%40) << 20 }), true},
+		{"the greatest hash", hashed(func(uint64) uint64 { return math.MaxInt32 }), true},
+		{"the least hash", hashed(func(uint64) uint64 { return 0 }), false},
+		{"neighbours", hashed(func(h uint64) uint64 { return 1000 + h%40 }), false},
+		{"equal cookies", func(string) uint64 { return 1 << 60 }, true},
+		{"the least cookie", func(string) uint64 { return metarpc.FirstCookie }, false},
+	} {
+		t.Run(kind.name, func(t *testing.T) {
+			s := newService(1, 1<<20)
+			s.cookie = kind.cookie
+			r := newRig(t, s)
+			h := header(layout.RootID)
+			want := []string{".", ".."}
+			add := func(name string) {
+				var out fuse.EntryOut
+				r.want(r.raw.Mknod(nil, &fuse.MknodIn{InHeader: h, Mode: unix.S_IFREG | 0644}, name, &out), 0, "mknod")
+			}
+			for n := range 100 {
+				want = append(want, fmt.Sprintf("%0*d", 1+n%60, n))
+				add(want[2+n])
+			}
+			slices.Sort(want)
+			check := func(what string, all []fuse.DirEntry) {
+				t.Helper()
+				var got []string
+				for _, e := range all {
+					got = append(got, e.Name)
+				}
+				if len(got) < 2 || !slices.Equal(got[:2], []string{".", ".."}) {
+					t.Errorf("%s: begins with %.2q", what, got)
+				}
+				if slices.Sort(got); !slices.Equal(got, want) {
+					t.Errorf("%s: %d names, want %d", what, len(got), len(want))
+				}
+			}
+			offsets := map[string]uint64{}
+			for _, size := range []int{4096, 5000, 32768, 1 << 20} {
+				for _, most := range []int{0, 1, 3} {
+					all := r.listDir(layout.RootID, size, most, nil)
+					what := fmt.Sprintf("pages of %d bytes, of which %d entries are taken", size, most)
+					check(what, all)
+					for _, e := range all {
+						if before, ok := offsets[e.Name]; ok && before != e.Off || e.Off > math.MaxInt32 {
+							t.Errorf("%s: %s has offset %d, before it was %d", what, e.Name, e.Off, before)
+						}
+						offsets[e.Name] = e.Off
+					}
+				}
+			}
+			// In another open the entries behind an offset are those that came behind it.
+			all := r.listDir(layout.RootID, 4096, 0, nil)
+			for i, e := range all {
+				next := r.readDir(layout.RootID, r.openDir(layout.RootID), e.Off, 4096)
+				if i == len(all)-1 {
+					if len(next) > 0 {
+						t.Errorf("%s comes behind the last entry", next[0].Name)
+					}
+				} else if len(next) == 0 {
+					t.Errorf("nothing comes behind %s", e.Name)
+				} else if k := slices.IndexFunc(all, func(e fuse.DirEntry) bool { return e.Name == next[0].Name }); k > i+1 || kind.own && k != i+1 {
+					t.Errorf("entry %d comes behind entry %d", k, i)
+				}
+			}
+			if next := r.readDir(layout.RootID, r.openDir(layout.RootID), 1<<62, 4096); len(next) > 0 {
+				t.Errorf("%s comes behind an offset that is none", next[0].Name)
+			}
+			// What a listing has told is not asked again for each name.
+			asked := r.m.called("Lookup")
+			for _, name := range want[2:] {
+				var out fuse.EntryOut
+				r.want(r.raw.Lookup(nil, &h, name, &out), 0, "lookup of %s", name)
+			}
+			if n := r.m.called("Lookup") - asked; n > 0 {
+				t.Errorf("%d questions for names that were listed", n)
+			}
+			// What comes and goes meanwhile keeps nothing else from being told once.
+			if kind.own {
+				n := 0
+				all := r.listDir(layout.RootID, 4096, 0, func(string) {
+					if n++; n%10 == 0 {
+						add(fmt.Sprint("new", n))
+					}
+				})
+				check("while names are added", slices.DeleteFunc(all, func(e fuse.DirEntry) bool { return strings.HasPrefix(e.Name, "new") }))
+			}
+			for _, most := range []int{0, 1, 3} {
+				all := r.listDir(layout.RootID, 4096, most, func(name string) {
+					if name[0] != '.' {
+						r.want(r.raw.Unlink(nil, &h, name), 0, "unlink of %s", name)
+					}
+				})
+				check("while what was told is removed", slices.DeleteFunc(all, func(e fuse.DirEntry) bool { return strings.HasPrefix(e.Name, "new") }))
+				if rest := r.listDir(layout.RootID, 4096, 0, nil); len(rest) > 2 {
+					t.Errorf("%d entries are left", len(rest)-2)
+				}
+				for _, name := range want[2:] {
+					add(name)
+				}
+			}
+		})
 	}
-	if n := r.m.called("Lookup") - asked; n > 0 {
-		t.Errorf("%d questions for names that were listed", n)
+}
+
+// Each page of a listing costs one call of the service.
+func TestReadDirCalls(t *testing.T) {
+	r := newRig(t, newService(1, 1<<20))
+	for n := range 1000 {
+		var out fuse.EntryOut
+		in := &fuse.MknodIn{InHeader: header(layout.RootID), Mode: unix.S_IFREG | 0644}
+		r.want(r.raw.Mknod(nil, in, fmt.Sprintf("ordinary-%04d.ext", n), &out), 0, "mknod")
+	}
+	const size = 4096
+	asked := r.m.called("ReadDir")
+	all := r.listDir(layout.RootID, size, 0, nil)
+	pages := len(all)*(direntSize+24)/size + 2 // the last one is empty
+	if n := r.m.called("ReadDir") - asked; len(all) != 1002 || n > pages {
+		t.Errorf("%d entries by %d calls, want 1002 by %d", len(all), n, pages)
 	}
 }
 

@@ -18,12 +18,12 @@ import (
 type raw struct {
 	fuse.RawFileSystem
 	fs   *FS
-	dirs dirCreds
+	dirs openDirs
 }
 
 // RawFileSystem is the FS as go-fuse serves it.
 func (fs *FS) RawFileSystem() fuse.RawFileSystem {
-	return &raw{RawFileSystem: fuse.NewDefaultRawFileSystem(), fs: fs, dirs: dirCreds{open: map[uint64]metarpc.Cred{}}}
+	return &raw{RawFileSystem: fuse.NewDefaultRawFileSystem(), fs: fs, dirs: openDirs{open: map[uint64]openDir{}}}
 }
 
 func (r *raw) String() string { return "weft" }

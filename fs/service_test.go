@@ -4,12 +4,12 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"log/slog"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -32,7 +32,7 @@ import (
 type service struct {
 	servers  []*targettest.Server
 	unit     int64
-	cookies  uint64        // how many different ones there are; few make names share them
+	cookie   func(name string) uint64
 	lease    time.Duration // 0: none are given
 	mirrors  bool          // files have two copies of each column
 	exacting bool          // and are to have two good ones
@@ -107,7 +107,7 @@ type cached struct {
 }
 
 func newService(servers int, unit int64) *service {
-	s := &service{unit: unit, cookies: math.MaxUint32, lease: time.Minute, nodes: map[layout.FileID]*node{}, last: layout.RootID, places: map[uint64]int64{}}
+	s := &service{unit: unit, cookie: spreadCookie, lease: time.Minute, nodes: map[layout.FileID]*node{}, last: layout.RootID, places: map[uint64]int64{}}
 	s.cutting = sync.NewCond(&s.mu)
 	for n := range servers {
 		s.servers = append(s.servers, targettest.NewServer(uint64(n+1)))
@@ -864,10 +864,10 @@ func (m *session) Rename(ctx context.Context, cred metarpc.Cred, args *metarpc.R
 	return nil
 }
 
-func (s *service) cookie(name string) uint64 {
-	h := fnv.New64a()
-	h.Write([]byte(name))
-	return metarpc.FirstCookie + h.Sum64()%s.cookies
+// spreadCookie makes cookies as the service does.
+func spreadCookie(name string) uint64 {
+	h := sha256.Sum256([]byte(name))
+	return max(binary.BigEndian.Uint64(h[:])>>1, metarpc.FirstCookie)
 }
 
 func (m *session) ReadDir(ctx context.Context, cred metarpc.Cred, id layout.FileID, cookie uint64, limit int) (*metaclient.DirPage, error) {

@@ -250,5 +250,6 @@
 // ReadDir pages through a directory in the order of entry cookies, which are a hash of the name: an entry keeps its
 // cookie as long as it exists, whatever comes and goes beside it. A page holds the entries whose cookie is greater than
 // the asked one; entries of equal cookie are never split between pages. Cookies are at least [FirstCookie], so that a
-// client can number "." and ".." itself.
+// client can number "." and ".." itself. They are spread over 63 bits: clients show programs the upper 31, and count on
+// few entries having the same.
 package metarpc
