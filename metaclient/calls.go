@@ -55,6 +55,13 @@ func (c *Client) lookup(ctx context.Context, cred metarpc.Cred, parent layout.Fi
 	return a, nil
 }
 
+// Parent returns the directory that a directory is in, which must be below top, or be it; see metarpc.ParentResult.
+func (c *Client) Parent(ctx context.Context, id, top layout.FileID) (layout.FileID, error) {
+	var r metarpc.ParentResult
+	err := c.do(ctx, metarpc.OpParent, metarpc.Cred{}, &metarpc.ParentArgs{ID: id, Top: top}, &r, nil)
+	return r.Parent, err
+}
+
 // Create makes a regular file or finds it, and opens it as Open does. With Layout a new one may come with a layout for writing, which is cached;
 // args.Near is set here.
 func (c *Client) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.CreateArgs) (a Answer, created bool, err error) {

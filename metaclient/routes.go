@@ -52,6 +52,10 @@ func (v *Volume) Lookup(ctx context.Context, cred metarpc.Cred, parent layout.Fi
 	return v.of(parent).Lookup(ctx, cred, parent, name)
 }
 
+func (v *Volume) Parent(ctx context.Context, id, top layout.FileID) (layout.FileID, error) {
+	return v.of(id).Parent(ctx, id, top)
+}
+
 func (v *Volume) MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc.MakeNodeArgs) (Answer, error) {
 	return v.of(args.Parent).MakeNode(ctx, cred, args)
 }

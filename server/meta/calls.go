@@ -62,6 +62,7 @@ var handlers = [...]handler{
 	metarpc.OpClientList:      handle((*Service).clientList),
 	metarpc.OpVerify:          handle((*Service).verify),
 	metarpc.OpReportDevices:   handle((*Service).reportDevices),
+	metarpc.OpParent:          handle((*Service).parent),
 }
 
 // execute has a call's handler execute it.

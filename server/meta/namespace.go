@@ -156,6 +156,17 @@ func (s *Service) lookup(ctx context.Context, c *call, a *metarpc.NameArgs) (*me
 	return nil, errContended
 }
 
+func (s *Service) parent(ctx context.Context, _ *call, a *metarpc.ParentArgs) (*metarpc.ParentResult, error) {
+	row, _, err := s.inode(ctx, a.ID)
+	if err == nil && a.Top != layout.RootID {
+		if err = s.below(ctx, a.Top, a.ID); errors.Is(err, errAccess) {
+			s.forgetParents() // another service may have renamed a directory
+			err = s.below(ctx, a.Top, a.ID)
+		}
+	}
+	return &metarpc.ParentResult{Parent: row.Parent}, err
+}
+
 // noNames takes back the lease on the names of what turned out to be no directory.
 func (s *Service) noNames(sess *session, id layout.FileID, err error) {
 	if errors.Is(err, errStale) || errors.Is(err, errNoEntry) || errors.Is(err, errNotDir) {

@@ -268,11 +268,11 @@ func (s *Service) within(ctx context.Context, g *grant, op metarpc.Op, args any)
 			return err
 		}
 	case *metarpc.LinkArgs:
-		if err := s.below(ctx, g, a.Parent); err != nil {
+		if err := s.below(ctx, g.top, a.Parent); err != nil {
 			return err
 		}
 	case *metarpc.RenameArgs:
-		if err := s.below(ctx, g, a.NewParent); err != nil {
+		if err := s.below(ctx, g.top, a.NewParent); err != nil {
 			return err
 		}
 	}
@@ -287,16 +287,16 @@ func (s *Service) within(ctx context.Context, g *grant, op metarpc.Op, args any)
 		several = []layout.FileID{one}
 	}
 	for _, id := range several {
-		if err := s.below(ctx, g, id); err != nil {
+		if err := s.below(ctx, g.top, id); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// below is EACCES for an inode that is not below the directory that a session is confined to.
-func (s *Service) below(ctx context.Context, g *grant, id layout.FileID) error {
-	if id == g.top {
+// below is EACCES for an inode that is not below a directory, such as the one that a session is confined to.
+func (s *Service) below(ctx context.Context, top, id layout.FileID) error {
+	if id == top {
 		return nil
 	}
 	row, _, err := s.inode(ctx, id)
@@ -304,7 +304,7 @@ func (s *Service) below(ctx context.Context, g *grant, id layout.FileID) error {
 		return err
 	}
 	chain, err := s.ancestors(ctx, row.Parent)
-	if err == nil && !slices.Contains(chain, g.top) {
+	if err == nil && !slices.Contains(chain, top) {
 		err = errAccess
 	}
 	return err

@@ -83,6 +83,9 @@ func TestRules(t *testing.T) {
 			{metarpc.OpStatus, &metarpc.Empty{}, 0},
 			{metarpc.OpDevices, &metarpc.Empty{}, 0},
 
+			{metarpc.OpParent, &metarpc.ParentArgs{ID: f, Top: a}, 0},
+
+			{metarpc.OpParent, &metarpc.ParentArgs{ID: g, Top: layout.RootID}, syscall.EACCES},
 			{metarpc.OpReadDir, &metarpc.ReadDirArgs{ID: layout.RootID, Limit: 100}, syscall.EACCES},
 			{metarpc.OpLookup, &metarpc.NameArgs{Parent: layout.RootID, Name: "other"}, syscall.EACCES},
 			{metarpc.OpLookup, &metarpc.NameArgs{Parent: layout.RootID, Name: "none"}, syscall.EACCES},

@@ -66,6 +66,8 @@ func subjects(args any) (one layout.FileID, several []layout.FileID) {
 		return a.ID, nil
 	case *metarpc.NameArgs:
 		return a.Parent, nil
+	case *metarpc.ParentArgs:
+		return a.ID, nil
 	case *metarpc.CreateArgs:
 		return a.Parent, nil
 	case *metarpc.MakeNodeArgs:

@@ -196,6 +196,32 @@ func TestReadDirWhileItChanges(t *testing.T) {
 	checkCatalog(t, h.engine)
 }
 
+// TestParent asks which directory an inode is in, of those below another one.
+func TestParent(t *testing.T) {
+	h := startMemory(t)
+	c := h.client()
+	a := c.mkdir(layout.RootID, "a")
+	b := c.mkdir(a, "b")
+	other := c.mkdir(layout.RootID, "other")
+	f := c.touch(b, "f")
+	for _, q := range []struct {
+		id, top, want layout.FileID
+		err           syscall.Errno
+	}{
+		{f, layout.RootID, b, 0}, {f, a, b, 0}, {b, a, a, 0}, {a, a, layout.RootID, 0}, {layout.RootID, layout.RootID, layout.RootID, 0},
+		{f, other, 0, syscall.EACCES}, {a, b, 0, syscall.EACCES}, {12345, layout.RootID, 0, syscall.ESTALE},
+	} {
+		r, err := ask[metarpc.ParentResult](c, metarpc.OpParent, &metarpc.ParentArgs{ID: q.id, Top: q.top})
+		if statusOf(err) != metarpc.Status(q.err) || r.Parent != q.want {
+			t.Errorf("parent of %d below %d: %d, %v; want %d, %v", q.id, q.top, r.Parent, err, q.want, q.err)
+		}
+	}
+	must[metarpc.Empty](c, metarpc.OpRename, &metarpc.RenameArgs{OldParent: a, OldName: "b", NewParent: other, NewName: "b"})
+	if r := must[metarpc.ParentResult](c, metarpc.OpParent, &metarpc.ParentArgs{ID: b, Top: other}); r.Parent != other {
+		t.Errorf("parent %d after the rename, want %d", r.Parent, other)
+	}
+}
+
 // TestEqualCookies checks that names with the same cookie are not split between pages.
 func TestEqualCookies(t *testing.T) {
 	h := startMemory(t)

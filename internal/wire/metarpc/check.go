@@ -165,6 +165,8 @@ func (a *IDArgs) check(Op) error { return checkID(a.ID) }
 
 func (a *NameArgs) check(Op) error { return first(checkID(a.Parent), checkName(a.Name)) }
 
+func (a *ParentArgs) check(Op) error { return first(checkID(a.ID), checkID(a.Top)) }
+
 func (a *SetAttrArgs) check(Op) error {
 	err := checkID(a.ID)
 	if a.Mask&^setAll != 0 {

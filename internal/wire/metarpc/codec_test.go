@@ -461,6 +461,12 @@ func TestGolden(t *testing.T) {
 		{"report devices", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpReportDevices}, &ReportDevicesArgs{Devices: []layout.DeviceID{id}})
 		}, "0000001e" + "96 02 02 07 30 940000c0c2 91 91 c410 010000000000000000000000000000fe"},
+		{"parent", func() ([]byte, error) {
+			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpParent}, &ParentArgs{ID: 300, Top: 5})
+		}, "0000000f" + "96 02 02 07 31 940000c0c2 92 cd012c 05"},
+		{"parent is", func() ([]byte, error) {
+			return AppendReply(nil, Version, ReplyHeader{Slot: 2, Sequence: 7}, &ParentResult{Parent: 300})
+		}, "0000000a" + "96 03 02 07 00 a0 91 cd012c"},
 		{"layout stats", func() ([]byte, error) {
 			return AppendCall(nil, CallHeader{Slot: 2, Sequence: 7, Op: OpLayoutStats}, &LayoutStatsArgs{Span: 128, Devices: []DeviceStats{
 				{Device: id, Reads: IOStats{Ops: 1, Bytes: 4096, Time: 300}, Writes: IOStats{Ops: 2, Bytes: 3, Time: 4}, Outstanding: 5}}})
@@ -720,6 +726,9 @@ func TestRefusedArguments(t *testing.T) {
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: make([]DeviceStats, MaxBatch)}, fine},
 		{OpLayoutStats, &LayoutStatsArgs{Span: 1, Devices: make([]DeviceStats, MaxBatch+1)}, bad},
 		{OpLayoutStats, &LayoutStatsArgs{}, bad},
+		{OpParent, &ParentArgs{ID: 5, Top: 1}, fine},
+		{OpParent, &ParentArgs{Top: 1}, bad},
+		{OpParent, &ParentArgs{ID: 5}, bad},
 		{OpReportDevices, &ReportDevicesArgs{Devices: make([]layout.DeviceID, MaxBatch)}, fine},
 		{OpReportDevices, &ReportDevicesArgs{Devices: make([]layout.DeviceID, MaxBatch+1)}, bad},
 		{OpCacheStart, &CacheStartArgs{ID: 1, Devices: make([]layout.DeviceID, MaxNear)}, fine},

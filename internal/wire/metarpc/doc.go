@@ -52,7 +52,7 @@
 // CLIENTLIST, and SessionInfo counts calls. Version 6 has what keeps a file's bytes in order when several sessions write it.
 // Version 7 has DEVICESTATES and REPORTDEVICES, for devices that do not answer. StatusResult says which data servers
 // files with too few copies wait for, and Segment says whether a file has too few. In version 8 Welcome says which
-// directory a client is confined to, and LAYOUTGET who appends under a lease.
+// directory a client is confined to, and LAYOUTGET who appends under a lease. Version 9 has PARENT, for file handles.
 //
 // # Shards
 //
@@ -237,6 +237,12 @@
 // and again every few seconds as long as that is so, unless the service itself has told it. It makes one report to each
 // service that it has a session with, and an empty one at the end. The service probes the device at once and believes
 // its own probe alone. If that is answered, DeviceInfo.Complaints counts the clients.
+//
+// # File handles
+//
+// A client that has nothing but the number of an inode asks for its attributes by GetAttr. Parent tells the directory
+// that it is in, and whether it is below the directory that the client shows: an inode elsewhere is EACCES. A file
+// counts as being where it is charged (see below); one that is charged to no directory counts as being everywhere.
 //
 // # Usage and quotas
 //

@@ -95,6 +95,7 @@ func FuzzParseCall(f *testing.F) {
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpReserve}, &ReserveArgs{ID: 1, Len: 9, Ended: []uint64{1}, GivenUp: []uint64{2}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutStats}, &LayoutStatsArgs{Span: 9, Devices: []DeviceStats{{Reads: IOStats{Ops: 1, Bytes: 2, Time: 3}}}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpReportDevices}, &ReportDevicesArgs{Devices: []layout.DeviceID{{1}}}},
+		{CallHeader{Slot: 1, Sequence: 2, Op: OpParent}, &ParentArgs{ID: 2, Top: 1}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpVerify}, &VerifyArgs{ID: 1, Len: 1}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpLayoutMove}, &LayoutMoveArgs{ID: 1, Device: layout.DeviceID{1}}},
 		{CallHeader{Slot: 1, Sequence: 2, Op: OpCacheStart}, &CacheStartArgs{ID: 1, Devices: []layout.DeviceID{{2}}, Limit: 3, Run: 4}},
@@ -135,6 +136,7 @@ func FuzzParseReply(f *testing.F) {
 		OpCreate: &CreateResult{Attr: attr, Created: true, Lease: LeaseAttrs, Granted: true, Segments: []Segment{
 			{Len: 1, IOMode: layout.IOModeRW, Mirrors: [][]DataFile{{{Handle: []byte{1}}}}}}},
 		OpRemove:   &RemoveResult{At: 7},
+		OpParent:   &ParentResult{Parent: 7},
 		OpTestLock: &LockResult{Type: LockRead, End: 5, Host: "h"},
 		OpReserve:  &ReserveResult{Off: 5, Mtime: 6, Number: 7},
 		OpReadDir:  &ReadDirResult{Entries: []DirEntry{{Name: "a", Cookie: 17, Attr: attr}}, EOF: true},

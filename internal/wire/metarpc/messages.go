@@ -323,6 +323,17 @@ type (
 		Parent   layout.FileID
 		Name     string
 	}
+	// ParentArgs: the inode must be below the directory Top, or be it.
+	ParentArgs struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		ID, Top  layout.FileID
+	}
+	// ParentResult is the directory that a directory is in; of any other inode one that has a name of it, 0 if that is
+	// not known.
+	ParentResult struct {
+		_msgpack struct{} `msgpack:",as_array"`
+		Parent   layout.FileID
+	}
 	SetAttrArgs struct {
 		_msgpack     struct{} `msgpack:",as_array"`
 		ID           layout.FileID

@@ -54,6 +54,7 @@ const (
 	OpClientList
 	OpVerify
 	OpReportDevices
+	OpParent
 	opEnd
 )
 
@@ -135,6 +136,7 @@ var ops = [opEnd]opInfo{
 	OpClientList:      {"CLIENTLIST", of[Empty], of[ClientListResult], false},
 	OpVerify:          {"VERIFY", of[VerifyArgs], of[VerifyResult], false},
 	OpReportDevices:   {"REPORTDEVICES", of[ReportDevicesArgs], of[Empty], false},
+	OpParent:          {"PARENT", of[ParentArgs], of[ParentResult], false},
 }
 
 // Valid reports whether there is such an op.

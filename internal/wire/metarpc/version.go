@@ -5,7 +5,7 @@ import "fmt"
 // Version is the highest version of the protocol that is spoken here, Lowest the lowest. The package comment says how they change.
 const (
 	Lowest  = 3
-	Version = 8
+	Version = 9
 )
 
 // topVersion is the first version with Welcome.Top.
@@ -52,7 +52,7 @@ func Mismatch(client, service Versions) string {
 
 // newOps and newBackOps are the calls and callbacks that Lowest does not have, with the versions they came with.
 var (
-	newOps     = map[Op]uint32{OpClientSet: 5, OpClientList: 5, OpVerify: 6, OpReportDevices: 7}
+	newOps     = map[Op]uint32{OpClientSet: 5, OpClientList: 5, OpVerify: 6, OpReportDevices: 7, OpParent: 9}
 	newBackOps = map[BackOp]uint32{BackReserveRecall: 6, BackDeviceStates: 7}
 )
 
