@@ -8,6 +8,7 @@
 // The node ids of FUSE are inode numbers ([layout.FileID]), which are never used twice; the generation is always 0. The root
 // of the mount is node 1, whichever directory of the volume it shows. A directory that was renamed on another mount may be
 // known to the kernel at its old place and at its new one, under two node ids (places.go), so for directories FORGET counts.
+// Node ids are what file handles are made of, so each leads to the same inode for ever (lookupNode).
 // State is kept only of regular files that are open here or have data that is not stable (type inode).
 //
 // The kernel checks permissions (default_permissions) and access control lists, which it asks for as extended attributes;

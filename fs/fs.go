@@ -38,6 +38,8 @@ type Meta interface {
 	KnownNames(f func(dir layout.FileID, name string, child layout.FileID))
 	// Lookup's Answer tells with ENOENT, too, how long that may be kept.
 	Lookup(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string) (metaclient.Answer, error)
+	// Parent returns the directory that a directory is in. An inode that is not below top, or top itself, is an error.
+	Parent(ctx context.Context, id, top layout.FileID) (layout.FileID, error)
 	MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc.MakeNodeArgs) (metaclient.Answer, error)
 	Link(ctx context.Context, cred metarpc.Cred, id, parent layout.FileID, name string) (metaclient.Answer, error)
 	Remove(ctx context.Context, cred metarpc.Cred, parent layout.FileID, name string, dir bool) error
@@ -314,7 +316,7 @@ func (fs *FS) id(node uint64) layout.FileID {
 	case node == fuse.FUSE_ROOT_ID:
 		return fs.root
 	case node > firstExtraNode:
-		return fs.places.id(node)
+		return dirOfExtra(node)
 	}
 	return layout.FileID(node)
 }

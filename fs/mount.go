@@ -218,6 +218,7 @@ var capabilities = []struct {
 	{fuse.CAP_HANDLE_KILLPRIV_V2, "HANDLE_KILLPRIV_V2", "each write asks for an extended attribute first; Linux 5.11 has it"},
 	{fuse.CAP_POSIX_ACL, "POSIX_ACL", "access control lists are checked by the service alone; Linux 4.9 has it"},
 	{fuse.CAP_DONT_MASK, "DONT_MASK", "files made where a default access control list is lose what the umask takes"},
+	{fuse.CAP_EXPORT_SUPPORT, "EXPORT_SUPPORT", "file handles are good only as long as the kernel keeps the inode"},
 	{fuse.CAP_ATOMIC_O_TRUNC, "ATOMIC_O_TRUNC", "truncation by open takes two requests"},
 }
 

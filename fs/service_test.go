@@ -900,6 +900,35 @@ func (m *session) ReadDir(ctx context.Context, cred metarpc.Cred, id layout.File
 	return &metaclient.DirPage{Entries: all[:page], EOF: page == len(all)}, nil
 }
 
+func (m *session) Parent(ctx context.Context, id, top layout.FileID) (layout.FileID, error) {
+	if err := m.enter(ctx, "Parent"); err != nil {
+		return 0, err
+	}
+	defer m.s.mu.Unlock()
+	if _, err := m.node(metarpc.OpParent, id); err != nil {
+		return 0, err
+	}
+	parent := m.s.parent(id)
+	for at := id; at != top; at = m.s.parent(at) {
+		if at == layout.RootID || at == 0 {
+			return 0, refusal(metarpc.OpParent, syscall.EACCES)
+		}
+	}
+	return parent, nil
+}
+
+// parent is a directory that has a name of an inode; mu is held.
+func (s *service) parent(id layout.FileID) layout.FileID {
+	for dir, n := range s.nodes {
+		for _, child := range n.entries {
+			if child == id {
+				return dir
+			}
+		}
+	}
+	return 0
+}
+
 func (m *session) StatFS(ctx context.Context, _ layout.FileID) (metarpc.StatFSResult, error) {
 	if err := m.enter(ctx, "StatFS"); err != nil {
 		return metarpc.StatFSResult{}, err

@@ -298,6 +298,17 @@ func (v *Volume) MountUnder(starter []string, options ...string) *Mount {
 		v.t.Fatal(err)
 	}
 	os.Chmod(dir, 0o755)
+	return v.mountOn(dir, starter, options...)
+}
+
+// MountAgain mounts the volume where a mount was that has been unmounted.
+func (v *Volume) MountAgain(m *Mount, options ...string) *Mount {
+	v.t.Helper()
+	return v.mountOn(m.Dir, nil, options...)
+}
+
+func (v *Volume) mountOn(dir string, starter []string, options ...string) *Mount {
+	v.t.Helper()
 	args := []string{"mount", "-f"}
 	if len(options) > 0 {
 		args = append(args, "-o", strings.Join(options, ","))
@@ -365,6 +376,14 @@ func (m *Mount) AwaitCopies() {
 func (m *Mount) Verify() {
 	m.t.Helper()
 	Weft(m.t, "admin", "verify", "--progress", "off", m.Dir)
+}
+
+// DropCaches makes the kernel forget the names and inodes that nobody uses, of all file systems.
+func DropCaches(t testing.TB) {
+	t.Helper()
+	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("2"), 0); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Mounted reports whether a weft file system is mounted exactly on dir.
