@@ -134,7 +134,10 @@ func (f *file) Streams() *fileio.Streams { return &f.streams }
 func (t *Target) prove(ctx context.Context) (s *session, err error) {
 	ctx, cancel := context.WithTimeout(ctx, proveTime)
 	defer cancel()
-	rpc, err := dialRPC(ctx, t.cfg.Addrs, t.cfg.TLS)
+	t.mu.Lock()
+	addrs := t.addrs
+	t.mu.Unlock()
+	rpc, err := dialRPC(ctx, addrs, t.cfg.TLS)
 	if err != nil {
 		return nil, fmt.Errorf("the data server cannot be asked: %w", err)
 	}

@@ -40,7 +40,7 @@ type Remote interface {
 // Config says where a data server is and what to do at it.
 type Config struct {
 	Name     string           // for messages
-	Addrs    []netip.AddrPort // of the data server
+	Addrs    []netip.AddrPort // of the data server; SetAddrs tells of others
 	TLS      *rpctls.Client   // nil: none
 	ReadOnly bool             // writes go by RPC
 	Dir      string           // where brokers have their sockets; empty: wire.Dir
@@ -106,7 +106,8 @@ type Target struct {
 	mu      sync.Mutex
 	session *session // nil: there is none
 	since   time.Time
-	why     error // there is none
+	why     error            // there is none
+	addrs   []netip.AddrPort // of the data server
 	closed  bool
 	begun   []*task // not flushed, from next on
 	next    int
@@ -152,12 +153,20 @@ func New(cfg Config, remote Remote) *Target {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	t := &Target{
-		Remote: remote, cfg: cfg, cancel: cancel, first: make(chan struct{}), tasksOf: map[*layout.Op]*task{},
+		Remote: remote, cfg: cfg, addrs: cfg.Addrs, cancel: cancel, first: make(chan struct{}), tasksOf: map[*layout.Op]*task{},
 		since: time.Now(), why: errors.New("the data server has not been asked yet"), kept: rand.Uint64() | 1,
 	}
 	t.unregister = descriptors.OnShortage(t.giveBack)
 	t.tasks.Go(func() { t.keep(ctx) }) // ends with ctx
 	return t
+}
+
+// SetAddrs tells at which addresses the data server is now. It is looked for there when there is no session the next
+// time, which is soon after Remote has connected to it.
+func (t *Target) SetAddrs(addrs []netip.AddrPort) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.addrs = addrs
 }
 
 // bound is for how many files descriptors may be held now, at two for each. most is for how many they are kept, which

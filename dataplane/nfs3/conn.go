@@ -100,6 +100,14 @@ func (c *conn) fail(err error) {
 	c.nc.Close()
 }
 
+// retire sees to it that the connection gets nothing new, and ends when nothing is outstanding on it.
+func (c *conn) retire() {
+	c.retired = true
+	if c.count == 0 {
+		c.fail(errRetired)
+	}
+}
+
 func (c *conn) room(cost int) bool {
 	return c.count == 0 || c.count < maxInFlight && c.bytes+cost <= maxInFlightBytes
 }
@@ -408,7 +416,7 @@ func (c *conn) complete(r *rpc, ans *answer) (*layout.Op, error) {
 	if !c.proved {
 		c.proved = true
 		t.stopUntil = time.Time{}
-		t.works(c.slot.path)
+		c.slot.path.bad = false
 		t.settle()
 	}
 	if r.ctl != nil && r.ctl.res != nil && ans.refused == nil {

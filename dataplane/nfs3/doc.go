@@ -46,6 +46,10 @@
 // requests. While an address does not work its connections are made to the others; it is tried again every minute, and
 // once it answers they come back, each when nothing is outstanding on it.
 //
+// The server may come to have other addresses (SetAddrs). To an address that it no longer has no connection is made, an
+// attempt to make one ends at once, and a connection that is there gets nothing new. It ends when nothing is
+// outstanding on it, or with what is said below. What was outstanding then goes to another address.
+//
 // A connection on which something is outstanding is reset (see watch)
 //
 //   - if nothing was heard on it for Config.Timeout;

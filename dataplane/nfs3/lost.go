@@ -89,21 +89,21 @@ func bindTo(from netip.AddrPort, raw syscall.RawConn) error {
 
 // join names a new connection and ends the one that the slot has lost. It returns the zero Name if the server does not
 // have the program for that. Nothing else was sent by nc.
-func (s *slot) join(nc net.Conn, addr netip.AddrPort) (conns.Name, error) {
+func (s *slot) join(ctx context.Context, nc net.Conn, addr netip.AddrPort) (conns.Name, error) {
 	name := conns.Name{Client: s.t.client, Number: lastNumber.Add(1)}
-	err := s.t.connCall(nc, conns.ProcJoin, &name, nil)
+	err := s.t.connCall(ctx, nc, conns.ProcJoin, &name, nil)
 	var refused *oncrpc.Error
 	switch {
 	case errors.As(err, &refused):
 		return conns.Name{}, nil
 	case err == nil:
-		err = s.endPrior(nc, addr)
+		err = s.endPrior(ctx, nc, addr)
 	}
 	return name, err
 }
 
 // endPrior waits until the server carries out nothing any more that the lost connection had.
-func (s *slot) endPrior(nc net.Conn, addr netip.AddrPort) error {
+func (s *slot) endPrior(ctx context.Context, nc net.Conn, addr netip.AddrPort) error {
 	t := s.t
 	t.mu.Lock()
 	prior := s.prior
@@ -113,7 +113,7 @@ func (s *slot) endPrior(nc net.Conn, addr netip.AddrPort) error {
 	}
 	for told := false; ; told = true {
 		var res conns.EndRes
-		err := t.connCall(nc, conns.ProcEnd, &prior.name, &res)
+		err := t.connCall(ctx, nc, conns.ProcEnd, &prior.name, &res)
 		if err != nil || res.Ended {
 			return err
 		}
@@ -126,8 +126,8 @@ func (s *slot) endPrior(nc net.Conn, addr netip.AddrPort) error {
 }
 
 // connCall makes one call of the program of package conns on a connection that nothing else uses yet.
-func (t *Target) connCall(nc net.Conn, proc conns.Proc, args *conns.Name, res *conns.EndRes) error {
-	ctx, cancel := context.WithTimeout(t.ctx, min(t.cfg.Timeout, joinTime))
+func (t *Target) connCall(ctx context.Context, nc net.Conn, proc conns.Proc, args *conns.Name, res *conns.EndRes) error {
+	ctx, cancel := context.WithTimeout(ctx, min(t.cfg.Timeout, joinTime))
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
 	t.mu.Lock()

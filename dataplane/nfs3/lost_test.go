@@ -273,7 +273,7 @@ func TestLostPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	nc, err := tg.connect(srv.addr, l.Addr().(*net.TCPAddr).AddrPort())
+	nc, err := tg.connect(tg.paths[0], l.Addr().(*net.TCPAddr).AddrPort())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,7 +26,7 @@ const reservedTries = 8
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: time.Second, Count: 5}
 
 // connect makes a TCP connection, from a certain port if from is valid and that can be had. Go sets TCP_NODELAY.
-func (t *Target) connect(addr, from netip.AddrPort) (*net.TCPConn, error) {
+func (t *Target) connect(p *path, from netip.AddrPort) (*net.TCPConn, error) {
 	d := net.Dialer{Timeout: min(t.cfg.Timeout, maxDial), KeepAliveConfig: keepAlive}
 	if from.IsValid() {
 		var bound error
@@ -34,14 +34,14 @@ func (t *Target) connect(addr, from netip.AddrPort) (*net.TCPConn, error) {
 			bound = bindTo(from, raw)
 			return bound
 		}
-		nc, err := dialTCP(t.ctx, &d, addr)
+		nc, err := dialTCP(p.ctx, &d, p.addr)
 		if bound == nil && !errors.Is(err, unix.EADDRNOTAVAIL) && !errors.Is(err, unix.EADDRINUSE) {
 			return nc, err
 		}
 	}
 	for try := 0; t.cfg.ReservedPort && try < reservedTries; try++ {
 		d.Control = func(network, _ string, raw syscall.RawConn) error { return bindReserved(network, raw) }
-		nc, err := dialTCP(t.ctx, &d, addr)
+		nc, err := dialTCP(p.ctx, &d, p.addr)
 		switch {
 		case errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.EADDRINUSE):
 			continue
@@ -53,7 +53,7 @@ func (t *Target) connect(addr, from netip.AddrPort) (*net.TCPConn, error) {
 		return nc, err
 	}
 	d.Control = nil
-	return dialTCP(t.ctx, &d, addr)
+	return dialTCP(p.ctx, &d, p.addr)
 }
 
 // dialTCP is [net.Dialer.DialTCP] without its own bind, which an earlier one does not allow.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"syscall"
 	"time"
 
@@ -30,8 +31,8 @@ type slot struct {
 	running bool      // the goroutine that makes and reads connections lives
 	counted bool      // in descriptors.Dialed
 	conn    *conn     // that is up
-	home    int       // index of the path that it uses while that works
-	path    int       // index of the one it used last
+	home    *path     // that it uses while that works; nil: the slot is given up when nothing is outstanding
+	path    *path     // that it used last
 	err     error     // of the latest loss; nil while all is well
 	since   time.Time // when that was, or when the connection was made
 	stalls  int       // connections ended because they stood still, see watch
@@ -58,10 +59,11 @@ func (s *slot) start(needed bool) {
 func (s *slot) run() {
 	defer s.t.wg.Done()
 	for {
-		nc, addr, err := s.dial()
+		nc, p, err := s.dial()
+		addr := p.addr
 		var secret *tls.Conn
 		if err == nil && s.t.cfg.TLS != nil {
-			secret, err = s.t.startTLS(nc, addr)
+			secret, err = s.t.startTLS(p.ctx, nc, addr)
 		}
 		var name conns.Name
 		if err == nil && !s.t.failFast {
@@ -69,9 +71,12 @@ func (s *slot) run() {
 			if secret != nil {
 				on = secret
 			}
-			if name, err = s.join(on, addr); err != nil {
+			if name, err = s.join(p.ctx, on, addr); err != nil {
 				nc.Close()
 			}
+		}
+		if err != nil && p.left() && s.t.ctx.Err() == nil {
+			continue // it is to be found elsewhere
 		}
 		var c *conn
 		if err == nil {
@@ -90,37 +95,38 @@ func (s *slot) run() {
 	}
 }
 
-// dial waits for the back-off to end and connects.
-func (s *slot) dial() (*net.TCPConn, netip.AddrPort, error) {
+// dial waits for the back-off to end and connects. If the path is left meanwhile, as with the Target's end, it returns
+// ErrClosed at once.
+func (s *slot) dial() (*net.TCPConn, *path, error) {
 	t := s.t
 	t.mu.Lock()
-	s.path = t.route(s)
-	addr := t.paths[s.path].addr
-	from := s.samePort(addr)
-	wait := time.Until(t.paths[s.path].notBefore)
+	p := t.route(s)
+	s.path = p
+	from := s.samePort(p.addr)
+	wait := time.Until(p.notBefore)
 	t.mu.Unlock()
 	if wait > 0 {
 		timer := time.NewTimer(wait)
 		defer timer.Stop()
 		select {
 		case <-timer.C:
-		case <-t.ctx.Done():
-			return nil, addr, ErrClosed
+		case <-p.ctx.Done():
+			return nil, p, ErrClosed
 		}
 	}
-	nc, err := t.connect(addr, from)
+	nc, err := t.connect(p, from)
 	for descriptors.Short(err) && !t.failFast { // the server is not to blame
 		select {
 		case <-time.After(minDelay):
-		case <-t.ctx.Done():
-			return nil, addr, ErrClosed
+		case <-p.ctx.Done():
+			return nil, p, ErrClosed
 		}
-		nc, err = t.connect(addr, from)
+		nc, err = t.connect(p, from)
 	}
 	if op := (*net.OpError)(nil); errors.As(err, &op) {
 		err = op.Err // the rest says again what and where
 	}
-	return nc, addr, err
+	return nc, p, err
 }
 
 // serve uses the connection until it ends and returns why. Afterwards nothing is on it any more.
@@ -140,6 +146,9 @@ func (s *slot) serve(c *conn) error {
 		c.probe()
 	}
 	s.resume(c)
+	if s.path.left() || s.home == nil {
+		c.retire()
+	}
 	t.mindHome(s)
 	t.dispatch()
 	t.mu.Unlock()
@@ -225,7 +234,7 @@ func (s *slot) lost(c *conn, addr netip.AddrPort, err error) bool {
 	t.mu.Lock()
 	now := time.Now()
 	var ended []*layout.Op
-	p := &t.paths[s.path]
+	p := s.path
 	p.notBefore = now
 	retired := err == errRetired
 	switch useful := c != nil && c.proved && !isGarbage(err); {
@@ -239,7 +248,7 @@ func (s *slot) lost(c *conn, addr netip.AddrPort, err error) bool {
 	}
 	// A connection that had nothing to do is not replaced before there is something; servers close idle ones, and so do we.
 	quiet := c != nil && !c.missed && !isGarbage(err)
-	again := t.live > 0 && !t.closed && (!quiet || retired)
+	again := t.live > 0 && !t.closed && (!quiet || retired) && (s.home != nil || s.prior != nil)
 	if !t.closed && !quiet {
 		s.mourn(now, addr, err)
 		if t.failFast {
@@ -251,6 +260,10 @@ func (s *slot) lost(c *conn, addr netip.AddrPort, err error) bool {
 	if s.counted && !again {
 		s.counted = false
 		descriptors.Dialed.Give()
+	}
+	if !again && s.home == nil {
+		s.forgive()
+		t.slots = slices.DeleteFunc(slices.Clone(t.slots), func(o *slot) bool { return o == s })
 	}
 	t.window.connections(t.up())
 	t.settle()
@@ -267,8 +280,8 @@ func (s *slot) lost(c *conn, addr netip.AddrPort, err error) bool {
 func (t *Target) Refused() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for i := range t.slots {
-		if t.slots[i].conn != nil {
+	for _, s := range t.slots {
+		if s.conn != nil {
 			return false
 		}
 	}
@@ -308,16 +321,15 @@ func (s *slot) mourn(now time.Time, addr netip.AddrPort, err error) {
 // with the last of them the trouble is over.
 func (t *Target) settle() {
 	var works *conn
-	for i := range t.slots {
-		if c := t.slots[i].conn; c != nil && c.proved && !c.dead {
+	for _, s := range t.slots {
+		if c := s.conn; c != nil && c.proved && !c.dead {
 			works = c
 		}
 	}
 	if works == nil || t.trouble.slots == 0 {
 		return
 	}
-	for i := range t.slots {
-		s := &t.slots[i]
+	for _, s := range t.slots {
 		if s.err != nil && (!s.running || s.conn != nil && s.conn.proved) {
 			s.err = nil
 			t.trouble.slots--

@@ -48,8 +48,8 @@ func (t *Target) sweep() {
 			r = next
 		}
 	}
-	for i := range t.slots {
-		if c := t.slots[i].conn; c != nil {
+	for _, s := range t.slots {
+		if c := s.conn; c != nil {
 			for _, r := range c.calls {
 				look(r)
 			}

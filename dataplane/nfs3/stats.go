@@ -80,9 +80,8 @@ func (t *Target) Stats() Stats {
 		Jukebox: n.jukebox, Resent: n.resent, Unknown: n.unknown, Connects: t.epoch.Load(),
 		Window: t.window.size, Trouble: t.trouble.since, Err: t.trouble.err,
 	}
-	for i := range t.slots {
-		s := &t.slots[i]
-		cs := ConnStats{Addr: t.paths[s.path].addr, Since: s.since, Err: s.err}
+	for _, s := range t.slots {
+		cs := ConnStats{Addr: s.path.addr, Since: s.since, Err: s.err}
 		st.Queued += s.held.len
 		if c := s.conn; c != nil {
 			cs.RTT, cs.Retransmits = c.network()

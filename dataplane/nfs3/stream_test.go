@@ -54,7 +54,7 @@ func newFakeConn(t *testing.T, in []byte) (*Target, *conn) {
 		t.Fatal(err)
 	}
 	tg.limits, tg.xid = limitsKnown, 0
-	s := &tg.slots[0]
+	s := tg.slots[0]
 	c := &conn{t: tg, slot: s, calls: map[uint32]*rpc{}}
 	raw := rawFile{pr, null}
 	c.in.init(raw, tg.cfg.RSize+streamBuffer)

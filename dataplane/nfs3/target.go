@@ -58,7 +58,7 @@ const maxAsked = 3
 // Config says where a data server is and how to use it.
 type Config struct {
 	Name        string           // for messages
-	Addrs       []netip.AddrPort // all lead to the same server
+	Addrs       []netip.AddrPort // all lead to the same server; SetAddrs tells of others
 	Connections int              // most TCP connections to each address; 0: DefaultConnections
 	RSize       int              // largest READ in bytes, lowered by FSINFO; 0: DefaultSize
 	WSize       int              // largest WRITE
@@ -90,13 +90,8 @@ func (c *Config) Validate() error {
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
-	if len(c.Addrs) == 0 {
-		return fmt.Errorf("nfs3: data server %q has no address", c.Name)
-	}
-	for _, a := range c.Addrs {
-		if !a.IsValid() || a.Port() == 0 {
-			return fmt.Errorf("nfs3: data server %q: bad address %q", c.Name, a)
-		}
+	if err := checkAddrs(c.Name, c.Addrs); err != nil {
+		return err
 	}
 	if c.Connections < 0 || c.Connections > MaxConnections {
 		return fmt.Errorf("nfs3: %d connections, want 1 to %d", c.Connections, MaxConnections)
@@ -131,9 +126,9 @@ type Target struct {
 
 	mu       sync.Mutex
 	closed   bool
-	failFast bool // a lost connection ends what was outstanding instead of sending it again
-	paths    []path
-	slots    []slot     // as many for each path; the last one is the lane of small requests
+	failFast bool       // a lost connection ends what was outstanding instead of sending it again
+	paths    []*path    // at least one
+	slots    []*slot    // as many for each path; the last one is the lane of small requests
 	held     rpcList    // until the limits are known
 	queues   [2]rpcList // of those that wait for a connection: small ones, and bulk
 	delayed  rpcList
@@ -183,20 +178,19 @@ func New(cfg Config) (*Target, error) {
 	}
 	t := &Target{
 		cfg: cfg, cred: cred, prog: oncrpc.ProgNFS, client: newClient(), xid: rand.Uint32(), homeAfter: homeTime, idleAfter: idleTime,
-		paths: make([]path, len(cfg.Addrs)),
-		slots: make([]slot, cfg.Connections*len(cfg.Addrs)+1),
 	}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	t.rsize.Store(int64(cfg.RSize))
 	t.wsize.Store(int64(cfg.WSize))
-	for i, a := range cfg.Addrs {
-		t.paths[i].addr = a
+	for _, a := range cfg.Addrs {
+		t.paths = append(t.paths, t.newPath(a))
 	}
-	for i := range t.slots {
-		home := i % len(cfg.Addrs)
-		t.slots[i] = slot{t: t, home: home, path: home}
+	for range cfg.Connections {
+		for _, p := range t.paths {
+			t.slots = append(t.slots, &slot{t: t, home: p, path: p})
+		}
 	}
-	t.lane().home = 0
+	t.slots = append(t.slots, &slot{t: t, home: t.paths[0], path: t.paths[0]})
 	t.window.init(max(cfg.RSize, cfg.WSize))
 	t.unregister = descriptors.OnShortage(t.giveBack)
 	return t, nil
@@ -319,8 +313,8 @@ func lower(size *atomic.Int64, most uint32) {
 // Flush sends what was started. It writes as much as the sockets take and does not wait for more.
 func (t *Target) Flush() {
 	t.mu.Lock()
-	for i := range t.slots {
-		if c := t.slots[i].conn; c != nil {
+	for _, s := range t.slots { // flush releases the lock; SetAddrs, which replaces t.slots, flushes as well
+		if c := s.conn; c != nil {
 			c.flush()
 		}
 	}
@@ -375,8 +369,8 @@ func (t *Target) Close() error {
 	}
 	t.closed = true
 	ended := t.endAll(nil, ErrClosed)
-	for i := range t.slots {
-		if c := t.slots[i].conn; c != nil {
+	for _, s := range t.slots {
+		if c := s.conn; c != nil {
 			c.fail(ErrClosed)
 		}
 	}
@@ -411,8 +405,8 @@ func (t *Target) lists() iter.Seq[*rpcList] {
 				return
 			}
 		}
-		for i := range t.slots {
-			if !yield(&t.slots[i].held) {
+		for _, s := range t.slots {
+			if !yield(&s.held) {
 				return
 			}
 		}
@@ -523,7 +517,7 @@ func (t *Target) dispatch() {
 }
 
 // lane is the slot that is for small requests alone.
-func (t *Target) lane() *slot { return &t.slots[len(t.slots)-1] }
+func (t *Target) lane() *slot { return t.slots[len(t.slots)-1] }
 
 // pick returns the connection with the fewest bytes outstanding that has room for r, or nil. It sees to it that more
 // connections are made if those there are have something to do. A small request that would come behind large ones
@@ -532,15 +526,14 @@ func (t *Target) pick(r *rpc) *conn {
 	var best *conn
 	up, connecting := 0, 0
 	lane := t.lane()
-	for i := range t.slots[:len(t.slots)-1] {
-		s := &t.slots[i]
+	for _, s := range t.slots[:len(t.slots)-1] {
 		switch c := s.conn; {
 		case c != nil && !c.dead && !c.retired:
 			up++
 			if c.room(r.cost()) && (best == nil || c.load(r) < best.load(r)) {
 				best = c
 			}
-		case s.running:
+		case s.running && (c == nil || c.dead):
 			connecting++
 		}
 	}
@@ -551,8 +544,8 @@ func (t *Target) pick(r *rpc) *conn {
 	case best == nil || best.bytes > 0:
 		more = 1
 	}
-	for i := range t.slots[:len(t.slots)-1] {
-		if s := &t.slots[i]; more > 0 && !s.running {
+	for _, s := range t.slots[:len(t.slots)-1] {
+		if more > 0 && !s.running {
 			s.start(up == 0)
 			more--
 		}

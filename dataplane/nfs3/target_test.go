@@ -888,13 +888,13 @@ func TestTwoAddresses(t *testing.T) {
 	}
 }
 
-// TestSilentAddress has one address of two that does not even refuse.
-func TestSilentAddress(t *testing.T) {
+// silentAddress is one that does not even refuse connections.
+func silentAddress(t *testing.T) netip.AddrPort {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(fd)
+	t.Cleanup(func() { unix.Close(fd) })
 	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
 		t.Fatal(err)
 	}
@@ -910,9 +910,15 @@ func TestSilentAddress(t *testing.T) {
 	for full := false; !full; { // nobody accepts, so the queue fills up and the kernel ignores who comes
 		c, err := net.DialTimeout("tcp", addr.String(), 100*time.Millisecond)
 		if full = err != nil; !full {
-			defer c.Close()
+			t.Cleanup(func() { c.Close() })
 		}
 	}
+	return addr
+}
+
+// TestSilentAddress has one address of two that does not even refuse.
+func TestSilentAddress(t *testing.T) {
+	addr := silentAddress(t)
 	srv := newServer(t)
 	for _, addrs := range [][]netip.AddrPort{{addr, srv.addr}, {srv.addr, addr}} {
 		tg := newTarget(t, Config{}, addrs...)

@@ -15,8 +15,8 @@ import (
 )
 
 // startTLS asks the server for TLS and does the handshake (RFC 9289 section 4.1). nc is closed after an error, which is a [*rpctls.HandshakeError].
-func (t *Target) startTLS(nc *net.TCPConn, addr netip.AddrPort) (*tls.Conn, error) {
-	ctx, cancel := context.WithTimeout(t.ctx, min(t.cfg.Timeout, maxDial))
+func (t *Target) startTLS(ctx context.Context, nc *net.TCPConn, addr netip.AddrPort) (*tls.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, min(t.cfg.Timeout, maxDial))
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
 	t.mu.Lock()

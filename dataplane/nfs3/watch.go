@@ -145,8 +145,8 @@ func (c *conn) isCut() bool {
 // [Target.othersAnswer] would have no answers to go by.
 func (t *Target) probeIdle(c *conn) {
 	var idle *conn
-	for i := range t.slots {
-		o := t.slots[i].conn
+	for _, s := range t.slots {
+		o := s.conn
 		if o == nil || o == c || o.dead {
 			continue
 		}
@@ -162,8 +162,8 @@ func (t *Target) probeIdle(c *conn) {
 
 // othersAnswer tells whether another connection than c has heard something since then.
 func (t *Target) othersAnswer(c *conn, then time.Time) bool {
-	for i := range t.slots {
-		if o := t.slots[i].conn; o != nil && o != c && !o.dead && o.in.lastHeard().After(then) {
+	for _, s := range t.slots {
+		if o := s.conn; o != nil && o != c && !o.dead && o.in.lastHeard().After(then) {
 			return true
 		}
 	}
