@@ -1,12 +1,14 @@
 package nvmetcp_test
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
 
 	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/nvme"
 )
 
@@ -81,6 +83,56 @@ func TestInitiatorUse(t *testing.T) {
 	late.Use(directory(a))
 	late.Use(directory())
 	mustOpen(t, late, a)
+}
+
+// TestInitiatorMove: a subsystem is used where the devices on it are, as long as one of them is there.
+func TestInitiatorMove(t *testing.T) {
+	target := startTarget(t, func(cfg *nvme.Config) {
+		cfg.Ports = append(cfg.Ports, nvme.Port{ID: 3, Listen: "127.0.0.1:0"})
+	})
+	a, b, c := target.Addr(1), target.Addr(2), target.Addr(3)
+	i := newInitiator(t, 1, nil)
+	n := mustOpen(t, i, a)
+	at := func(id byte, addrs ...string) *layout.Device {
+		d := device(a, false)
+		d.ID, d.Addrs = layout.DeviceID{id}, nil
+		for _, addr := range addrs {
+			d.Addrs = append(d.Addrs, layout.NetAddr{NetID: "tcp", Addr: netip.MustParseAddrPort(addr)})
+		}
+		return d
+	}
+	check := func(want ...string) {
+		t.Helper()
+		eventually(t, "its paths", func() bool {
+			got, usable := pathsOf(i)
+			return usable == len(want) && slices.Equal(got, sorted(want...))
+		})
+		if err := write(t, n); err != nil {
+			t.Error(err)
+		}
+	}
+	dial := func(d *layout.Device) {
+		t.Helper()
+		tg, err := i.Dial(t.Context(), d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { tg.Close() })
+	}
+	dial(at(1, a))
+	check(a)
+	i.Move(at(1, a, b)) // one more, without a call of Dial
+	check(a, b)
+	i.Move(at(1, b))
+	check(b)
+	dial(at(2, b, c)) // another device there
+	check(b, c)
+	i.Move(at(1, a))
+	check(a, b, c)
+	i.Move(at(2, c))
+	check(a, c)
+	dial(at(2, b)) // as when it is dialled again
+	check(a, b)
 }
 
 // TestInitiatorFollow: portals that come and go under load, and a restart without anybody who answers.

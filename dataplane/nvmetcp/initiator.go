@@ -49,10 +49,17 @@ type Initiator struct {
 	closed     bool
 	policy     Policy
 	subsystems map[string]*opened
-	reserved   map[*Namespace]struct{} // on which Key is registered
-	discovery  *Discovery              // nil: nobody is followed
-	dir        *Directory              // see Use
-	withdrawn  map[Portal]struct{}     // that were in an earlier Directory and are not in dir; without From
+	reserved   map[*Namespace]struct{}   // on which Key is registered
+	discovery  *Discovery                // nil: nobody is followed
+	dir        *Directory                // see Use
+	withdrawn  map[Portal]struct{}       // that were in an earlier Directory and are not in dir; without From
+	places     map[layout.DeviceID]place // where devices are that Dial was called for
+}
+
+// place is where a device is: at these addresses of a subsystem.
+type place struct {
+	nqn   string
+	addrs []string
 }
 
 // opened is a Subsystem of an Initiator.
@@ -66,7 +73,7 @@ type opened struct {
 func NewInitiator(cfg InitiatorConfig) (*Initiator, error) {
 	i := &Initiator{
 		cfg: cfg, policy: cfg.Policy, subsystems: map[string]*opened{}, reserved: map[*Namespace]struct{}{},
-		dir: new(Directory), withdrawn: map[Portal]struct{}{},
+		dir: new(Directory), withdrawn: map[Portal]struct{}{}, places: map[layout.DeviceID]place{},
 	}
 	i.dial = func(ctx context.Context, cfg Config) (controller, error) { return Connect(ctx, cfg) }
 	c := i.controller(wire.DiscoveryNQN)
@@ -148,11 +155,8 @@ func (i *Initiator) Dial(ctx context.Context, dev *layout.Device) (*Target, erro
 	if want == nil {
 		return nil, fmt.Errorf("nvmetcp: device %s is no namespace", dev.ID)
 	}
-	var addrs []string
-	for _, a := range dev.Addrs {
-		addrs = append(addrs, a.Addr.String())
-	}
-	n, err := i.Open(ctx, addrs, want.NQN, want.NSID)
+	i.Move(dev)
+	n, err := i.Open(ctx, addrsOf(dev), want.NQN, want.NSID)
 	if err == nil {
 		err = n.is(want)
 	}
@@ -166,6 +170,51 @@ func (i *Initiator) Dial(ctx context.Context, dev *layout.Device) (*Target, erro
 		return nil, fmt.Errorf("device %s: %w", dev.ID, err)
 	}
 	return NewTarget(n)
+}
+
+// addrsOf is the addresses of a device, as host:port.
+func addrsOf(dev *layout.Device) (addrs []string) {
+	for _, a := range dev.Addrs {
+		addrs = append(addrs, a.Addr.String())
+	}
+	return addrs
+}
+
+// Move tells where a device is now that is dialled, or is about to be. Its subsystem is used at the device's addresses
+// from now on, and no longer at those that it had before and no other device has. What discovery tells counts as in
+// Open.
+func (i *Initiator) Move(dev *layout.Device) {
+	if dev.Namespace == nil {
+		return
+	}
+	now := place{dev.Namespace.NQN, addrsOf(dev)}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	was := i.places[dev.ID]
+	i.places[dev.ID] = now
+	o := i.subsystems[now.nqn]
+	if o == nil || was.nqn != now.nqn || slices.Equal(was.addrs, now.addrs) {
+		return
+	}
+	addrs := slices.DeleteFunc(o.s.Addrs(), func(addr string) bool {
+		return slices.Contains(was.addrs, addr) && !i.anyAt(now.nqn, addr)
+	})
+	for _, addr := range now.addrs {
+		if !slices.Contains(addrs, addr) {
+			addrs = append(addrs, addr)
+		}
+	}
+	o.s.SetAddrs(i.followed(now.nqn, addrs))
+}
+
+// anyAt reports whether a device is at an address of a subsystem. mu is held.
+func (i *Initiator) anyAt(nqn, addr string) bool {
+	for _, p := range i.places {
+		if p.nqn == nqn && slices.Contains(p.addrs, addr) {
+			return true
+		}
+	}
+	return false
 }
 
 // is tells what n is that the device is not.
