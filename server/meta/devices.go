@@ -10,7 +10,8 @@ import (
 // tellPause is the shortest time between two rounds in which all clients are told which devices are down.
 const tellPause = 500 * time.Millisecond
 
-// watchDevices tells all clients when devices go down, or are no longer down. It ends with s.ctx.
+// watchDevices tells all clients when devices go down, or are no longer down, or have other addresses. It ends with
+// s.ctx.
 func (s *Service) watchDevices() {
 	for epoch := uint64(0); ; {
 		states, err := s.cfg.Files.DeviceStates(s.ctx, epoch)

@@ -229,9 +229,11 @@
 // # Devices that do not answer
 //
 // The service probes each device. DeviceStates tells all sessions which devices are down, when that changes, and when a
-// session gets a connection if any was down before. It holds as long as the connection. It is a hint: what a device has
-// answered to the client since the service found it down (DownDevice.For) is newer. The client answers without waiting
-// for anything. A session is not told of another change before it has answered; it gets the latest states then.
+// session gets a connection if any was down before. It is sent as well when a device has come to have other addresses:
+// with it all is void that Devices has answered before. It holds as long as the connection. It is a hint: what a
+// device has answered to the client since the service found it down (DownDevice.For) is newer. The client answers
+// without waiting for anything. A session is not told of another change before it has answered; it gets the latest
+// states then.
 //
 // A client that finds by itself that a device does not answer, or takes no writes, says so with ReportDevices at once,
 // and again every few seconds as long as that is so, unless the service itself has told it. It makes one report to each

@@ -26,6 +26,8 @@ const (
 	firstWait = time.Second      // until the next look at a data server that was not met, doubled up to lastWait
 	lastWait  = 15 * time.Second
 
+	lookUpPeriod = 30 * time.Second // between look-ups of the host names of a device that can be reached
+
 	probePeriod   = time.Second     // between probes
 	probePatience = 2 * time.Second // for the answer to one
 	pulsePeriod   = 2 * time.Second // between pulses
@@ -70,9 +72,12 @@ type device struct {
 	interrupt  func()                  // ends the look in progress
 	server     store.Server
 	dialled    place
-	addrs      []netip.AddrPort
-	store      dataStore // nil until the data server has shown that it is the device
-	met        time.Time // when it did
+	tried      []netip.AddrPort // those of server
+	renamed    bool             // its host has other ones by now
+	shown      place            // where the device has shown itself last
+	addrs      []netip.AddrPort // and the addresses it was shown at, which clients are told
+	store      dataStore        // nil until the data server has shown that it is the device
+	met        time.Time        // when it did
 	rsize      uint32
 	wsize      uint32
 	stat       nfs3.FsstatRes
@@ -151,9 +156,10 @@ func newDevice(m *Manager, id layout.DeviceID, row schema.Device, space *extent.
 
 // start starts what looks after the device. Each goroutine ends with d.ctx.
 func (d *device) start() {
-	d.m.tasks.Go(d.watch)   // keeps the connection and knows how the data server is
-	d.m.tasks.Go(d.fill)    // makes data files
-	d.m.tasks.Go(d.collect) // removes garbage
+	d.m.tasks.Go(d.watch)      // keeps the connection and knows how the data server is
+	d.m.tasks.Go(d.followName) // learns of other addresses of its host
+	d.m.tasks.Go(d.fill)       // makes data files
+	d.m.tasks.Go(d.collect)    // removes garbage
 }
 
 func kick(c chan struct{}) {
@@ -395,27 +401,29 @@ func (d *device) connect(ctx context.Context) (dataStore, error) {
 		return d.attach(ctx)
 	}
 	d.m.mu.Lock()
-	at, dialled, server, st, addrs, silent := placeOf(&d.row), d.dialled, d.server, d.store, d.addrs, d.silent
+	at, dialled, server, st, tried, silent := placeOf(&d.row), d.dialled, d.server, d.store, d.tried, d.silent
 	moves := d.moves
-	d.m.mu.Unlock()
-	if st != nil && at == dialled && silent == nil {
+	if st != nil && at == dialled && silent == nil && !d.renamed {
+		d.m.mu.Unlock()
 		return st, nil
 	}
+	d.renamed = false
+	d.m.mu.Unlock()
 
 	// A host that cannot be reached may have got another address.
-	now, err := store.Resolve(ctx, at.host, at.port)
+	now, err := d.m.cfg.Resolve(ctx, at.host, at.port)
 	if err != nil {
 		return nil, err
 	}
-	if server == nil || at != dialled || !slices.Equal(now, addrs) {
+	if server == nil || at != dialled || !sameAddrs(now, tried) {
 		d.disconnect()
 		if server, err = d.m.cfg.Dial(at.String(), now, at.mountPort); err != nil {
 			return nil, err
 		}
 		d.m.mu.Lock()
-		d.server, d.dialled, d.addrs = server, at, now
+		d.server, d.dialled, d.tried = server, at, now
 		d.m.mu.Unlock()
-		st = nil
+		st, tried = nil, now
 	}
 	if st != nil {
 		return st, nil
@@ -439,7 +447,98 @@ func (d *device) connect(ctx context.Context) (dataStore, error) {
 	}
 	d.store, d.met, d.rsize, d.wsize = st, time.Now(), rsize, wsize
 	d.asked = time.Time{}
+	d.show(at, tried)
 	return st, nil
+}
+
+// show notes by which addresses the device is reached, and has clients told if they may know others; m.mu is held.
+func (d *device) show(at place, addrs []netip.AddrPort) {
+	first, same := d.addrs == nil, sameAddrs(addrs, d.addrs)
+	d.shown, d.addrs = at, addrs
+	if same || first && !named(&d.row) {
+		return
+	}
+	if !first {
+		d.m.log.Info("data server has other addresses", "device", d.id, "url", at.String(), "addresses", addrs)
+	}
+	d.m.changeStates()
+}
+
+// named reports whether a device is known by the name of a host: then its addresses may change by themselves.
+func named(row *schema.Device) bool {
+	return slices.ContainsFunc(portals(row), func(at string) bool {
+		_, err := netip.ParseAddrPort(at)
+		return err != nil
+	})
+}
+
+// sameAddrs reports whether both have the same addresses, in any order.
+func sameAddrs(a, b []netip.AddrPort) bool {
+	in := func(list []netip.AddrPort) func(netip.AddrPort) bool {
+		return func(addr netip.AddrPort) bool { return !slices.Contains(list, addr) }
+	}
+	return !slices.ContainsFunc(a, in(b)) && !slices.ContainsFunc(b, in(a))
+}
+
+// followName looks up again and again what addresses the device's hosts have, as long as it can be reached; connect
+// does otherwise. It ends with d.ctx.
+func (d *device) followName() {
+	for {
+		d.pause(nil, lookUpPeriod)
+		if d.ctx.Err() != nil {
+			return
+		}
+		ctx, cancel := context.WithTimeout(d.ctx, patience)
+		d.lookUp(ctx)
+		cancel()
+	}
+}
+
+// lookUp has other addresses used that the device's hosts have by now. If none is as before, that is only done once a
+// data server has shown there that it is the device: a name may be changed before the data server moves.
+func (d *device) lookUp(ctx context.Context) {
+	d.m.mu.Lock()
+	row, addrs, reached, moves := d.row, d.addrs, d.store != nil, d.moves
+	d.m.mu.Unlock()
+	if !reached || !named(&row) {
+		return
+	}
+	at := placeOf(&row)
+	now, err := d.m.resolvePortals(ctx, portals(&row))
+	if err != nil || sameAddrs(now, addrs) {
+		return
+	}
+	if d.space == nil && !slices.ContainsFunc(now, func(addr netip.AddrPort) bool { return slices.Contains(addrs, addr) }) {
+		if err := d.isAt(ctx, at, now); err != nil {
+			d.m.log.Warn("data server's host has another address, where it is not reached: the old one is used further",
+				"device", d.id, "url", at.String(), "addresses", now, "error", err)
+			return
+		}
+	}
+	d.m.mu.Lock()
+	defer d.m.mu.Unlock()
+	switch {
+	case moves != d.moves:
+	case d.space != nil: // its initiator looks names up by itself
+		d.show(at, now)
+	default:
+		d.renamed = true
+		kick(d.recheck)
+	}
+}
+
+// isAt reports, as an error, what is wrong with addresses that are said to be the device's.
+func (d *device) isAt(ctx context.Context, at place, addrs []netip.AddrPort) error {
+	server, err := d.m.cfg.Dial(at.String(), addrs, at.mountPort)
+	if err != nil {
+		return err
+	}
+	defer server.Close()
+	st, err := store.Open(ctx, server, at.export, d.m.cfg.Volume)
+	if err == nil && st.ID != d.id {
+		err = fmt.Errorf("the data server there is device %v", st.ID)
+	}
+	return err
 }
 
 // errNotMet: the device was not looked at yet.
@@ -733,7 +832,7 @@ func (d *device) refusal() error { return cmp.Or(d.pulse.readOnly, d.refused) }
 func (d *device) info() metarpc.DeviceInfo {
 	at := placeOf(&d.row)
 	addrs := portals(&d.row)
-	if d.dialled == at && len(d.addrs) > 0 {
+	if d.shown == at && len(d.addrs) > 0 {
 		addrs = addrs[:0]
 		for _, addr := range d.addrs {
 			addrs = append(addrs, addr.String())

@@ -76,6 +76,11 @@
 // Pulses that fail become rare, 15 s apart: a data server whose sync fails has clients write again what they keep. One is
 // sent at once when the device answers again, or has more space.
 //
+// The name of a data server's host is looked up each time it cannot be reached, and every 30 s while it can. Addresses
+// that are added are used at once, with the others. If none is left of those that were used, the data server must have
+// shown its label at the new ones first. A namespace's paths look names up by themselves. Clients are told only what
+// addresses a device was reached at, once it was, and when these change (DeviceStates).
+//
 // DeviceStates says which devices are down, and whether they answer nothing or take no writes, to somebody who has
 // heard of all up to an epoch. Each change makes an epoch. Clients say which devices do not answer them (Complain):
 // that is a reason to probe the device and to send a pulse at once, and nothing else. A complaint that a pulse has

@@ -33,6 +33,7 @@ type world struct {
 	engine  *memory.Engine
 	net     *storetest.Net
 	exports []*storetest.Export
+	resolve store.Resolver // nil: the system's
 	m       *Manager
 }
 
@@ -61,7 +62,7 @@ func (w *world) export() *storetest.Export {
 func (w *world) start(engine catalog.Engine) {
 	w.t.Helper()
 	m, err := New(Config{
-		Engine: engine, Volume: volume, Dial: w.net.Dial, PoolSize: testPool,
+		Engine: engine, Volume: volume, Dial: w.net.Dial, Resolve: w.resolve, PoolSize: testPool,
 		Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

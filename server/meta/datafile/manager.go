@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -48,6 +47,7 @@ type Config struct {
 	Engine   catalog.Engine // not closed by the Manager
 	Volume   [16]byte       // schema.Volume.ID
 	Dial     store.Dialer   // nil = store.DialNFS
+	Resolve  store.Resolver // nil = store.Resolve
 	Log      *slog.Logger   // nil = slog.Default
 	PoolSize int            // data files kept ready per device; 0 = DefaultPoolSize
 
@@ -107,7 +107,7 @@ type Manager struct {
 	dead      map[[16]byte]time.Time // members that are no more, and since when that is known
 	changed   chan struct{}          // closed, and replaced, when a pool grows or a device's state changes
 	prober    [16]byte               // tells this Manager from others
-	epoch     uint64                 // how often it changed which devices are down, and why
+	epoch     uint64                 // how often it changed which devices are down, and why, or where they are
 	news      chan struct{}          // closed, and replaced, when epoch grows
 }
 
@@ -118,6 +118,9 @@ func New(cfg Config) (*Manager, error) {
 	}
 	if cfg.Dial == nil {
 		cfg.Dial = store.DialNFS
+	}
+	if cfg.Resolve == nil {
+		cfg.Resolve = store.Resolve
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
@@ -294,7 +297,7 @@ func (m *Manager) add(ctx context.Context, at place) (*device, error) {
 
 	open, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	addrs, err := store.Resolve(open, at.host, at.port)
+	addrs, err := m.cfg.Resolve(open, at.host, at.port)
 	if err != nil {
 		if known != nil {
 			return known, nil
@@ -405,16 +408,13 @@ func (m *Manager) addresses(ctx context.Context, at []string) []string {
 			addrs = append(addrs, s)
 			continue
 		}
-		host, port, err := net.SplitHostPort(s)
-		var found []string
-		if err == nil {
-			found, err = net.DefaultResolver.LookupHost(ctx, host)
-		}
+		found, err := m.resolvePortals(ctx, []string{s})
 		if err != nil {
 			m.log.Warn("data server's address cannot be looked up", "host", s, "error", err)
-			continue
 		}
-		addrs = append(addrs, net.JoinHostPort(found[0], port))
+		for _, addr := range found {
+			addrs = append(addrs, addr.String())
+		}
 	}
 	return addrs
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/datafile/extent"
-	"github.com/weftfs/weft/server/meta/datafile/store"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
@@ -206,7 +205,10 @@ func (d *device) attach(ctx context.Context) (dataStore, error) {
 			return nil, err
 		}
 	}
-	addrs := resolvePortals(ctx, portals(&row))
+	addrs, err := d.m.resolvePortals(ctx, portals(&row))
+	if err != nil {
+		d.m.log.Warn("a namespace is not used at all of its addresses", "device", d.id, "url", placeOf(&row).String(), "error", err)
+	}
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
 	if moves != d.moves {
@@ -214,7 +216,8 @@ func (d *device) attach(ctx context.Context) (dataStore, error) {
 	}
 	d.met, d.asked = time.Now(), time.Time{}
 	d.store = &namespaceStore{d: d, space: d.space, ns: ns, met: d.met}
-	d.dialled, d.addrs, d.rsize, d.wsize = placeOf(&row), addrs, fillBlock, fillBlock
+	d.rsize, d.wsize = fillBlock, fillBlock
+	d.show(placeOf(&row), addrs)
 	return d.store, nil
 }
 
@@ -465,29 +468,25 @@ func (m *Manager) wipe(ctx context.Context, d *device, st dataStore) {
 	}
 }
 
-// resolvePortals is the addresses behind HOST:PORTs, those that can be resolved.
-func resolvePortals(ctx context.Context, hosts []string) []netip.AddrPort {
-	var addrs []netip.AddrPort
+// resolvePortals is the addresses behind HOST:PORTs. The error says which cannot be resolved; those of the others are
+// returned as well.
+func (m *Manager) resolvePortals(ctx context.Context, hosts []string) (addrs []netip.AddrPort, err error) {
 	for _, hostPort := range hosts {
-		host, service, err := net.SplitHostPort(hostPort)
-		if err != nil {
+		host, service, bad := net.SplitHostPort(hostPort)
+		port, badPort := strconv.ParseUint(service, 10, 16)
+		if bad = errors.Join(bad, badPort); bad != nil {
+			err = errors.Join(err, bad)
 			continue
 		}
-		port, err := strconv.ParseUint(service, 10, 16)
-		if err != nil {
-			continue
-		}
-		list, err := store.Resolve(ctx, host, uint16(port))
-		if err != nil {
-			continue
-		}
+		list, failed := m.cfg.Resolve(ctx, host, uint16(port))
+		err = errors.Join(err, failed)
 		for _, addr := range list {
 			if !slices.Contains(addrs, addr) && len(addrs) < layout.MaxAddresses {
 				addrs = append(addrs, addr)
 			}
 		}
 	}
-	return addrs
+	return addrs, err
 }
 
 // releaseCondemned frees what earlier Managers have taken from data files and not freed. All of it was taken when nobody had a layout of it any more (see the

@@ -14,8 +14,8 @@ type complaint struct {
 	at    time.Time // when it was made last
 }
 
-// DeviceStates returns which devices are down, as soon as that is news for somebody who was told up to an epoch. As
-// long as none was down since the start there is no news.
+// DeviceStates returns which devices are down, as soon as that is news for somebody who was told up to an epoch, or any
+// has other addresses since. As long as none was down since the start, or has changed its addresses, there is no news.
 func (m *Manager) DeviceStates(ctx context.Context, epoch uint64) (*metarpc.DeviceStatesArgs, error) {
 	for {
 		m.mu.Lock()

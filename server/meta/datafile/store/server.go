@@ -51,7 +51,10 @@ type Server interface {
 // if that is to be found out. It does not wait for a connection.
 type Dialer func(name string, addrs []netip.AddrPort, mountPort uint16) (Server, error)
 
-// Resolve returns the addresses of a host, which may be one itself.
+// Resolver returns the addresses of a host, which may be one itself.
+type Resolver func(ctx context.Context, host string, port uint16) ([]netip.AddrPort, error)
+
+// Resolve is the system's Resolver.
 func Resolve(ctx context.Context, host string, port uint16) ([]netip.AddrPort, error) {
 	ip, err := netip.ParseAddr(host)
 	ips := []netip.Addr{ip}
