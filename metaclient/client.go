@@ -77,6 +77,9 @@ type Config struct {
 	// more, with whatever else has changed, until they are not. One call comes after the other. It must not block, or
 	// call the Volume. nil = nobody wants to know.
 	OnDown func(down []metarpc.DownDevice)
+	// OnDevices learns that what Device answers may have changed. One call need not have ended when the next one comes. It
+	// must not block, or call the Volume. nil = nobody wants to know.
+	OnDevices func()
 	// Down returns the devices that do not answer this client, or take none of its writes, as its own requests find.
 	// It is called by one goroutine, every few seconds and after ReportDown. nil = nothing is reported.
 	Down func() []layout.DeviceID
@@ -354,7 +357,7 @@ func (c *Client) install(cn *conn) {
 	} else {
 		c.renewed(cn.began, time.Duration(w.Lease))
 	}
-	c.v.devices.expire()
+	c.v.expireDevices()
 
 	var refused []*slot
 	defer func() {

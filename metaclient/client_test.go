@@ -881,7 +881,8 @@ func TestDevices(t *testing.T) {
 			}
 			return metarpc.StatusOK, nil
 		}
-		c := connected(t, s, Config{})
+		var told atomic.Int32
+		c := connected(t, s, Config{OnDevices: func() { told.Add(1) }})
 		ask := func(n byte, want string, calls int) {
 			t.Helper()
 			d, err := c.Device(t.Context(), id(n))
@@ -912,6 +913,20 @@ func TestDevices(t *testing.T) {
 		synctest.Wait()
 		time.Sleep(time.Second)
 		ask(1, "192.0.2.9:2049", 6)
+		if n := told.Load(); n != 2 {
+			t.Errorf("told %d times with two connections", n)
+		}
+
+		// It moves, of which the service tells.
+		mu.Lock()
+		devices[0].Device.Addrs = []string{"192.0.2.10:2049", "192.0.2.11:2049"}
+		mu.Unlock()
+		ask(1, "192.0.2.9:2049", 6)
+		s.tellStates(t, 1, 1)
+		ask(1, "192.0.2.10:2049", 7)
+		if n := told.Load(); n != 3 {
+			t.Errorf("told %d times after news of devices", n)
+		}
 	})
 }
 

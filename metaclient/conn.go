@@ -584,6 +584,7 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 		}
 	case *metarpc.DeviceStatesArgs:
 		c.v.setDown(c.shard, a)
+		c.v.expireDevices()
 		answer = func() metarpc.Status { return metarpc.StatusOK }
 	case *metarpc.LeaseShrinkArgs:
 		answer = func() metarpc.Status {

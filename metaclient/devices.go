@@ -13,8 +13,17 @@ import (
 type deviceTable struct {
 	mu      sync.Mutex
 	known   map[layout.DeviceID]layout.Device
-	current int // counts connections
+	current int // counts connections, and what services tell of devices
 	asked   int // current when known was asked for
+}
+
+// expireDevices has services asked anew where devices are. Those may have moved while there was no connection, and a
+// service that tells which devices are down may do so because one has other addresses.
+func (v *Volume) expireDevices() {
+	v.devices.expire()
+	if v.cfg.OnDevices != nil {
+		v.cfg.OnDevices()
+	}
 }
 
 // expire makes the next look-up ask the service.
@@ -40,7 +49,8 @@ func (t *deviceTable) put(known map[layout.DeviceID]layout.Device, current int) 
 	}
 }
 
-// Device says where a device is. The service is asked if the device is not known, or not since the last reconnect.
+// Device says where a device is. The service is asked if the device is not known, or not since Config.OnDevices was
+// called last.
 func (c *Client) Device(ctx context.Context, id layout.DeviceID) (layout.Device, error) {
 	d, ok, current := c.v.devices.get(id)
 	if ok {

@@ -100,7 +100,11 @@
 // same is undone before the next one is made. An unlock is first asked for with LockArgs.Alone, if something was written; if that is refused,
 // it is made stable (the stable of Lock and DropLocks), and asked for again, before anything else that the owner has asked for.
 //
-// # Devices that are down
+// # Devices
+//
+// What services say of devices (Device) is kept until a session gets a connection, or is told of devices: then the user
+// asks anew (OnDevices) where those are that it uses. So devices are followed to other addresses while requests wait
+// for them.
 //
 // Services say which devices are down (DeviceStates), in each session; all that is said in them is put together, the
 // newest of each prober, and told the user (OnDown). It is forgotten with the connection on which it was said, since

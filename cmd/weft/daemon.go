@@ -63,7 +63,9 @@ type daemon struct {
 	data    *dataplane.Plane
 	fsys    *fs.FS
 	server  *fs.Server
-	locals  sync.Map // from layout.DeviceID to *localio.Target
+	remotes sync.Map      // from layout.DeviceID to *nfs3.Target
+	locals  sync.Map      // from layout.DeviceID to *localio.Target
+	moved   chan struct{} // has a token when devices may have other addresses
 
 	nvme   *nvmetcp.Initiator
 	spaces sync.Map        // from layout.DeviceID to *layout.Namespace
@@ -97,7 +99,7 @@ func serveMount(ctx context.Context, cfg mountConfig) error {
 		ready(err)
 		return err
 	}
-	d := &daemon{cfg: cfg, since: time.Now()}
+	d := &daemon{cfg: cfg, since: time.Now(), moved: make(chan struct{}, 1)}
 	d.ctx, d.stop = context.WithCancel(context.Background())
 	fail := func(err error) error {
 		if d.server != nil {
@@ -211,6 +213,7 @@ func (d *daemon) start(ctx context.Context, ready func(error)) error {
 				p.SetDown(downDevices(down))
 			}
 		},
+		OnDevices: d.mayHaveMoved,
 		Down: func() []layout.DeviceID {
 			if p := plane.Load(); p != nil {
 				return silentDevices(p)
@@ -243,6 +246,7 @@ func (d *daemon) start(ctx context.Context, ready func(error)) error {
 	}
 	plane.Store(d.data)
 	d.meta.TellDown()
+	go d.followDevices() // ends with d.ctx
 	pass, copies := d.cfg.options.passthrough()
 	d.fsys, err = fs.New(fs.Config{
 		Meta: d.meta, Data: d.data, Root: root,
@@ -353,16 +357,19 @@ func (d *daemon) dialDevice(id layout.DeviceID) (dataplane.Target, error) {
 
 		ReservedPort: !d.cfg.options.anyPort,
 	}
-	for _, a := range dev.Addrs {
-		cfg.Addrs = append(cfg.Addrs, a.Addr)
-	}
+	cfg.Addrs = addrsOf(dev)
 	remote, err := nfs3.New(cfg)
-	if err != nil || d.cfg.options.local == localOff {
-		return remote, err
+	if err != nil {
+		return nil, err
+	}
+	d.remotes.Store(id, remote)
+	defer d.mayHaveMoved() // since the service was asked
+	if d.cfg.options.local == localOff {
+		return remote, nil
 	}
 	local := localio.New(localio.Config{
 		Name: cfg.Name, Addrs: cfg.Addrs, TLS: d.secret, ReadOnly: d.cfg.options.local == localRO, Patience: cfg.Patience,
-		Export: d.localExport(dev, remote),
+		Export: d.localExport(id, remote),
 	}, remote)
 	// So that the first requests take the short way, too, if there is one.
 	ctx, cancel := context.WithTimeout(context.Background(), localTime)

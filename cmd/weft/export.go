@@ -82,41 +82,59 @@ func (e localExport) names(info metarpc.DeviceInfo) bool {
 }
 
 // localExport returns what the options say of a data server, nil if that is nothing.
-func (d *daemon) localExport(dev layout.Device, remote *nfs3.Target) *localio.Export {
+func (d *daemon) localExport(id layout.DeviceID, remote *nfs3.Target) *localio.Export {
 	if len(d.cfg.options.exports) == 0 {
 		return nil
 	}
-	devices, err := d.meta.Devices(context.Background())
+	info, err := d.deviceInfo(context.Background(), id)
 	if err != nil {
-		slog.Warn("it is not known what a data server exports; it is reached by RPC", "device", dev.ID, "err", err)
+		slog.Warn("it is not known what a data server exports; it is reached by RPC", "device", id, "err", err)
 		return nil
 	}
-	for _, info := range devices {
-		for _, e := range d.cfg.options.exports {
-			if info.Device.ID == dev.ID && e.names(info) {
-				return &localio.Export{
-					Statement: e.String(), Dir: e.dir,
-					Lookup: func(ctx context.Context, name string) ([]byte, error) {
-						return d.lookupExport(ctx, dev, info.URL, remote, name)
-					},
-				}
+	for _, e := range d.cfg.options.exports {
+		if e.names(info) {
+			return &localio.Export{
+				Statement: e.String(), Dir: e.dir,
+				Lookup: func(ctx context.Context, name string) ([]byte, error) { return d.lookupExport(ctx, id, remote, name) },
 			}
 		}
 	}
 	return nil
 }
 
+// deviceInfo is what the metadata service says of a data server now.
+func (d *daemon) deviceInfo(ctx context.Context, id layout.DeviceID) (info metarpc.DeviceInfo, err error) {
+	devices, err := d.meta.Devices(ctx)
+	if err != nil {
+		return info, err
+	}
+	for _, info := range devices {
+		if info.Device.ID == id {
+			return info, nil
+		}
+	}
+	return info, fmt.Errorf("the metadata service does not know device %v", id)
+}
+
 // lookupExport looks up a name in the root of a data server's export.
-func (d *daemon) lookupExport(ctx context.Context, dev layout.Device, address string, remote *nfs3.Target, name string) ([]byte, error) {
-	u, err := url.Parse(address)
+func (d *daemon) lookupExport(ctx context.Context, id layout.DeviceID, remote *nfs3.Target, name string) ([]byte, error) {
+	info, err := d.deviceInfo(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	u, err := url.Parse(info.URL)
+	if err != nil {
+		return nil, err
+	}
+	dev, err := info.Device.Layout()
 	if err != nil {
 		return nil, err
 	}
 	port, _ := strconv.ParseUint(u.Query().Get("mountport"), 10, 16) // 0: to be found out
 	err = errors.New("the data server has no address")
-	for _, a := range dev.Addrs {
+	for _, addr := range addrsOf(dev) {
 		var root []byte
-		if root, err = nfs3.MountAt(ctx, a.Addr, uint16(port), u.Path, d.secret); err == nil {
+		if root, err = nfs3.MountAt(ctx, addr, uint16(port), u.Path, d.secret); err == nil {
 			fh, _, err := remote.Lookup(ctx, layout.Credential{}, root, name)
 			return fh, err
 		}

@@ -144,6 +144,7 @@ const maxRedial = 10 * time.Second
 
 // dialNamespace makes the way to a namespace. One that is away is waited for as long as the mount waits for data servers.
 func (d *daemon) dialNamespace(dev layout.Device) (dataplane.Target, error) {
+	defer d.mayHaveMoved() // since the service was asked
 	ctx, patience := d.ctx, d.cfg.options.patience()
 	if patience.Time > 0 {
 		var cancel context.CancelFunc
