@@ -1,5 +1,5 @@
-// Package callers bounds the connections that a server has accepted, so that unused ones do not keep others out, and
-// the lines that the server logs about them.
+// Package callers bounds the connections that a server has accepted, so that unused ones do not keep others out, the
+// lines that the server logs about them, and how often they can guess.
 //
 // # Bounds
 //
@@ -18,6 +18,16 @@
 //
 // A connection ends when no call has come within 10 s, which include a handshake, and when it was not used for 10
 // minutes, which is looked at every minute. Clients connect again when they have something to say.
+//
+// # Refusals
+//
+// Somebody who is refused may be guessing what he was not told. [Refusals] counts the refusals of an address. 65,536
+// are free, since a client may have many calls under way when it is fenced. Each counts for an eighth of a second,
+// one after the other. An address with more than are free is slowed down: its calls wait for their turns, eight a
+// second, before they are looked at, so that right guesses come no faster than wrong ones. A call that would wait for
+// more than 2 s is not looked at, and its connection is closed. This lasts 10 minutes after the last refusal at most.
+//
+// The addresses of an IPv6 network (64 bits) count as one. 1,024 addresses are remembered; all others count as one.
 //
 // # Complaints
 //
