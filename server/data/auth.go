@@ -19,15 +19,23 @@ const (
 
 // authorize tells whether cred has all the rights in want on what st describes. It and authorizeChange are the only
 // places that decide.
+//
+// The owner of a data file is a user and a group, neither of which is worth anything by itself to one who wants to
+// write. Further groups of a call count for directories only: with them one call could try many.
 func authorize(cred *oncrpc.AuthSys, st *unix.Stat_t, want uint32) bool {
 	if cred.UID == 0 {
 		return true
 	}
 	mode := st.Mode
+	owner, group := cred.UID == st.Uid, inGroup(cred, st.Gid)
+	if mode&unix.S_IFMT == unix.S_IFREG {
+		group = cred.GID == st.Gid
+		owner = owner && group
+	}
 	switch {
-	case cred.UID == st.Uid:
+	case owner:
 		mode >>= 6
-	case inGroup(cred, st.Gid):
+	case group:
 		mode >>= 3
 	}
 	return mode&want == want

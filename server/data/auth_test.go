@@ -8,8 +8,8 @@ import (
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 )
 
-// A data file's uid may read and write, its group may read, others nothing, and the metadata service, uid 0, everything
-// (RFC 8435 section 2.2). After a fence the old ids are worth nothing.
+// A data file's uid with its group may read and write, its group alone may read, others nothing, and the metadata
+// service, uid 0, everything (RFC 8435 section 2.2). After a fence the old ids are worth nothing.
 func TestDataFilePermissions(t *testing.T) {
 	ts := start(t, "")
 	c := ts.dial()
@@ -32,9 +32,10 @@ func TestDataFilePermissions(t *testing.T) {
 	check(super, true, true)
 	check(as(0, 5), true, true)
 	check(as(1000, 1001), true, true)
-	check(as(1000, 5), true, true)
+	check(as(1000, 5), false, false)
+	check(as(1000, 5, 1001), false, false)
 	check(as(5, 1001), true, false)
-	check(as(5, 6, 7, 1001, 8), true, false)
+	check(as(5, 6, 7, 1001, 8), false, false)
 	check(as(5, 6), false, false)
 	check(as(1001, 1000), false, false)
 	check(as(5, 0), false, false)
@@ -42,7 +43,8 @@ func TestDataFilePermissions(t *testing.T) {
 	equal(t, "fence", c.setattr(super, fh, wire.Sattr{SetUID: true, UID: 2000, SetGID: true, GID: 2001}).Status, wire.OK)
 	check(as(1000, 1001), false, false)
 	check(as(5, 1001), false, false)
-	check(as(2000, 5), true, true)
+	check(as(2000, 1001), false, false)
+	check(as(2000, 2001), true, true)
 	check(as(5, 2001), true, false)
 	check(super, true, true)
 
@@ -51,6 +53,35 @@ func TestDataFilePermissions(t *testing.T) {
 	check(as(2000, 2001), false, false)
 	check(as(5, 2001), true, false)
 	check(as(5, 5), true, true)
+}
+
+// Who is refused too often is slowed down, as is everybody else at that address, except for the metadata service.
+func TestGuesses(t *testing.T) {
+	ts := start(t, "", func(s *Server) { s.refusals.Free = 4 })
+	c := ts.dial()
+	fh := c.create(ts.root, "f", 1000, 1001)
+	write := func(c *client, cred oncrpc.Auth) chan []byte {
+		return c.send(nfsCall(wire.ProcWrite, cred), (&writeCall{wire.WriteArgs{FH: fh}, []byte("data")}).Append(nil))
+	}
+	var guesses []chan []byte
+	for uid := range uint32(500) {
+		guesses = append(guesses, write(c, as(1+uid, 1001)))
+	}
+	lost := 0
+	for _, g := range guesses {
+		var res wire.WriteRes
+		switch _, err := finish(g, &res); {
+		case err == errLost:
+			lost++
+		case err != nil || res.Status != wire.ErrAcces:
+			t.Fatalf("%v, %v", res.Status, err)
+		}
+	}
+	if lost == 0 {
+		t.Errorf("%d guesses were answered", len(guesses))
+	}
+	equal(t, "WRITE by the service", ts.dial().write(super, fh, 0, []byte("data"), wire.Unstable).Status, wire.OK)
+	equal(t, "WRITE from elsewhere", ts.dialFrom("127.0.0.2").write(as(1000, 1001), fh, 0, []byte("data"), wire.Unstable).Status, wire.OK)
 }
 
 func TestWhoMaySetAttributes(t *testing.T) {

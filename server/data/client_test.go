@@ -180,6 +180,17 @@ func (ts *testServer) dial() *client {
 	return newClient(ts.t, nc)
 }
 
+// dialFrom is dial from an address of this host.
+func (ts *testServer) dialFrom(ip string) *client {
+	ts.t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
+	nc, err := d.Dial("tcp", ts.addr)
+	if err != nil {
+		ts.t.Fatal(err)
+	}
+	return newClient(ts.t, nc)
+}
+
 func newClient(t testing.TB, nc net.Conn) *client {
 	c := &client{t: t, nc: nc, waiting: map[uint32]chan []byte{}}
 	done := make(chan struct{})

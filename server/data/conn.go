@@ -82,6 +82,7 @@ type request struct {
 	foreign bool // of another RPC version
 	auth    oncrpc.AuthSys
 	cred    *oncrpc.AuthSys // &auth; nil if the call has none
+	client  net.Addr        // of who has cred
 	head    []byte          // the call, without the payload of a WRITE
 	args    xdr.Decoder     // behind the RPC header
 	write   wire.WriteArgs
@@ -212,7 +213,7 @@ func (c *conn) work() {
 		c.send() // what is queued does not wait for r
 		switch {
 		case r == nil:
-		case c.lost.Load():
+		case !c.takeTurn(r), c.lost.Load():
 			c.done(r)
 		default:
 			began := time.Now()
@@ -225,6 +226,21 @@ func (c *conn) work() {
 			return
 		}
 	}
+}
+
+// takeTurn holds up a call from an address from which many were refused. It reports false if the connection is closed
+// instead. The superuser is never refused, and not held up.
+func (c *conn) takeTurn(r *request) bool {
+	if r.cred == nil || r.cred.UID == 0 {
+		return true
+	}
+	wait, ok := c.s.refusals.Turn(r.client)
+	if !ok {
+		c.socket.Close()
+		return false
+	}
+	time.Sleep(wait)
+	return true
 }
 
 // next reads a call. The worker has the turn.
@@ -356,6 +372,7 @@ func (c *conn) identify(r *request) {
 	if r.call.Cred.Flavor != oncrpc.FlavorSys {
 		return
 	}
+	r.client = c.socket.RemoteAddr()
 	r.auth.Machine = c.machine
 	if r.auth.Decode(r.call.Cred.Body) == nil {
 		r.cred = &r.auth

@@ -19,10 +19,12 @@
 //
 // The process does everything as itself and judges by mode bits what the AUTH_SYS identity of a call may do, uid 0
 // everything (it is the metadata service). authorize and authorizeChange are the only places. A data file belongs to a
-// synthetic uid and has mode 0640, so its uid may write and its gid read (RFC 8435 section 2.2). Fencing is a SETATTR
-// that changes these ids: I/O holds the file's lock shared from the check of the ids to its end, SETATTR (and DEALLOCATE)
-// exclusively, so when SETATTR has answered nothing that was allowed by the old ids can still change the file, and a READ that
-// was allowed by them can only be on its way to the client.
+// synthetic uid and gid and has mode 0640 (RFC 8435 section 2.2). Who has both may write, who has the gid may read.
+// That is more than RFC 8435 asks for, where the uid is enough: both together have 62 random bits. An address from
+// which many calls are refused is slowed down (package callers). Fencing is a SETATTR that changes these ids: I/O
+// holds the file's lock shared from the check of the ids to its end, SETATTR (and DEALLOCATE) exclusively, so when
+// SETATTR has answered nothing that was allowed by the old ids can still change the file, and a READ that was allowed
+// by them can only be on its way to the client.
 //
 // # Clients on the same host
 //

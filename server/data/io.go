@@ -41,9 +41,20 @@ func (s *Server) openData(r *request, fh wire.FileHandle, want uint32, st *unix.
 	f.mu.RLock()
 	if status := s.admit(r, f, want, st); status != wire.OK {
 		s.closeData(f)
+		s.noteRefusal(r, status)
 		return nil, status
 	}
 	return f, wire.OK
+}
+
+// noteRefusal counts a call that was refused for the address that it has come from.
+func (s *Server) noteRefusal(r *request, status wire.Status) {
+	if status != wire.ErrAcces || !s.refusals.Refused(r.client) {
+		return
+	}
+	if dropped, ok := s.complaints.Pass(r.client); ok {
+		s.log.Warn("many calls from an address are refused, which may be guesses: it is slowed down", "client", r.client, "not_logged", dropped)
+	}
 }
 
 // admit looks whether f, whose lock is held, is a data file and the caller has the rights in want.
@@ -93,7 +104,7 @@ func (c *conn) read(r *request, reply *oncrpc.Reply) {
 
 // readAtOnce does a small READ of what is in memory, and reports whether it did: nothing that it does waits.
 func (c *conn) readAtOnce(r *request) bool {
-	if c.raw == nil || c.s.required || r.cred == nil || r.foreign || r.call.Prog != oncrpc.ProgNFS ||
+	if c.raw == nil || c.s.required || c.s.refusals.Any() || r.cred == nil || r.foreign || r.call.Prog != oncrpc.ProgNFS ||
 		r.call.Vers != wire.Version || wire.Proc(r.call.Proc) != wire.ProcRead {
 		return false
 	}

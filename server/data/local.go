@@ -549,9 +549,15 @@ func (ses *session) lend(o *localio.Open) (fds []int, verf wire.WriteVerf, statu
 	case o.Write && s.verifier.refused.Load():
 		return nil, verf, wire.ErrIO
 	}
+	client := ses.nc.RemoteAddr()
+	wait, ok := s.refusals.Turn(client)
+	if !ok {
+		return nil, verf, wire.ErrJukebox
+	}
+	time.Sleep(wait)
 	cred := &oncrpc.AuthSys{UID: o.UID, GID: o.GID}
 	var st unix.Stat_t
-	f, status := s.openData(&request{cred: cred}, o.File, want, &st)
+	f, status := s.openData(&request{cred: cred, client: client}, o.File, want, &st)
 	if status != wire.OK {
 		return nil, verf, status
 	}

@@ -256,7 +256,8 @@ func TestAccess(t *testing.T) {
 	}{
 		{super, fh, all, file | wire.AccessExecute},
 		{super, fh, wire.AccessRead, wire.AccessRead},
-		{as(1000, 5), fh, all, file},
+		{as(1000, 1001), fh, all, file},
+		{as(1000, 5), fh, all, 0},
 		{as(5, 1001), fh, all, wire.AccessRead},
 		{as(5, 5), fh, all, 0},
 		{super, dir, all, full},

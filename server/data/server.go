@@ -66,6 +66,7 @@ type Server struct {
 
 	callers    callers.Table
 	complaints callers.Complaints // about them
+	refusals   callers.Refusals   // of what they have asked for
 
 	id       localio.ID
 	instance localio.ID

@@ -106,6 +106,7 @@ func (s *Server) punch(r *request, f *file, off, end int64, col layout.Column) (
 	defer f.mu.Unlock()
 	var st unix.Stat_t
 	if status := s.admit(r, f, mayWrite, &st); status != wire.OK {
+		s.noteRefusal(r, status)
 		return off, status
 	}
 	tail := blockEnd(st.Size, max(st.Blksize, sparseBlock))

@@ -165,7 +165,7 @@ func (m *Manager) fenceSingle(ctx context.Context, id layout.FileID, row schema.
 		for i := range files {
 			file := &files[i]
 			calls.Go(func() { // one data file's calls
-				owner := layout.Credential{UID: randomID(), GID: randomID()}
+				owner := randomOwner()
 				err := m.fenceFile(ctx, file, owner)
 				mu.Lock()
 				defer mu.Unlock()

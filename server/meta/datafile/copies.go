@@ -182,7 +182,7 @@ func (m *Manager) fenceMirrored(ctx context.Context, id layout.FileID, row schem
 				continue
 			}
 			calls = append(calls, &answer{
-				mirror: i, columns: []int{j}, file: file, owner: layout.Credential{UID: randomID(), GID: randomID()},
+				mirror: i, columns: []int{j}, file: file, owner: randomOwner(),
 			})
 		}
 	}

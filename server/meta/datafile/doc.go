@@ -193,10 +193,11 @@
 //
 // # Fences
 //
-// A layout is worth as much as the synthetic owners in it. Fence gives all data files of a file new ones, waits until each
-// data server shows that it knows them, and puts them into the layout row. Whoever has an older layout is refused from
-// then on, also those who may go on writing: they ask for the layout again. A fence that was cut short leaves a layout row
-// with owners that are out of date; who asked for the fence has to ask again, and records that it must.
+// A layout is worth as much as the synthetic owners in it: a user and a group, 31 random bits each. A layout for
+// writing has both, one for reading the group alone. Fence gives all data files of a file new ones, waits until each
+// data server shows that it knows them, and puts them into the layout row. Whoever has an older layout is refused
+// from then on, also those who may go on writing: they ask for the layout again. A fence that was cut short leaves a
+// layout row with owners that are out of date; who asked for the fence has to ask again, and records that it must.
 //
 // A data server that answers JUKEBOX for as long as heldTime cannot confirm: somebody on its host has the data file open for writing, whom
 // it cannot take that from (package server/data). If there is no other copy that can be fenced, Fence says so (HeldError), and the data

@@ -3,6 +3,7 @@ package datafile
 import (
 	"context"
 	"errors"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -162,4 +163,33 @@ func TestLateFence(t *testing.T) {
 			t.Error("not fenced")
 		}
 	})
+}
+
+// TestOwners: both numbers of an owner are drawn, each from 31 bits.
+func TestOwners(t *testing.T) {
+	if bits := 2 * math.Log2(lastID-firstID); math.Round(bits) < 62 {
+		t.Errorf("owners have %.1f bits, want 62", bits)
+	}
+	const draws = 4096
+	var ones, same [31]int
+	for range draws {
+		o := randomOwner()
+		for _, id := range []uint32{o.UID, o.GID} {
+			if id < firstID || id >= lastID {
+				t.Fatalf("owner %+v", o)
+			}
+		}
+		for bit := range ones {
+			ones[bit] += int(o.UID >> bit & 1)
+			same[bit] += int(^(o.UID ^ o.GID) >> bit & 1)
+		}
+	}
+	for bit := range ones {
+		if n := ones[bit]; n < draws*2/5 || n > draws*3/5 {
+			t.Errorf("bit %d is set in %d of %d users", bit, n, draws)
+		}
+		if n := same[bit]; n < draws*2/5 || n > draws*3/5 {
+			t.Errorf("bit %d of the group is that of the user in %d of %d owners", bit, n, draws)
+		}
+	}
 }

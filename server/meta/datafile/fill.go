@@ -92,7 +92,7 @@ func (m *Manager) refence(ctx context.Context, id layout.FileID) error {
 				continue
 			}
 			calls.Go(func() { // one data file's call; ends with its answer, or after fillPatience
-				owner := layout.Credential{UID: randomID(), GID: randomID()}
+				owner := randomOwner()
 				d, err := m.device(file.Device)
 				if err == nil && d.space != nil && file.Number < d.inherited {
 					err = errInherited

@@ -21,13 +21,18 @@ const (
 	// refusedWait is how long to wait after a data server refused to make a data file.
 	refusedWait = 10 * time.Second
 
-	// Synthetic ids are in [firstID, lastID). Real users rarely are; none is the superuser. A READ layout's user is
-	// lastID, which owns nothing (RFC 8435 section 2.2).
+	// Synthetic ids are in [firstID, lastID). Real users rarely are; none is the superuser. Some servers take no larger
+	// ones, which would be negative in 32 bits. A READ layout's user is lastID, which owns nothing (RFC 8435 section 2.2).
 	firstID = 1 << 20
 	lastID  = 1<<31 - 1
 )
 
-// randomID returns a synthetic user or group.
+// randomOwner returns a synthetic user and group. Both are drawn anew each time, for neither can be guessed from the
+// other.
+func randomOwner() layout.Credential {
+	return layout.Credential{UID: randomID(), GID: randomID()}
+}
+
 func randomID() uint32 {
 	var b [8]byte
 	rand.Read(b[:])
@@ -153,7 +158,7 @@ func (d *device) makeFile(ctx context.Context, number uint64) error {
 		d.drop(number)
 		return nil
 	}
-	owner := layout.Credential{UID: randomID(), GID: randomID()}
+	owner := randomOwner()
 	var handle []byte
 	err := d.do(d.ctx, func(st dataStore) (err error) {
 		handle, err = st.Create(d.ctx, number, owner)
