@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -37,6 +38,47 @@ func (m mountEntry) control(name string) string {
 		unix.Mount("fusectl", fuseConnections, "fusectl", 0, "")
 	}
 	return filepath.Join(fuseConnections, strconv.Itoa(int(m.minor())), name)
+}
+
+// pin keeps the mount there until release is called, once or more often, and fails if it is not there any more. The
+// kernel gives the number of a FUSE connection that has ended to the next mount, so what is done by a number may hit
+// a healthy mount otherwise: its programs would be told ENOTCONN. The serving process is not asked for anything.
+func (m mountEntry) pin() (release func(), err error) {
+	fd, err := unix.Open(m.Mountpoint, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", filename.Quote(m.Mountpoint), err)
+	}
+	release = sync.OnceFunc(func() { unix.Close(fd) })
+	is, err := mountedAs(fd)
+	if dev := fmt.Sprintf("%d:%d", unix.Major(m.Dev), unix.Minor(m.Dev)); err == nil && is != dev {
+		err = fmt.Errorf("%s was unmounted meanwhile", filename.Quote(m.Mountpoint))
+	}
+	if err != nil {
+		release()
+		return nil, err
+	}
+	return release, nil
+}
+
+// mountedAs is the device number of the mount that a descriptor is on, as in mountinfo. fstat(2) would ask the serving
+// process.
+func mountedAs(fd int) (dev string, err error) {
+	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+	if err != nil {
+		return "", err
+	}
+	_, rest, _ := strings.Cut(string(info), "mnt_id:")
+	id, _, _ := strings.Cut(strings.TrimSpace(rest), "\n")
+	list, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(list)) {
+		if l := strings.Fields(line); len(l) > 2 && l[0] == id {
+			return l[2], nil
+		}
+	}
+	return "", nil // it was unmounted
 }
 
 // weftMounts lists the weft mounts in mount order.

@@ -54,15 +54,15 @@ func umount(ctx context.Context, path string, how umountConfig) error {
 			fmt.Printf("%s: %s (%s) %s\n", program, filename.Quote(m.Mountpoint), filename.Quote(m.Source), what)
 		}
 	}
-	// Learn who serves it before it goes.
-	server := serverOf(ctx, m)
 	if how.force {
-		err := forceUmount(m, server)
+		err := forceUmount(ctx, m)
 		if err == nil {
 			say("unmounted by force")
 		}
 		return err
 	}
+	// Learn who serves it before it goes.
+	server := serverOf(ctx, m)
 	if how.lazy {
 		err := unmount(m.Mountpoint, unix.MNT_DETACH)
 		if err == nil {
@@ -159,13 +159,20 @@ func unmount(mountpoint string, flags int) error {
 
 // forceUmount ends m whatever state it is in: the kernel fails everything that waits for the serving process, the mount
 // is detached, and the process ended.
-func forceUmount(m mountEntry, pid int) error {
+func forceUmount(ctx context.Context, m mountEntry) error {
+	release, err := m.pin()
+	if err != nil {
+		return err
+	}
+	defer release()
+	pid := serverOf(ctx, m)
 	if err := os.WriteFile(m.control("abort"), []byte("1"), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
 		fmt.Fprintf(os.Stderr, "weft: %v: going on without\n", err)
 	}
 	if err := unmount(m.Mountpoint, unix.MNT_DETACH); err != nil {
 		return err
 	}
+	release()
 	if pid == 0 {
 		return nil
 	}
