@@ -23,12 +23,24 @@ func (fs *FS) errno(err error) (answer syscall.Errno) {
 		return syscall.EINTR
 	}
 	e, ok := errnoOf(err)
-	// EAGAIN is no answer that a program expects of a file.
-	if !ok || e == syscall.EAGAIN || e == syscall.EIO {
+	if !ok || e == syscall.EIO || ofConnection(e) {
 		fs.failing.log(fs.log, slog.LevelError, "input/output error", "err", err)
 		return syscall.EIO
 	}
 	return e
+}
+
+// ofConnection reports whether an errno tells of a connection to some server. That is no answer that a program
+// expects of a file, and ENOTCONN would say that the mount is dead, which the kernel alone knows.
+func ofConnection(e syscall.Errno) bool {
+	switch e {
+	case syscall.EAGAIN, syscall.ENOTCONN, syscall.EISCONN, syscall.ENOTSOCK, syscall.EPIPE,
+		syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.ECONNABORTED, syscall.ESHUTDOWN,
+		syscall.ENETDOWN, syscall.ENETUNREACH, syscall.ENETRESET, syscall.EHOSTDOWN, syscall.EHOSTUNREACH,
+		syscall.EADDRINUSE, syscall.EADDRNOTAVAIL, syscall.EAFNOSUPPORT:
+		return true
+	}
+	return false
 }
 
 // errnoOf finds the errno of an error: that of the outermost type that knows its own, or else a bare one.

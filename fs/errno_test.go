@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -34,6 +36,9 @@ func TestErrno(t *testing.T) {
 		{status(99999), syscall.EIO, true},
 		{fmt.Errorf("outer: %w", io.ErrUnexpectedEOF), syscall.EIO, true},
 		{errors.Join(errors.New("one"), syscall.EDQUOT), syscall.EDQUOT, false},
+		{&net.OpError{Op: "read", Err: os.NewSyscallError("recvmsg", syscall.ENOTCONN)}, syscall.EIO, true},
+		{fmt.Errorf("dial: %w", syscall.ECONNREFUSED), syscall.EIO, true},
+		{status(metarpc.Status(syscall.ENOTCONN)), syscall.EIO, true},
 	} {
 		var log bytes.Buffer
 		fs := &FS{log: slog.New(slog.NewTextHandler(&log, nil))}
