@@ -1562,6 +1562,37 @@ func TestXattrs(t *testing.T) {
 	r.want(r.raw.RemoveXAttr(nil, &h, "user.a"), syscall.ENODATA, "remove")
 }
 
+// What statfs tells fits 32 bits, whatever there is, and whatever quota there is.
+func TestStatfsOut(t *testing.T) {
+	for _, c := range []struct {
+		s           metarpc.StatFSResult
+		block       uint32
+		files, free uint64
+	}{
+		{metarpc.StatFSResult{Total: 1 << 40, Free: 1 << 39, Avail: 1 << 38, Files: 5}, 4096, 5 + 1<<26, 1 << 26},
+		{metarpc.StatFSResult{Total: 1<<44 - 1, Free: 1<<44 - 1, Avail: 4096}, 4096, 1, 1},
+		{metarpc.StatFSResult{Total: 1 << 44, Avail: 4096}, 8192, 1, 1},
+		{metarpc.StatFSResult{Total: math.MaxInt64, Free: math.MaxInt64, Avail: math.MaxInt64, Files: 7}, 1 << 31, math.MaxUint32, math.MaxUint32 - 7},
+		// Quotas.
+		{metarpc.StatFSResult{Total: 24 << 20, Files: 3, MaxFiles: 10}, 4096, 10, 7},
+		{metarpc.StatFSResult{Total: 24 << 20, Files: 13, MaxFiles: 10}, 4096, 13, 0},
+		{metarpc.StatFSResult{Total: 24 << 20, Files: 13, MaxFiles: 1 << 40}, 4096, math.MaxUint32, math.MaxUint32 - 13},
+		{metarpc.StatFSResult{Total: 1 << 62, Files: 1, MaxFiles: 1}, 1 << 31, 1, 0},
+		// There are more.
+		{metarpc.StatFSResult{Total: 1 << 50, Avail: 4096, Files: 1 << 33}, 1 << 19, 1<<33 + 1, 1},
+	} {
+		got := statfsOut(&c.s)
+		if got.Bsize != c.block || got.Frsize != c.block || got.Files != c.files || got.Ffree != c.free {
+			t.Errorf("%+v: %+v", c.s, got)
+		}
+		for _, n := range [][2]uint64{{got.Blocks, uint64(c.s.Total)}, {got.Bfree, uint64(c.s.Free)}, {got.Bavail, uint64(c.s.Avail)}} {
+			if n[0] > math.MaxUint32 || n[0] != n[1]/uint64(c.block) {
+				t.Errorf("%+v: %d blocks for %d bytes", c.s, n[0], n[1])
+			}
+		}
+	}
+}
+
 // A reader sees a file grow, and shrink, as soon as the writer has been answered.
 func TestReadOfChanging(t *testing.T) {
 	s := newService(1, 1<<20)

@@ -209,17 +209,31 @@ func (r *raw) StatFs(cancel <-chan struct{}, in *fuse.InHeader, out *fuse.Statfs
 	if err != nil {
 		return r.status(byID(id, err))
 	}
-	const block = 4096
-	*out = fuse.StatfsOut{
-		Blocks: uint64(s.Total) / block, Bfree: uint64(s.Free) / block, Bavail: uint64(s.Avail) / block,
-		Bsize: block, Frsize: block, NameLen: metarpc.MaxName,
-		// Inodes are not limited but by the room for what they hold.
-		Ffree: uint64(s.Avail) / block, Files: uint64(s.Files) + uint64(s.Avail)/block,
-	}
-	if s.MaxFiles > 0 {
-		out.Files, out.Ffree = uint64(max(s.Files, s.MaxFiles)), uint64(max(s.MaxFiles-s.Files, 0))
-	}
+	*out = statfsOut(&s)
 	return fuse.OK
+}
+
+// statfsOut is the answer to statfs(2). Its counts fit 32 bits as far as that can be, since a program of 32 bits is
+// told EOVERFLOW otherwise (Linux, fs/statfs.c, put_compat_statfs): a block is as large as that takes, and of inodes
+// that may still be made no more are shown.
+func statfsOut(s *metarpc.StatFSResult) fuse.StatfsOut {
+	const least = 4096
+	block := uint64(least)
+	for uint64(max(s.Total, s.Free, s.Avail))/block > math.MaxUint32 {
+		block *= 2
+	}
+	files, free := uint64(s.Files), uint64(s.Avail)/least // inodes are not limited but by the room for what they hold
+	if s.MaxFiles > 0 {
+		free = uint64(max(s.MaxFiles-s.Files, 0))
+	}
+	if files <= math.MaxUint32 {
+		free = min(free, math.MaxUint32-files)
+	}
+	return fuse.StatfsOut{
+		Blocks: uint64(s.Total) / block, Bfree: uint64(s.Free) / block, Bavail: uint64(s.Avail) / block,
+		Bsize: uint32(block), Frsize: uint32(block), NameLen: metarpc.MaxName,
+		Files: files + free, Ffree: free,
+	}
 }
 
 func (r *raw) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte, fuse.Status) {

@@ -43,6 +43,7 @@ var differences = []difference{
 	{"tmpfs", "pwrite just below the largest offset", "the largest file of tmpfs is the kernel's largest, which that byte is still in"},
 	{"tmpfs", "times after read of nothing (file), file", "tmpfs goes by the call, not by the bytes read"},
 	{"tmpfs", "65000 links and no more", "tmpfs does not limit links"},
+	{"tmpfs", "xattrs until there is no room", "tmpfs has room for more of them"},
 	{"tmpfs", "memory sealing is not for files", "files of tmpfs are what memfd_create(2) makes, which can be sealed"},
 }
 

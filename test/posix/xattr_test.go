@@ -172,6 +172,17 @@ func xattrChecks() []check {
 			}
 			return len(strings.Fields(listxattr(p).(string)))
 		}},
+		{"xattrs until there is no room", "ENOSPC ok ok ok", func(w world) any {
+			p := w.file("f", "")
+			value := bytes.Repeat([]byte("v"), 200)
+			var err error
+			for i := 0; i < 300 && err == nil; i++ {
+				err = unix.Setxattr(p, fmt.Sprint("user.name-", i), value, 0)
+			}
+			// Those that are there can be changed, and removed to make room for others.
+			return say(err, unix.Setxattr(p, "user.name-0", []byte("new"), 0), unix.Removexattr(p, "user.name-1"),
+				unix.Setxattr(p, "user.other", value, 0))
+		}},
 		{"xattrs go with rename and link", "v v", func(w world) any {
 			p := w.file("f", "")
 			try(unix.Setxattr(p, "user.x", []byte("v"), 0))
