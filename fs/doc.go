@@ -27,17 +27,13 @@
 //   - Attributes in answers to GETATTR and STATX. A request notes the connection's attribute version before it is sent,
 //     INVAL_INODE gives the inode a newer one, and an answer to an older request changes nothing (fuse_change_attributes).
 //     The inode exists as long as the request, so the notification cannot miss it.
-//   - Names, and that there is no such name, in answers to LOOKUP, CREATE and their like. A request notes the connection's
-//     epoch before it is sent, INC_EPOCH makes a new one, and an entry of an older epoch is looked up again
-//     (fuse_dentry_revalidate). Renaming keeps an entry's epoch and time, so each rename to another directory, whose lease is
-//     another, begins a new epoch before it is answered.
+//   - Names, and that there is no such name, in answers to LOOKUP, CREATE and their like, for a second at most: see Names.
 //
 // Nothing else is so guarded. Answers to SETATTR and LINK are applied whatever has happened since. INVAL_INODE misses an
 // inode that a LOOKUP, CREATE or READDIRPLUS has been answered with and that the kernel has yet to make, in the context of a
-// process that may not be running; waiting for the answer to be written would not help. Entries from READDIRPLUS get the
-// epoch of the moment at which they are made. Such answers carry attributes that are not to be kept, and READDIRPLUS is
-// not used: the kernel asks again, package metaclient answers from its cache, and the service hears nothing of it. That is
-// one GETATTR for each inode that is new to the kernel, but for files that it makes.
+// process that may not be running; waiting for the answer to be written would not help. Such answers carry attributes that
+// are not to be kept, and READDIRPLUS is not used: the kernel asks again, package metaclient answers from its cache, and the
+// service hears nothing of it. That is one GETATTR for each inode that is new to the kernel, but for files that it makes.
 //
 // Between the answer to CREATE and the end of open(2) the kernel checks the new file's attributes. For that it may keep those in the
 // answer, for some milliseconds. A recall that comes before it has made the inode tries until it has (inode.newborn).
@@ -45,11 +41,39 @@
 // Whoever answers GETATTR adds what was written here and the service has not been told of; then it is not kept either, as
 // the time will be another one when it has.
 //
-// A kernel without INC_EPOCH (before 6.16) is given no names to keep. Nor is one with MountConfig.ForgetNames: to look an
-// entry of an older epoch up again the kernel first drops it, and with it what is mounted on it or below.
+// # Names
 //
-// INVAL_ENTRY is not used. It waits for the lock of the directory, which is held by each request that changes it, which the
-// service may answer only after the recall.
+// A recall of a directory's names makes the kernel ask again for each of them that it may keep (kept.go). INVAL_ENTRY with
+// EXPIRE_ONLY (Linux 6.2) does that and drops no entry. So overlays on the mount, what is mounted inside it, the names of
+// running programs and working directories stay; without that flag, and with INC_EPOCH, they do not. A kernel that
+// lacks the flag is given no names to keep.
+//
+// An answer that is under way is ordered with the notification if its thread holds the directory's lock, for which the
+// notification waits. That is so for every name that is new to the kernel, and for each answer that there is none. When a
+// thread looks a known name up again it holds no lock. Its answer may come into force at any time until the thread runs on,
+// and counts from then. So before names are expired a recall waits for each thread that was answered about one of them
+// without the lock (asker), until one of these shows that it has made use of the answer:
+//
+//   - It makes another request. All requests are counted but those that the kernel may send later than the thread makes them.
+//   - It has ended.
+//   - It sleeps, 300 ms after the answer. Then the answer has been written, and the thread was woken by it.
+//   - A second has passed.
+//
+// After LOOKUP a thread makes another request at once, as the attributes are not kept. So there is next to nothing to wait
+// for, but for threads that open with O_PATH or wait for the lock of a directory. A thread with no number here gets no name to keep.
+//
+// A notification may have to wait for a request of ours that holds the directory's lock and is itself waiting for the
+// service, which waits for the recall. So the recall goes on when the time for which the names may be kept has passed since
+// the last thread made use of its answer. That time is a quarter of a second in a directory that has just changed or come
+// to be known, and grows to a second with the time for which nothing changes. After a recall nothing is kept for a second, and
+// for half a minute if it was slow: two mounts that change one directory hold each other up once.
+//
+// An answer to a question from before a recall has ended is not kept, nor one from before a rename of this mount in the
+// directory: the kernel may apply it to the entry at its new place.
+//
+// A rename keeps an entry's time, and takes it to a directory whose lease is another. Usually package metaclient knows what the
+// new name means under a lease; then the entry counts as one of both directories, since the kernel has it at the old
+// place until it hears of the rename. Otherwise the rename is answered when the time has passed.
 //
 // # Reading and writing
 //
@@ -250,7 +274,7 @@
 //
 // What notifications wait for in the kernel:
 //
-//   - INC_EPOCH for nothing.
+//   - INVAL_ENTRY for the directory's lock, which requests of ours hold: see Names. It is sent by a goroutine.
 //   - INVAL_INODE without a range for nothing but an inode that is just being made or freed. That takes no request of ours,
 //     since dirty pages are written at the latest when the last file and mapping are closed. A WRITE handler may send it.
 //   - INVAL_INODE with a range for the locks of the file's pages, which are held by READs of them, and for dirty pages of
@@ -309,6 +333,6 @@
 //
 // keptPages.mu and window.mu, then inode.mu, then readAhead.mu, bucket.mu, flusher.mu, accesses.mu, places.mu, and the locks inside Meta's methods that do not block
 // (CachedLayout, CachedAttr, Forget, Release) and inside dataplane.File.Dirty. handleTable.mu, transfer.mu, caching.mu,
-// given.mu and request.mu are taken alone. No mutex is held
+// given.mu, keptNames.mu and request.mu are taken alone. No mutex is held
 // while anything blocks or while the data plane is given a request, since that may call Done at once.
 package fs

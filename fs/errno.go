@@ -62,7 +62,7 @@ func givenUp(err error) bool {
 	return errors.As(err, &over)
 }
 
-// unsure makes the kernel ask again about names, and about these inodes, if err is the end of a change that was given up: whether and when it is made
+// unsure makes the kernel ask again about these inodes, and the names in them, if err is the end of a change that was given up: whether and when it is made
 // nobody knows. Of changes that were interrupted the kernel sees that by itself (EINTR). The client keeps nothing of it before there is an answer.
 func (fs *FS) unsure(err error, ids ...layout.FileID) {
 	if !givenUp(err) {
@@ -71,7 +71,7 @@ func (fs *FS) unsure(err error, ids ...layout.FileID) {
 	for _, id := range ids {
 		fs.forgetAttrs(id)
 	}
-	fs.notify(kernel.forgetNames)
+	fs.expireNames(fs.ctx, ids...)
 }
 
 // staleError says that there is no such file any more. On ESTALE the kernel looks the path up again, which tells a

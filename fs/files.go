@@ -114,6 +114,7 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	}
 	// Whoever appends asks for a layout for appends.
 	args.Layout = args.Access&metarpc.AccessWrite != 0 && in.Flags&unix.O_APPEND == 0 && fs.filling.Load()
+	fs.kept.changing(args.Parent)
 	made, created, err := fs.meta.Create(ctx, cred(&in.InHeader), args)
 	if err != nil {
 		fs.unsure(err, args.Parent)
@@ -138,7 +139,7 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	if err := r.opened(ctx, &out.OpenOut, i, in.Flags, in.Pid); err != nil {
 		return r.status(err)
 	}
-	status := r.entry(&in.InHeader, &out.EntryOut, place{in.NodeId, name}, made, asked, nil)
+	status := r.entry(ctx, &in.InHeader, &out.EntryOut, place{in.NodeId, name}, made, asked, nil)
 	i.newborn.Store(true)
 	if a, ok := fs.meta.CachedAttr(i.id); ok && i.merge(a, asked).keep > 0 { // what is recalled from now on finds it newborn
 		out.SetAttrTimeout(min(a.Keep, newbornKeep))

@@ -160,6 +160,7 @@ type FS struct {
 	kernel atomic.Pointer[kernel] // nil while there is no mount
 	pages  *keptPages             // nil if the kernel is not to keep any
 	places *places
+	kept   keptNames
 	ahead  *readAhead // nil: files are not read ahead
 	pass   passthrough
 
@@ -200,9 +201,10 @@ type FS struct {
 
 	lostLocks atomic.Int64 // open files through which a lock was set that has been lost
 
-	// caller tells what became of the thread that made an interrupted request; disconnected whether the kernel has
-	// given up the whole mount.
+	// caller tells what became of the thread that made an interrupted request, thread what one does that was answered, and
+	// disconnected whether the kernel has given up the whole mount.
 	caller       func(pid uint32) fate
+	thread       func(pid uint32) threadState
 	disconnected func() bool
 	yield        bool // there is a single thread for Go code; see request.end
 }
@@ -220,6 +222,7 @@ func New(cfg Config) (*FS, error) {
 		pass:         passthrough{mode: cfg.Passthrough, lend: cfg.Lend},
 		forgetting:   make(chan struct{}, maxForgetting),
 		caller:       callerFate,
+		thread:       stateOf,
 		disconnected: func() bool { return false },
 		yield:        runtime.GOMAXPROCS(0) == 1,
 	}

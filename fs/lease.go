@@ -17,8 +17,8 @@ import (
 // OnLeaseRecall makes the kernel and this mount forget what others are about to change, or may have changed, and lets the
 // service know how long the files are that have been written here. It is for metaclient.Config.
 //
-// It waits for data servers and for LayoutCommits, and for READs and WRITEs of the kernel as long as those, too, wait for
-// nothing else.
+// It waits for data servers and for LayoutCommits, for READs and WRITEs of the kernel as long as those, too, wait for
+// nothing else, and for names of directories no longer than the kernel may keep them (expireNames).
 func (fs *FS) OnLeaseRecall(ctx context.Context, items []metarpc.LeaseItem) {
 	var held []*inode
 	defer func() {
@@ -26,10 +26,12 @@ func (fs *FS) OnLeaseRecall(ctx context.Context, items []metarpc.LeaseItem) {
 			i.drop()
 		}
 	}()
-	var names bool
+	var names []layout.FileID
 	var pages sync.WaitGroup
 	for _, it := range items {
-		names = names || it.Lease&metarpc.LeaseNames != 0
+		if it.Lease&metarpc.LeaseNames != 0 {
+			names = append(names, it.ID)
+		}
 		i := fs.holdKnown(it.ID)
 		if i != nil {
 			held = append(held, i)
@@ -50,9 +52,7 @@ func (fs *FS) OnLeaseRecall(ctx context.Context, items []metarpc.LeaseItem) {
 			pages.Go(func() { fs.forgetPages(ctx, it.ID, i) }) // waits for one file's pages to be dropped
 		}
 	}
-	if names {
-		fs.notify(kernel.forgetNames)
-	}
+	fs.expireNames(ctx, names...)
 	pages.Wait()
 	for _, i := range held {
 		if err := i.drain(ctx); err != nil {

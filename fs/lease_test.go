@@ -26,7 +26,7 @@ import (
 // fakeKernel records what it is told.
 type fakeKernel struct {
 	attrs, pages func(node uint64)
-	names        func()
+	name         func(at place)
 	unknown      atomic.Bool // it knows no inode
 
 	mu       sync.Mutex
@@ -36,8 +36,8 @@ type fakeKernel struct {
 
 func (k *fakeKernel) forgetAttrs(node uint64) bool { k.attrs(node); return !k.unknown.Load() }
 func (k *fakeKernel) forgetPages(node uint64)      { k.pages(node) }
-func (k *fakeKernel) forgetNames()                 { k.names() }
-func (k *fakeKernel) forgetsNames() bool           { return true }
+func (k *fakeKernel) expireName(at place)          { k.name(at) }
+func (k *fakeKernel) expiresNames() bool           { return true }
 
 // beginBacking says no unless backings has been made.
 func (k *fakeKernel) beginBacking(int) (int32, error) {
@@ -62,7 +62,7 @@ func (k *fakeKernel) endBacking(id int32) {
 
 // listen makes a fakeKernel the one that a rig tells.
 func (r *rig) listen() *fakeKernel {
-	k := &fakeKernel{attrs: func(uint64) {}, pages: func(uint64) {}, names: func() {}}
+	k := &fakeKernel{attrs: func(uint64) {}, pages: func(uint64) {}, name: func(place) {}}
 	told := kernel(k)
 	r.kernel.Store(&told)
 	return k
@@ -79,7 +79,7 @@ func TestRecallTells(t *testing.T) {
 	k := b.listen()
 	k.attrs = func(node uint64) { told = append(told, fmt.Sprintf("attrs %d", node)) }
 	k.pages = func(node uint64) { told = append(told, fmt.Sprintf("pages %d", node)) }
-	k.names = func() { told = append(told, "names") }
+	k.name = func(at place) { told = append(told, fmt.Sprintf("names of %d", at.parent)) }
 	a.listen().attrs = func(node uint64) { t.Errorf("the changing mount's kernel was told to forget node %d", node) }
 	h := header(layout.RootID)
 	var fb uint64
@@ -97,11 +97,11 @@ func TestRecallTells(t *testing.T) {
 		}, "attrs 2"},
 		{"mkdir", func() {
 			a.want(a.raw.Mkdir(nil, &fuse.MkdirIn{InHeader: h, Mode: 0755}, "d", &fuse.EntryOut{}), 0, "mkdir")
-		}, "attrs 1, names"},
+		}, "attrs 1, names of 1"},
 		{"link", func() {
 			a.want(a.raw.Link(nil, &fuse.LinkIn{InHeader: h, Oldnodeid: uint64(id)}, "l", &fuse.EntryOut{}), 0, "link")
-		}, "attrs 2, attrs 1, names"},
-		{"unlink", func() { a.want(a.raw.Unlink(nil, &h, "l"), 0, "unlink") }, "attrs 1, attrs 2, names"},
+		}, "attrs 2, attrs 1, names of 1"},
+		{"unlink", func() { a.want(a.raw.Unlink(nil, &h, "l"), 0, "unlink") }, "attrs 1, attrs 2, names of 1"},
 		{"truncate", func() { a.truncate(id, 10) }, "attrs 2"},
 		{"truncate of an open file", func() {
 			fb = b.open(id, unix.O_RDONLY)
@@ -114,6 +114,7 @@ func TestRecallTells(t *testing.T) {
 		}, "attrs 2, pages 2"},
 	} {
 		// So that there is something to recall.
+		b.calm()
 		var out fuse.EntryOut
 		for _, name := range []string{"f", "d", "l"} {
 			b.raw.Lookup(nil, &h, name, &out)
@@ -138,11 +139,11 @@ func TestValidity(t *testing.T) {
 	h := header(layout.RootID)
 	var entry fuse.EntryOut
 	r.want(r.raw.Lookup(nil, &h, "f", &entry), 0, "lookup")
-	if entry.EntryTimeout() != s.lease || entry.AttrTimeout() != 0 {
+	if entry.EntryTimeout() != leastKept || entry.AttrTimeout() != 0 {
 		t.Errorf("lookup: name for %v, attributes for %v", entry.EntryTimeout(), entry.AttrTimeout())
 	}
 	r.want(r.raw.Lookup(nil, &h, "none", &entry), 0, "lookup of nothing")
-	if entry.NodeId != 0 || entry.EntryTimeout() != s.lease {
+	if entry.NodeId != 0 || entry.EntryTimeout() != leastKept {
 		t.Errorf("lookup of nothing: node %d for %v", entry.NodeId, entry.EntryTimeout())
 	}
 	var attr fuse.AttrOut
@@ -652,12 +653,13 @@ func testMountWatch(t *testing.T) {
 	}
 }
 
-// Without names to keep a kernel sees changes all the same, and file systems mounted inside stay.
-func TestMountForgetNames(t *testing.T) { eachTransport(t, testMountForgetNames) }
+// File systems that are mounted inside stay, whoever changes names around them.
+func TestMountInside(t *testing.T) { eachTransport(t, testMountInside) }
 
-func testMountForgetNames(t *testing.T) {
-	m, b := startTwo(t, serveEnv+"_FORGET=1")
+func testMountInside(t *testing.T) {
+	m, b := startTwo(t)
 	ok(t, os.MkdirAll(m.dir+"/d/sub", 0755))
+	ok(t, os.MkdirAll(m.dir+"/e", 0755))
 	ok(t, unix.Mount("none", b+"/d/sub", "tmpfs", 0, ""))
 	t.Cleanup(func() { unix.Unmount(b+"/d/sub", unix.MNT_DETACH) })
 	write(t, b+"/d/sub/inside", "x")
@@ -670,6 +672,10 @@ func testMountForgetNames(t *testing.T) {
 		if _, err := os.Stat(b + name); !os.IsNotExist(err) {
 			t.Errorf("a removed file: %v", err)
 		}
+		write(t, b+name, "z")
+		ok(t, os.Rename(b+name, b+"/e/moved"))
+		wantFile(t, m.dir+"/e/moved", "z")
+		wantFile(t, b+"/d/sub/inside", "x")
 	}
 	wantFile(t, b+"/d/sub/inside", "x")
 	ok(t, unix.Unmount(b+"/d/sub", 0))

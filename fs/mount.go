@@ -38,9 +38,6 @@ type MountConfig struct {
 	// MaxWrite is the largest READ and WRITE, in bytes. 0 means the largest of MaxWrites that the kernel allows, or can be
 	// made to allow.
 	MaxWrite int
-	// ForgetNames makes the kernel ask for each name each time. Otherwise file systems that are mounted on directories of
-	// this mount vanish when directories are changed elsewhere; see the package comment.
-	ForgetNames bool
 	// Transport reads requests and writes answers.
 	Transport Transport
 	// Memory bounds what the device loop keeps READs in, and WRITEs, in bytes each. 0 means the default of package device.
@@ -90,7 +87,6 @@ type Server struct {
 	minor      uint32
 	maxWrite   int
 	device     *os.File      // the FUSE device, by a descriptor of our own
-	epochs     bool          // the kernel can be told to forget names
 	gone       chan struct{} // closed when no request is being served any more
 }
 
@@ -147,13 +143,6 @@ func (fs *FS) Mount(cfg MountConfig) (*Server, error) {
 		return nil, errors.Join(fmt.Errorf("mount %s: %w", mountpoint, err), detach(mountpoint))
 	}
 	fs.disconnected = s.disconnected
-	if cfg.ForgetNames {
-		log.Info("the kernel asks for each name each time")
-	} else if err := s.send(notifyIncEpoch); err == nil {
-		s.epochs = true
-	} else {
-		log.Warn("this kernel cannot be told to forget names, so it asks for each one each time; Linux 6.16 can", "err", err)
-	}
 	told := kernel(s)
 	fs.kernel.Store(&told)
 	offered := s.transport.KernelSettings().Flags64()
@@ -216,6 +205,7 @@ var capabilities = []struct {
 	{fuse.CAP_ASYNC_DIO, "ASYNC_DIO", "asynchronous I/O of programs is carried out one request at a time"},
 	{fuse.CAP_DIRECT_IO_ALLOW_MMAP, "DIRECT_IO_ALLOW_MMAP", "shared mappings (mmap with MAP_SHARED) fail with ENODEV; Linux 6.6 has it"},
 	{fuse.CAP_HANDLE_KILLPRIV_V2, "HANDLE_KILLPRIV_V2", "each write asks for an extended attribute first; Linux 5.11 has it"},
+	{fuse.CAP_HAS_EXPIRE_ONLY, "HAS_EXPIRE_ONLY", "names are asked for at each use; Linux 6.2 has it"},
 	{fuse.CAP_POSIX_ACL, "POSIX_ACL", "access control lists are checked by the service alone; Linux 4.9 has it"},
 	{fuse.CAP_DONT_MASK, "DONT_MASK", "files made where a default access control list is lose what the umask takes"},
 	{fuse.CAP_EXPORT_SUPPORT, "EXPORT_SUPPORT", "file handles are good only as long as the kernel keeps the inode"},

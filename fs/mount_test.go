@@ -60,7 +60,7 @@ func TestServe(t *testing.T) {
 	if dir := os.Getenv(serveEnv + "_SECOND"); dir != "" {
 		r := newRig(t, r.s, cached)
 		server, err := r.Mount(MountConfig{
-			Mountpoint: dir, Source: "meta.example:7049:/", ForgetNames: os.Getenv(serveEnv+"_FORGET") != "",
+			Mountpoint: dir, Source: "meta.example:7049:/",
 			Transport: Transport(transport), Memory: memory,
 		})
 		if err != nil {

@@ -24,7 +24,7 @@ func (r *raw) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out
 	}
 	asked := r.fs.clock.Add(1)
 	a, err := r.fs.meta.Lookup(ctx, cred(in), r.fs.id(in.NodeId), name)
-	return r.entry(in, out, place{in.NodeId, name}, a, asked, err)
+	return r.entry(ctx, in, out, place{in.NodeId, name}, a, asked, err)
 }
 
 // makeNode is all ways to make an inode but creat(2).
@@ -36,10 +36,11 @@ func (r *raw) makeNode(cancel <-chan struct{}, in *fuse.InHeader, args *metarpc.
 		return r.status(err)
 	}
 	args.Parent = r.fs.id(in.NodeId)
+	r.fs.kept.changing(args.Parent)
 	asked := r.fs.clock.Add(1)
 	a, err := r.fs.meta.MakeNode(ctx, cred(in), args)
 	r.fs.unsure(err, args.Parent)
-	return r.entry(in, out, place{in.NodeId, args.Name}, a, asked, err)
+	return r.entry(ctx, in, out, place{in.NodeId, args.Name}, a, asked, err)
 }
 
 func (r *raw) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
@@ -72,9 +73,10 @@ func (r *raw) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	}
 	asked := r.fs.clock.Add(1)
 	id, parent := r.fs.id(in.Oldnodeid), r.fs.id(in.NodeId)
+	r.fs.kept.changing(parent)
 	a, err := r.fs.meta.Link(ctx, cred(&in.InHeader), id, parent, name)
 	r.fs.unsure(err, id, parent)
-	status := r.entry(&in.InHeader, out, place{in.NodeId, name}, a, asked, err)
+	status := r.entry(ctx, &in.InHeader, out, place{in.NodeId, name}, a, asked, err)
 	if err == nil {
 		r.fs.named(a.Attr.ID)
 	}
@@ -89,6 +91,7 @@ func (r *raw) remove(cancel <-chan struct{}, in *fuse.InHeader, name string, dir
 		return r.status(err)
 	}
 	parent := r.fs.id(in.NodeId)
+	r.fs.kept.changing(parent)
 	err := r.fs.meta.Remove(ctx, cred(in), parent, name, dir)
 	r.fs.unsure(err, parent)
 	return r.status(err)
@@ -117,9 +120,18 @@ func (r *raw) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName
 		NewParent: r.fs.id(in.Newdir), NewName: newName,
 		Flags: in.Flags,
 	}
+	e := &ends{
+		dirs:     [2]layout.FileID{args.OldParent, args.NewParent},
+		at:       [2]place{{in.NodeId, oldName}, {in.Newdir, newName}},
+		exchange: in.Flags&metarpc.RenameExchange != 0,
+	}
+	began := now()
+	r.fs.kept.beginRename(e)
+	defer r.fs.kept.endRename(e)
 	err := r.fs.rename(ctx, cred(&in.InHeader), args)
 	if err == nil {
-		r.fs.places.rename(place{in.NodeId, oldName}, place{in.Newdir, newName}, in.Flags&metarpc.RenameExchange != 0)
+		r.fs.renamed(ctx, cred(&in.InHeader), e, began)
+		r.fs.places.rename(e.at[0], e.at[1], e.exchange)
 	}
 	return r.status(err)
 }
@@ -150,10 +162,6 @@ func (fs *FS) rename(ctx context.Context, who metarpc.Cred, args *metarpc.Rename
 	}
 	err := fs.meta.Rename(ctx, who, args)
 	fs.unsure(err, args.OldParent, args.NewParent)
-	if args.OldParent != args.NewParent {
-		// The kernel takes an entry along with the time for which it may be kept, which was that of the old directory.
-		fs.notify(kernel.forgetNames)
-	}
 	return err
 }
 

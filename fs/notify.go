@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 )
 
@@ -14,10 +15,10 @@ type kernel interface {
 	forgetAttrs(node uint64) bool
 	// forgetPages makes it drop a file's pages, and attributes. It waits for READs and WRITEs of pages.
 	forgetPages(node uint64)
-	// forgetNames makes it ask for every name again, also those it knows not to exist, and takes no lock at all. Without
-	// forgetsNames it must not be given names to keep.
-	forgetNames()
-	forgetsNames() bool
+	// expireName makes it ask for a name again when that is used next. It waits for the lock of the directory. Without
+	// expiresNames it must not be given names to keep.
+	expireName(at place)
+	expiresNames() bool
 	// beginBacking tells it of a data file that it may read and write by itself, and returns its number for it; endBacking that it is
 	// not named in answers any more.
 	beginBacking(fd int) (int32, error)
@@ -31,22 +32,21 @@ func (fs *FS) notify(f func(kernel)) {
 	}
 }
 
-// Codes of enum fuse_notify_code (linux/fuse.h). go-fuse can send the first but not the second.
+// Codes of enum fuse_notify_code (linux/fuse.h), and a flag of the second. go-fuse can send these, but not without waiting for
+// its own lock.
 const (
 	notifyInvalInode = 2
-	notifyIncEpoch   = 8 // 7.44
+	notifyInvalEntry = 3
+	expireOnly       = 1 // 7.38
 )
 
 // send writes a notification to the FUSE device: a struct fuse_out_header whose unique is 0 and whose error is the
 // code, and what belongs to that.
-func (s *Server) send(code uint32, payload ...uint64) error {
+func (s *Server) send(code uint32, payload ...byte) error {
 	const header = 16
-	msg := make([]byte, header, header+8*len(payload))
-	binary.NativeEndian.PutUint32(msg[0:], uint32(cap(msg)))
+	msg := append(make([]byte, header, header+len(payload)), payload...)
+	binary.NativeEndian.PutUint32(msg[0:], uint32(len(msg)))
 	binary.NativeEndian.PutUint32(msg[4:], code)
-	for _, v := range payload {
-		msg = binary.NativeEndian.AppendUint64(msg, v)
-	}
 	// Not by os.File.Write, which lets one write wait for the other.
 	conn, err := s.device.SyscallConn()
 	if err != nil {
@@ -67,17 +67,31 @@ func (s *Server) send(code uint32, payload ...uint64) error {
 
 func (s *Server) forgetAttrs(node uint64) bool {
 	const noPages = ^uint64(0) // -1
-	return !errors.Is(s.send(notifyInvalInode, node, noPages, 0), unix.ENOENT)
+	return !errors.Is(s.sendInode(node, noPages, 0), unix.ENOENT)
 }
 
 func (s *Server) forgetPages(node uint64) {
-	_ = s.send(notifyInvalInode, node, 0, 0) // a length of 0 is all
+	_ = s.sendInode(node, 0, 0) // a length of 0 is all
 }
 
-func (s *Server) forgetNames() {
-	if s.epochs {
-		_ = s.send(notifyIncEpoch)
+// sendInode sends a struct fuse_notify_inval_inode_out.
+func (s *Server) sendInode(node, off, n uint64) error {
+	var payload []byte
+	for _, v := range []uint64{node, off, n} {
+		payload = binary.NativeEndian.AppendUint64(payload, v)
 	}
+	return s.send(notifyInvalInode, payload...)
 }
 
-func (s *Server) forgetsNames() bool { return s.epochs }
+// expireName sends a struct fuse_notify_inval_entry_out and the name with a NUL byte.
+func (s *Server) expireName(at place) {
+	payload := binary.NativeEndian.AppendUint64(nil, at.parent)
+	payload = binary.NativeEndian.AppendUint32(payload, uint32(len(at.name)))
+	payload = binary.NativeEndian.AppendUint32(payload, expireOnly)
+	payload = append(append(payload, at.name...), 0)
+	_ = s.send(notifyInvalEntry, payload...)
+}
+
+func (s *Server) expiresNames() bool {
+	return s.transport.KernelSettings().Flags64()&fuse.CAP_HAS_EXPIRE_ONLY != 0
+}

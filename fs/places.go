@@ -240,7 +240,7 @@ func (fs *FS) enter(at place, id layout.FileID) (node uint64) {
 
 func (fs *FS) nowSeveral(id layout.FileID) {
 	fs.forgetAttrs(id)
-	fs.notify(kernel.forgetNames)
+	fs.expireNames(fs.ctx, id)
 }
 
 // lookupNode answers LOOKUP of "." and "..", which the kernel asks for file handles alone (FUSE_EXPORT_SUPPORT): the

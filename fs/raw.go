@@ -35,6 +35,7 @@ func (r *raw) Forget(nodeid, nlookup uint64) { r.fs.places.forget(nodeid, nlooku
 func (r *raw) begin(cancel <-chan struct{}, h *fuse.InHeader) *request {
 	req := &request{fs: r.fs, cancel: cancel, flight: flight{op: h.Opcode, pid: h.Pid, id: r.fs.id(h.NodeId), began: time.Now()}}
 	r.fs.flights.start(&req.flight)
+	r.fs.kept.asked(h.Pid)
 	return req
 }
 
@@ -92,10 +93,12 @@ func joinTime(sec uint64, nsec uint32) int64 {
 
 // entry answers with the inode that the name at a place leads to, or that it leads nowhere; a file that is made without a
 // name has no place. The kernel may not keep the attributes: see the package comment.
-func (r *raw) entry(in *fuse.InHeader, out *fuse.EntryOut, at place, answer metaclient.Answer, asked uint64, err error) fuse.Status {
-	keep := answer.KeepName
-	if k := r.fs.kernel.Load(); k == nil || !(*k).forgetsNames() || r.fs.places.several(r.fs.id(at.parent)) {
-		keep = 0
+func (r *raw) entry(ctx *request, in *fuse.InHeader, out *fuse.EntryOut, at place, answer metaclient.Answer, asked uint64, err error) fuse.Status {
+	dir, keep := r.fs.id(at.parent), time.Duration(0)
+	if k := r.fs.kernel.Load(); k != nil && (*k).expiresNames() && !r.fs.places.several(dir) {
+		// For each name that is new to the kernel, and for one that is not there, it holds the lock of the directory.
+		locked := in.Opcode != opLookup || err != nil
+		keep = r.fs.kept.give(dir, at, in.Pid, locked, int64(ctx.began.Sub(start))+1, answer.KeepName)
 	}
 	if err != nil {
 		r.fs.places.vacate(at)

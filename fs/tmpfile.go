@@ -27,7 +27,7 @@ func (r *raw) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Creat
 	if err := r.opened(ctx, &out.OpenOut, i, in.Flags, in.Pid); err != nil {
 		return r.status(err)
 	}
-	return r.entry(&in.InHeader, &out.EntryOut, place{}, made, asked, nil)
+	return r.entry(ctx, &in.InHeader, &out.EntryOut, place{}, made, asked, nil)
 }
 
 // named records that a file got a name: what is written to it is wanted even when nobody has it open, however much the

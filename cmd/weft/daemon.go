@@ -264,9 +264,7 @@ func (d *daemon) start(ctx context.Context, ready func(error)) error {
 		Flags:      d.cfg.options.flags,
 		AllowOther: d.cfg.options.forAll,
 		MaxWrite:   int(d.cfg.options.maxWrite),
-
-		ForgetNames: !d.cfg.options.names,
-		Transport:   d.cfg.options.transport,
+		Transport:  d.cfg.options.transport,
 	})
 	if err != nil {
 		return err

@@ -130,8 +130,9 @@ func (d *doctor) host() {
 	d.say("host", "%s, weft %s, Linux %s, %d processors, user %d, %s", name, version.String(), release, runtime.NumCPU(), os.Getuid(), time.Now().Format(time.RFC3339))
 	if major, minor := kernelVersion(release); major < 6 || major == 6 && minor < 9 {
 		d.say("kernel", "older than 6.9: files on this host are not served by the kernel itself (passthrough)")
-	} else if major == 6 && minor < 16 {
-		d.say("kernel", "older than 6.16: it keeps no names, so each is asked for again")
+		if major < 6 || minor < 2 {
+			d.say("kernel", "older than 6.2: it keeps no names, so each is asked for again")
+		}
 	}
 	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	switch {

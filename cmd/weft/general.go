@@ -54,6 +54,7 @@ var generalOptionTable = []option{
 	ignoredOption("lazytime", "", "no effect: access times are reported lazily"),
 	ignoredOption("nolazytime", "", "no effect"),
 	ignoredOption("norelatime", "", "no effect"),
+	ignoredOption("lookupcache", "all|none", "no effect: the kernel keeps names for as long as they are sure not to change"),
 	ignoredOption("nostrictatime", "", "no effect"),
 	ignoredOption("nomand", "", "no effect"),
 	ignoredOption("noiversion", "", "no effect"),

@@ -40,7 +40,6 @@ type mountOptions struct {
 	mirror   time.Duration
 	cache    string
 	stable   bool // close waits for it
-	names    bool // the kernel may keep names
 	local    string
 	pass     fs.Passthrough
 	exports  []localExport
@@ -90,7 +89,6 @@ func defaultOptions() mountOptions {
 		ahead:    8 << 20,
 		mirror:   time.Second,
 		cache:    cacheNone,
-		names:    true,
 		local:    localRW,
 		pass:     fs.PassReads,
 		kato:     nvmetcp.DefaultKATO,
@@ -173,13 +171,6 @@ var mountOptionTable = []option{
 			return fmt.Errorf("want written or stable")
 		}
 		o.stable = v == "stable"
-		return nil
-	}},
-	{"lookupcache", "all|none", "all: the kernel keeps names (default); none: it asks for each one each time, which is needed if other file systems are mounted on directories of this one", func(o *mountOptions, v string) error {
-		if v != "all" && v != "none" {
-			return fmt.Errorf("want all or none")
-		}
-		o.names = v == "all"
 		return nil
 	}},
 	{"localio", "off|ro|rw", "what goes to data servers on this host without RPC, by descriptors of their files: reads and writes (rw, default), reads (ro), or nothing (off)", func(o *mountOptions, v string) error {

@@ -97,7 +97,7 @@ func TestParseOptions(t *testing.T) {
 		{[]string{"nodiratime,strictatime,diratime,relatime"}, with(func(o *mountOptions) { o.flags = 0 })},
 		{[]string{"ro,nosuid", "rw"}, with(func(o *mountOptions) { o.flags = unix.MS_NOSUID })},
 		{[]string{"ro,defaults"}, defaultOptions()},
-		{[]string{"nconnect=16,rsize=4MiB,wsize=4096,max_write=1MiB,retain=1GiB,readahead=0,mirror-timeout=30s,cache=lease,close=stable,lookupcache=none,localio=ro,passthrough=off,nvme-policy=queue-depth,nvme-keepalive=1500ms,nvme-hostnqn=nqn.2026-01.org.example:a,nvme-discovery=d1+[fe80::1%eth0]+10.0.0.2:8010,nvme-secretfile=/s,log=/a=b,log-format=json,metrics=:9101,pprof,hard,softerr,timeo=50,retrans=1,noresvport,xprtsec=mtls,data_xprtsec=tls,tls_dir=/d,tls_ca=/ca,tls_cert=/c,tls_key=/k,tls_crl=/r"}, mountOptions{
+		{[]string{"nconnect=16,rsize=4MiB,wsize=4096,max_write=1MiB,retain=1GiB,readahead=0,mirror-timeout=30s,cache=lease,close=stable,localio=ro,passthrough=off,nvme-policy=queue-depth,nvme-keepalive=1500ms,nvme-hostnqn=nqn.2026-01.org.example:a,nvme-discovery=d1+[fe80::1%eth0]+10.0.0.2:8010,nvme-secretfile=/s,log=/a=b,log-format=json,metrics=:9101,pprof,hard,softerr,timeo=50,retrans=1,noresvport,xprtsec=mtls,data_xprtsec=tls,tls_dir=/d,tls_ca=/ca,tls_cert=/c,tls_key=/k,tls_crl=/r"}, mountOptions{
 			nconnect: 16, rsize: 4 << 20, wsize: 4 << 10, maxWrite: 1 << 20, retain: 1 << 30, mirror: 30 * time.Second, cache: cacheLease, stable: true, local: localRO, policy: nvmetcp.QueueDepth, kato: 1500 * time.Millisecond, secrets: "/s", hostNQN: "nqn.2026-01.org.example:a", log: "/a=b", logJSON: true, metrics: ":9101", profile: true,
 			discovery: []string{"d1:8009", "[fe80::1%eth0]:8009", "10.0.0.2:8010"},
 			soft:      syscall.ETIMEDOUT, timeo: 5 * time.Second, retrans: 1,
@@ -141,7 +141,6 @@ func TestParseOptions(t *testing.T) {
 		"metrics=9101":      "want HOST:PORT",
 		"log-format=xml":    "want text or json",
 
-		"lookupcache=pos": "want all or none",
 		"passthrough=yes": "want off, ro or rw",
 
 		"nvme-keepalive=6s":        "want a time from 500ms to 5s",
@@ -174,7 +173,7 @@ func TestParseOptions(t *testing.T) {
 
 // TestOptionDefaults holds the help to the defaults.
 func TestOptionDefaults(t *testing.T) {
-	o, err := parseOptions([]string{"defaults,hard,resvport,timeo=600,retrans=2,nconnect=4,rsize=1MiB,wsize=1MiB,retain=256MiB,readahead=8MiB,mirror-timeout=1s,log-format=text,cache=none,close=written,lookupcache=all,localio=rw,passthrough=ro,nvme-policy=adaptive,nvme-keepalive=5s"})
+	o, err := parseOptions([]string{"defaults,hard,resvport,timeo=600,retrans=2,nconnect=4,rsize=1MiB,wsize=1MiB,retain=256MiB,readahead=8MiB,mirror-timeout=1s,log-format=text,cache=none,close=written,lookupcache=none,localio=rw,passthrough=ro,nvme-policy=adaptive,nvme-keepalive=5s"})
 	if err != nil || !reflect.DeepEqual(o, defaultOptions()) {
 		t.Errorf("the defaults of the help are %+v, %v; those in effect %+v", o, err, defaultOptions())
 	}

@@ -1,0 +1,486 @@
+package fs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/layout"
+)
+
+const (
+	// The kernel may keep a name for an eighth of the time for which its directory has not changed, within these bounds.
+	leastKept, mostKept = 250 * time.Millisecond, time.Second
+	// keptSlack is by how much the kernel keeps a name longer, since it counts in jiffies of up to 10 ms.
+	keptSlack = 25 * time.Millisecond
+	// After a recall the kernel keeps no names of the directory for recallPause, or for slowRecallPause if the recall
+	// had to wait for time to pass. No answer to a question that is older than recallPause is kept.
+	recallPause     = time.Second
+	slowRecallPause = 30 * time.Second
+	// A thread that sleeps sleepPatience after its answer, or is not seen to sleep for threadPatience, has made use of it.
+	sleepPatience  = 300 * time.Millisecond
+	threadPatience = time.Second
+	threadPoll     = time.Millisecond
+	threadLook     = 20 * time.Millisecond // how often the state of a thread is looked at
+	// dirMemory is for how long a directory is remembered of which the kernel keeps nothing.
+	dirMemory = 10 * time.Second
+	// maxKept bounds the names that the kernel may keep, and maxAskers the threads that may be about to make use of
+	// answers.
+	maxKept, maxAskers = 1 << 16, 1 << 12
+)
+
+// keptNames knows which names the kernel may keep, and which threads may be about to make use of answers that let it.
+// See the package comment. The zero value is ready.
+type keptNames struct {
+	asking atomic.Int32 // the length of askers
+	mu     sync.Mutex
+	dirs   map[layout.FileID]*keptDir
+	count  int // of names
+	askers map[uint32]asker
+	swept  int64 // when dirs was looked through last, as all times by now()
+}
+
+// keptDir is a directory of which the kernel may keep names, or may not for a while.
+type keptDir struct {
+	names    map[place]*keptName
+	calm     int64 // since when nothing is known to have changed
+	used     int64 // when something was given or renamed last
+	renames  int   // of this mount that are under way
+	renamed  int64 // when the last one ended
+	recalls  int   // that are under way
+	recalled int64 // when the last one ended
+	pause    int64 // until when the kernel gets no names to keep
+}
+
+// keptName is a name that the kernel may keep. After a rename it is at the old place, too, where the kernel may still
+// have it.
+type keptName struct {
+	dirs   []*keptDir
+	askers int   // threads that may be about to make use of an answer
+	until  int64 // how long it is kept, but for these
+}
+
+// asker is a thread that was answered with a name to keep, and has asked for nothing since.
+type asker struct {
+	name     *keptName
+	keep     time.Duration
+	answered int64
+	locked   bool // it holds the lock of the directory until it has made use of the answer
+}
+
+// give returns for how long the kernel may keep the answer to a thread's question about a name, which was asked at a
+// time and is known for keep. locked says that the thread holds the lock of the directory.
+func (k *keptNames) give(
+	dir layout.FileID, at place, thread uint32, locked bool, asked int64, keep time.Duration,
+) time.Duration {
+	if keep <= 0 || thread == 0 {
+		return 0
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	t := now()
+	d := k.dir(dir, t)
+	if t-asked > int64(recallPause) || k.count >= maxKept || len(k.askers) >= maxAskers {
+		return 0
+	}
+	if d.recalls+d.renames > 0 || t < d.pause || asked <= d.recalled || asked <= d.renamed {
+		return 0
+	}
+	d.used = t
+	keep = min(keep, max(leastKept, min(mostKept, time.Duration(t-d.calm)/8)))
+	k.pass(thread, t)
+	n := d.names[at]
+	if n == nil {
+		n = &keptName{}
+		k.put(d, at, n)
+	}
+	n.askers++
+	if k.askers == nil {
+		k.askers = map[uint32]asker{}
+	}
+	k.askers[thread] = asker{name: n, keep: keep, answered: t, locked: locked}
+	k.asking.Store(int32(len(k.askers)))
+	return keep
+}
+
+// dir finds a directory or adds it; k.mu is held.
+func (k *keptNames) dir(id layout.FileID, t int64) *keptDir {
+	if t-k.swept > int64(mostKept) {
+		k.sweep(t)
+	}
+	d := k.dirs[id]
+	if d == nil {
+		d = &keptDir{calm: t, used: t}
+		if k.dirs == nil {
+			k.dirs = map[layout.FileID]*keptDir{}
+		}
+		k.dirs[id] = d
+	}
+	return d
+}
+
+// put has a name at a place in a directory; k.mu is held.
+func (k *keptNames) put(d *keptDir, at place, n *keptName) {
+	if d.names == nil {
+		d.names = map[place]*keptName{}
+	}
+	if d.names[at] == nil {
+		k.count++
+	}
+	if d.names[at] = n; !slices.Contains(n.dirs, d) {
+		n.dirs = append(n.dirs, d)
+	}
+}
+
+// asked is called when a thread makes a request, and so has made use of the answer to its last one.
+func (k *keptNames) asked(thread uint32) {
+	if k.asking.Load() == 0 {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.pass(thread, now())
+}
+
+// pass says that a thread has made use of its answer by t; k.mu is held.
+func (k *keptNames) pass(thread uint32, t int64) {
+	a, ok := k.askers[thread]
+	if !ok {
+		return
+	}
+	delete(k.askers, thread)
+	k.asking.Store(int32(len(k.askers)))
+	a.name.askers--
+	a.name.until = max(a.name.until, t+int64(a.keep+keptSlack))
+}
+
+// sweep forgets what does not matter any more; k.mu is held.
+func (k *keptNames) sweep(t int64) {
+	k.swept = t
+	for thread, a := range k.askers {
+		if t-a.answered > int64(threadPatience) {
+			k.pass(thread, t)
+		}
+	}
+	for id, d := range k.dirs {
+		for at, n := range d.names {
+			if n.askers == 0 && n.until < t {
+				delete(d.names, at)
+				k.count--
+			}
+		}
+		if len(d.names)+d.recalls+d.renames == 0 && t > d.pause && t-d.used > int64(dirMemory) {
+			delete(k.dirs, id)
+		}
+	}
+}
+
+// changing is called before this mount changes names of directories: the change will hold their locks.
+func (k *keptNames) changing(ids ...layout.FileID) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, id := range ids {
+		if d := k.dirs[id]; d != nil {
+			d.calm = now()
+		}
+	}
+}
+
+// ends are the directories of a rename, and the old and the new name as the kernel has them.
+type ends struct {
+	dirs     [2]layout.FileID
+	at       [2]place
+	exchange bool
+}
+
+// beginRename lets the kernel keep no more names of the directories of a rename until endRename.
+func (k *keptNames) beginRename(e *ends) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	t := now()
+	for _, id := range e.dirs {
+		d := k.dir(id, t)
+		d.renames++
+		d.calm = t
+	}
+}
+
+// endRename is called before the kernel hears of a rename.
+func (k *keptNames) endRename(e *ends) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	t := now()
+	for _, id := range e.dirs {
+		d := k.dirs[id]
+		d.renames--
+		d.used, d.renamed = t, t
+	}
+}
+
+// moving returns the names that the kernel may keep and will take along.
+func (k *keptNames) moving(e *ends) (list []*keptName) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for i, id := range e.dirs {
+		if n := k.dirs[id].names[e.at[i]]; n != nil && (i == 0 || e.exchange) {
+			list = append(list, n)
+		}
+	}
+	return list
+}
+
+// move notes that the kernel takes names along, with the time for which it may keep them. It reports false if it must
+// not, because a lease on the new directories may have been recalled since a time.
+func (k *keptNames) move(e *ends, since int64) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	from, to := k.dirs[e.dirs[0]], k.dirs[e.dirs[1]]
+	recalled := func(d *keptDir) bool { return d.recalls > 0 || since <= d.recalled }
+	if recalled(to) || e.exchange && recalled(from) || now()-since > int64(recallPause) {
+		return false
+	}
+	// Until the kernel has heard of the rename each is where it was. So both are at both places.
+	both := &keptName{}
+	for _, n := range []*keptName{from.names[e.at[0]], to.names[e.at[1]]} {
+		if n == nil {
+			continue
+		}
+		both.until = max(both.until, n.until)
+		for thread, a := range k.askers {
+			if a.name == n {
+				a.name = both
+				k.askers[thread] = a
+				both.askers++
+				n.askers--
+			}
+		}
+	}
+	k.put(from, e.at[0], both)
+	k.put(to, e.at[1], both)
+	return true
+}
+
+// beginRecall lets the kernel keep no names of some directories until endRecall.
+func (k *keptNames) beginRecall(ids []layout.FileID) (dirs []*keptDir) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	t := now()
+	for _, id := range ids {
+		d := k.dir(id, t)
+		d.recalls++
+		dirs = append(dirs, d)
+	}
+	return dirs
+}
+
+// endRecall says that the kernel keeps none of the names of the directories any more.
+func (k *keptNames) endRecall(dirs []*keptDir, slow bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	t, pause := now(), recallPause
+	if slow {
+		pause = slowRecallPause
+	}
+	for _, d := range dirs {
+		k.count -= len(d.names)
+		d.names = nil
+		d.recalls--
+		d.calm, d.recalled, d.pause = t, t, max(d.pause, t+int64(pause))
+	}
+}
+
+// inDirs is of the names of some directories.
+func inDirs(dirs []*keptDir) func(*keptName) bool {
+	set := map[*keptDir]bool{}
+	for _, d := range dirs {
+		set[d] = true
+	}
+	return func(n *keptName) bool { return slices.ContainsFunc(n.dirs, func(d *keptDir) bool { return set[d] }) }
+}
+
+// list returns the names of some directories that the kernel may keep.
+func (k *keptNames) list(dirs []*keptDir) (list []place) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, d := range dirs {
+		for at := range d.names {
+			list = append(list, at)
+		}
+	}
+	return list
+}
+
+// until returns how long the kernel keeps one of the names of some directories; no thread is about to make use of an
+// answer.
+func (k *keptNames) until(dirs []*keptDir) (last int64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, d := range dirs {
+		for _, n := range d.names {
+			last = max(last, n.until)
+		}
+	}
+	return last
+}
+
+// answered returns the threads that may be about to make use of answers about some names, those with the lock of the
+// directory only if locked is set, and when they were answered.
+func (k *keptNames) answered(of func(*keptName) bool, locked bool) map[uint32]int64 {
+	threads := map[uint32]int64{}
+	if k.asking.Load() == 0 {
+		return threads
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for thread, a := range k.askers {
+		if of(a.name) && (locked || !a.locked) {
+			threads[thread] = a.answered
+		}
+	}
+	return threads
+}
+
+// threadState is what a thread does.
+type threadState int
+
+const (
+	threadRuns threadState = iota // or waits for a processor, or is not known
+	threadSleeps
+	threadGone
+)
+
+func stateOf(thread uint32) threadState {
+	if errors.Is(unix.Kill(int(thread), 0), unix.ESRCH) {
+		return threadGone
+	}
+	stat, err := os.ReadFile("/proc/" + strconv.FormatUint(uint64(thread), 10) + "/stat")
+	// The name, field 2, is in parentheses and may hold anything (proc(5)).
+	state := bytes.TrimSpace(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if err != nil || len(state) == 0 || state[0] == 'R' {
+		return threadRuns
+	}
+	return threadSleeps
+}
+
+// awaitAskers waits until all threads have made use of answers about some names, but for those that hold the lock of
+// the directory unless locked is set. It ends with done, which may be nil, and with ctx. It reports whether time had to
+// pass.
+func (fs *FS) awaitAskers(
+	ctx context.Context, of func(*keptName) bool, locked bool, done <-chan struct{},
+) (slow bool) {
+	tick := time.NewTicker(threadPoll)
+	defer tick.Stop()
+	for looked := int64(0); ; {
+		threads := fs.kept.answered(of, locked)
+		if len(threads) == 0 {
+			return slow
+		}
+		if t := now(); looked == 0 || t-looked > int64(threadLook) {
+			looked = t
+			for thread, answered := range threads {
+				state, since := fs.thread(thread), time.Duration(t-answered)
+				late := since > threadPatience || state == threadSleeps && since > sleepPatience
+				if state == threadGone || late {
+					slow = slow || late
+					fs.kept.asked(thread)
+				}
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-done:
+			return slow
+		case <-ctx.Done():
+			return slow
+		}
+	}
+}
+
+// expireNames makes the kernel ask for all names of some directories again, and waits until it keeps none of them.
+//
+// Notifications wait for the locks of the directories. A request of ours that holds one may be waiting for what the
+// service gives only when a recall has been answered. Then the names last no longer than they may be kept.
+func (fs *FS) expireNames(ctx context.Context, ids ...layout.FileID) {
+	if len(ids) == 0 {
+		return
+	}
+	dirs := fs.kept.beginRecall(slices.Compact(ids))
+	slow, of := false, inDirs(dirs)
+	defer func() { fs.kept.endRecall(dirs, slow) }()
+	slow = fs.awaitAskers(ctx, of, false, nil)
+	names := fs.kept.list(dirs)
+	if len(names) == 0 {
+		return
+	}
+	done := make(chan struct{})
+	var over atomic.Bool
+	// The goroutine is in the kernel until the locks of the directories are free, or until the mount ends.
+	fs.spawn(func() {
+		fs.forgetting <- struct{}{}
+		defer func() { <-fs.forgetting }()
+		defer close(done)
+		fs.notify(func(k kernel) {
+			for _, at := range names {
+				if over.Load() {
+					return
+				}
+				k.expireName(at)
+			}
+		})
+	})
+	fs.awaitAskers(ctx, of, true, done)
+	timer := time.NewTimer(time.Duration(fs.kept.until(dirs) - now()))
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+		slow = true
+	case <-ctx.Done():
+	}
+	over.Store(true)
+}
+
+// renamed is called after a rename that began at a time, before the kernel hears of it, which takes its entries along
+// with the time for which it may keep them. It waits until that has passed if there may be no lease on their new
+// directories.
+func (fs *FS) renamed(ctx context.Context, who metarpc.Cred, e *ends, began int64) {
+	names := fs.kept.moving(e)
+	if len(names) == 0 {
+		return
+	}
+	leased := true
+	if e.dirs[0] != e.dirs[1] {
+		began = now()
+		for i := range e.dirs {
+			if i == 1 || e.exchange {
+				a, err := fs.meta.Lookup(ctx, who, e.dirs[i], e.at[i].name)
+				leased = leased && err == nil && a.KeepName >= mostKept+keptSlack
+			}
+		}
+	}
+	if leased && fs.kept.move(e, began) {
+		return
+	}
+	fs.awaitAskers(ctx, func(n *keptName) bool { return slices.Contains(names, n) }, true, nil)
+	fs.kept.mu.Lock()
+	var last int64
+	for _, n := range names {
+		last = max(last, n.until)
+	}
+	fs.kept.mu.Unlock()
+	timer := time.NewTimer(time.Duration(last - now()))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
