@@ -1,7 +1,8 @@
 package fs
 
 import (
-	"runtime"
+	"io"
+	"os/exec"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -9,7 +10,6 @@ import (
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
-	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -20,6 +20,17 @@ func (r *rig) calm() {
 	r.kept.mu.Lock()
 	defer r.kept.mu.Unlock()
 	r.kept.dirs, r.kept.count = nil, 0
+}
+
+// keepOn has the kernel keep its names for so long that a recall on a slow machine waits for the notifications.
+func (r *rig) keepOn() {
+	r.kept.mu.Lock()
+	defer r.kept.mu.Unlock()
+	for _, d := range r.kept.dirs {
+		for _, n := range d.names {
+			n.until = now() + int64(time.Hour)
+		}
+	}
 }
 
 // lookup is LOOKUP by a thread, of a name that its kernel may know. It returns for how long it may be kept.
@@ -94,6 +105,7 @@ func TestExpireAfterAnswer(t *testing.T) {
 			t.Fatalf("%s: the name may be kept for %v", c.what, keep)
 		}
 		answered := now()
+		b.keepOn()
 		done := make(chan struct{})
 		go func() { // ends with the recall
 			defer close(done)
@@ -123,6 +135,7 @@ func TestExpireLocked(t *testing.T) {
 	if r.lookup(7, layout.RootID, "none") == 0 {
 		t.Error("a name that is missing may not be kept")
 	}
+	r.keepOn()
 	r.expireNames(t.Context(), layout.RootID)
 	if n := r.kept.asking.Load(); n != 2 {
 		t.Errorf("it has waited until %d threads of 2 are left", n)
@@ -225,6 +238,7 @@ func TestExpireRenamed(t *testing.T) {
 	if b.lookup(testPID, from, "f") == 0 {
 		t.Fatal("the name may not be kept")
 	}
+	b.keepOn()
 	b.rename(from, "f", to, "g", 0)
 	told.take()
 	a.rename(to, "g", to, "h", 0)
@@ -262,6 +276,7 @@ func TestExpireRenamed(t *testing.T) {
 			t.Fatalf("%v may not be kept", at)
 		}
 	}
+	b.keepOn()
 	b.rename(layout.RootID, "x", from, "f", metarpc.RenameExchange)
 	told.take()
 	a.want(a.raw.Unlink(nil, &fuse.InHeader{NodeId: uint64(from), Caller: header(from).Caller}, "f"), 0, "unlink")
@@ -276,35 +291,17 @@ func TestExpireRenamed(t *testing.T) {
 
 // What a thread does is seen as it is.
 func TestStateOf(t *testing.T) {
-	thread := make(chan int)
-	end := make(chan struct{})
-	go func() { // its thread ends with it
-		runtime.LockOSThread()
-		thread <- unix.Gettid()
-		var fds [2]int
-		if err := unix.Pipe(fds[:]); err != nil {
-			panic(err)
+	for script, want := range map[string]threadState{"read x": threadSleeps, "while :; do :; done": threadRuns} {
+		cmd := exec.Command("sh", "-c", script)
+		in := must[io.WriteCloser](t)(cmd.StdinPipe())
+		ok(t, cmd.Start())
+		id := uint32(cmd.Process.Pid)
+		eventually(t, script, func() bool { return stateOf(id) == want })
+		cmd.Process.Kill()
+		cmd.Wait()
+		in.Close()
+		if got := stateOf(id); got != threadGone {
+			t.Errorf("%s: after its end state %d", script, got)
 		}
-		go func() {
-			<-end
-			unix.Close(fds[1])
-		}()
-		unix.Read(fds[0], make([]byte, 1))
-		unix.Close(fds[0])
-	}()
-	id := uint32(<-thread)
-	eventually(t, "it sleeps", func() bool { return stateOf(id) == threadSleeps })
-	close(end)
-	eventually(t, "it is gone", func() bool { return stateOf(id) == threadGone })
-	busy := make(chan uint32)
-	var stop atomic.Bool
-	go func() {
-		runtime.LockOSThread()
-		busy <- uint32(unix.Gettid())
-		for !stop.Load() {
-		}
-	}()
-	id = <-busy
-	eventually(t, "it runs", func() bool { return stateOf(id) == threadRuns })
-	stop.Store(true)
+	}
 }

@@ -121,6 +121,7 @@ func TestRecallTells(t *testing.T) {
 		}
 		b.stat(layout.RootID)
 		b.stat(id)
+		b.keepOn()
 		told = nil
 		c.change()
 		if got := strings.Join(slices.Compact(told), ", "); got != c.want {

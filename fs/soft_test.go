@@ -115,6 +115,7 @@ func TestSoftNames(t *testing.T) {
 			k := r.listen()
 			k.attrs, k.name = func(node uint64) { attrs = append(attrs, node) }, func(place) { names++ }
 			r.lookup(testPID, layout.RootID, "none")
+			r.keepOn()
 			r.m.setHook(func(_ context.Context, call string) error {
 				if call == c.call {
 					return errSilent
