@@ -323,7 +323,8 @@ func TestGaneshaReplyCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	// mkdir makes a directory and returns the status, which is EXIST if a call that has made it is carried out again.
-	// Without an address somebody else has got the port that it should come from.
+	// Without an address it could not be repeated: somebody else has got the port that it should come from, or Ganesha
+	// still has the first call in hand, whose reply it sends before it puts it into the cache, and drops the second.
 	mkdir := func(local net.Addr, name string, xid uint32) (net.Addr, wire.Status) {
 		t.Helper()
 		d := net.Dialer{LocalAddr: local, Timeout: time.Minute, Control: func(_, _ string, raw syscall.RawConn) error {
@@ -338,7 +339,11 @@ func TestGaneshaReplyCache(t *testing.T) {
 		}
 		defer nc.Close()
 		nc.(*net.TCPConn).SetLinger(0)
-		nc.SetDeadline(time.Now().Add(time.Minute))
+		limit := time.Minute
+		if local != nil {
+			limit = 3 * time.Second
+		}
+		nc.SetDeadline(time.Now().Add(limit))
 		call := oncrpc.Call{XID: xid, Prog: oncrpc.ProgNFS, Vers: wire.Version, Proc: uint32(wire.ProcMkdir), Cred: cred}
 		b := call.Append(make([]byte, oncrpc.RecordMarkSize))
 		b = (&wire.MkdirArgs{Where: wire.DirOpArgs{Dir: rootFH, Name: name}}).Append(b)
@@ -347,7 +352,11 @@ func TestGaneshaReplyCache(t *testing.T) {
 			t.Fatal(err)
 		}
 		var mark [oncrpc.RecordMarkSize]byte
-		if _, err := io.ReadFull(nc, mark[:]); err != nil {
+		_, err = io.ReadFull(nc, mark[:])
+		if local != nil && errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil, wire.OK
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 		n, _ := oncrpc.ParseRecordMark(mark[:])
@@ -381,5 +390,5 @@ func TestGaneshaReplyCache(t *testing.T) {
 		}
 		return
 	}
-	t.Error("no port could be had again")
+	t.Error("no call could be repeated from its port")
 }
