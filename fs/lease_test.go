@@ -28,6 +28,7 @@ type fakeKernel struct {
 	attrs, pages func(node uint64)
 	name         func(at place)
 	unknown      atomic.Bool // it knows no inode
+	absent       atomic.Bool // it does not expire that there is no such name
 
 	mu       sync.Mutex
 	last     int32
@@ -37,7 +38,7 @@ type fakeKernel struct {
 func (k *fakeKernel) forgetAttrs(node uint64) bool { k.attrs(node); return !k.unknown.Load() }
 func (k *fakeKernel) forgetPages(node uint64)      { k.pages(node) }
 func (k *fakeKernel) expireName(at place)          { k.name(at) }
-func (k *fakeKernel) expiresNames() bool           { return true }
+func (k *fakeKernel) expiresNames(there bool) bool { return there || !k.absent.Load() }
 
 // beginBacking says no unless backings has been made.
 func (k *fakeKernel) beginBacking(int) (int32, error) {
@@ -131,11 +132,21 @@ func TestRecallTells(t *testing.T) {
 	b.release(fb)
 }
 
+func TestExpiresAbsent(t *testing.T) {
+	for release, want := range map[string]bool{
+		"6.2.0": true, "6.18.44-fc-v657": true, "6.19.0": false, "6.19.14-1-default": false, "7.0.0-rc1": false, "7.0.3": false, "7.1.0": true,
+	} {
+		if got := expiresAbsent(release); got != want {
+			t.Errorf("%s: %v, want %v", release, got, want)
+		}
+	}
+}
+
 // What may be kept is said only in answers that the kernel guards.
 func TestValidity(t *testing.T) {
 	s := newService(1, 1<<20)
 	r := newRig(t, s)
-	r.listen()
+	k := r.listen()
 	id, fh := r.create("f")
 	h := header(layout.RootID)
 	var entry fuse.EntryOut
@@ -146,6 +157,12 @@ func TestValidity(t *testing.T) {
 	r.want(r.raw.Lookup(nil, &h, "none", &entry), 0, "lookup of nothing")
 	if entry.NodeId != 0 || entry.EntryTimeout() != leastKept {
 		t.Errorf("lookup of nothing: node %d for %v", entry.NodeId, entry.EntryTimeout())
+	}
+	k.absent.Store(true)
+	r.want(r.raw.Lookup(nil, &h, "none", &entry), syscall.ENOENT, "lookup of nothing that the kernel would not expire")
+	r.want(r.raw.Lookup(nil, &h, "f", &entry), 0, "lookup")
+	if entry.EntryTimeout() != leastKept {
+		t.Errorf("lookup: name for %v", entry.EntryTimeout())
 	}
 	var attr fuse.AttrOut
 	r.want(r.raw.SetAttr(nil, &fuse.SetAttrIn{SetAttrInCommon: fuse.SetAttrInCommon{InHeader: header(id), Valid: fuse.FATTR_MODE, Mode: 0600}}, &attr), 0, "chmod")

@@ -86,6 +86,7 @@ type Server struct {
 	mountpoint string
 	minor      uint32
 	maxWrite   int
+	absent     bool          // the kernel expires that there is no such name
 	device     *os.File      // the FUSE device, by a descriptor of our own
 	gone       chan struct{} // closed when no request is being served any more
 }
@@ -127,7 +128,11 @@ func (fs *FS) Mount(cfg MountConfig) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{fs: fs, kind: cfg.Transport, mountpoint: mountpoint, maxWrite: maxWrite, gone: make(chan struct{})}
+	release := kernelRelease()
+	s := &Server{
+		fs: fs, kind: cfg.Transport, mountpoint: mountpoint, maxWrite: maxWrite,
+		absent: expiresAbsent(release), gone: make(chan struct{}),
+	}
 	if own, dupErr := unix.FcntlInt(uintptr(device), unix.F_DUPFD_CLOEXEC, 3); dupErr != nil {
 		err = dupErr
 		unix.Close(device)
@@ -150,6 +155,9 @@ func (fs *FS) Mount(cfg MountConfig) (*Server, error) {
 		if offered&c.flag == 0 {
 			log.Warn("this kernel lacks something: "+c.lack, "capability", c.name)
 		}
+	}
+	if !s.absent {
+		log.Warn("this kernel lacks something: names that are not there are asked for at each use; Linux 7.1 has it", "release", release)
 	}
 	entry, err := findMount(mountpoint)
 	if err != nil {

@@ -3,6 +3,7 @@ package fs
 import (
 	"encoding/binary"
 	"errors"
+	"strings"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -15,10 +16,11 @@ type kernel interface {
 	forgetAttrs(node uint64) bool
 	// forgetPages makes it drop a file's pages, and attributes. It waits for READs and WRITEs of pages.
 	forgetPages(node uint64)
-	// expireName makes it ask for a name again when that is used next. It waits for the lock of the directory. Without
-	// expiresNames it must not be given names to keep.
+	// expireName makes it ask for a name again when that is used next. It waits for the lock of the directory.
 	expireName(at place)
-	expiresNames() bool
+	// expiresNames says whether it can do so with a name that is there, or with one that is not. Otherwise it must not
+	// be given such names to keep.
+	expiresNames(there bool) bool
 	// beginBacking tells it of a data file that it may read and write by itself, and returns its number for it; endBacking that it is
 	// not named in answers any more.
 	beginBacking(fd int) (int32, error)
@@ -92,6 +94,19 @@ func (s *Server) expireName(at place) {
 	_ = s.send(notifyInvalEntry, payload...)
 }
 
-func (s *Server) expiresNames() bool {
-	return s.transport.KernelSettings().Flags64()&fuse.CAP_HAS_EXPIRE_ONLY != 0
+func (s *Server) expiresNames(there bool) bool {
+	return s.transport.KernelSettings().Flags64()&fuse.CAP_HAS_EXPIRE_ONLY != 0 && (there || s.absent)
+}
+
+// kernelRelease is what uname -r prints.
+func kernelRelease() string {
+	var uts unix.Utsname
+	unix.Uname(&uts) // which has no errors but for a bad address
+	return unix.ByteSliceToString(uts.Release[:])
+}
+
+// expiresAbsent says whether a release of Linux expires that there is no such name. Linux 6.19 and 7.0 answer ENOENT and
+// go on keeping that, since their fuse_reverse_inval_entry wants a name that could be removed (start_removing_dentry).
+func expiresAbsent(release string) bool {
+	return !strings.HasPrefix(release, "6.19") && !strings.HasPrefix(release, "7.0")
 }

@@ -95,7 +95,7 @@ func joinTime(sec uint64, nsec uint32) int64 {
 // name has no place. The kernel may not keep the attributes: see the package comment.
 func (r *raw) entry(ctx *request, in *fuse.InHeader, out *fuse.EntryOut, at place, answer metaclient.Answer, asked uint64, err error) fuse.Status {
 	dir, keep := r.fs.id(at.parent), time.Duration(0)
-	if k := r.fs.kernel.Load(); k != nil && (*k).expiresNames() && !r.fs.places.several(dir) {
+	if k := r.fs.kernel.Load(); k != nil && (*k).expiresNames(err == nil) && !r.fs.places.several(dir) {
 		// For each name that is new to the kernel, and for one that is not there, it holds the lock of the directory.
 		locked := in.Opcode != opLookup || err != nil
 		keep = r.fs.kept.give(dir, at, in.Pid, locked, int64(ctx.began.Sub(start))+1, answer.KeepName)

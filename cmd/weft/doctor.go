@@ -133,6 +133,8 @@ func (d *doctor) host() {
 		if major < 6 || minor < 2 {
 			d.say("kernel", "older than 6.2: it keeps no names, so each is asked for again")
 		}
+	} else if major == 6 && minor == 19 || major == 7 && minor == 0 {
+		d.say("kernel", "6.19 and 7.0 cannot be told that a name has come to be, so one that is not there is asked for again")
 	}
 	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	switch {
