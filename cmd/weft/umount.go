@@ -1,12 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -98,6 +100,7 @@ func umount(ctx context.Context, path string, how umountConfig) error {
 // waitServer is waitGone after an unmount here. A mount namespace that was made meanwhile, for a container or a service, has
 // a copy of the mount, which is served on: that is said, and not waited for, as umount(8) does not.
 func waitServer(ctx context.Context, m mountEntry, server int) error {
+	var hidden []string
 	for range 60 {
 		soon, cancel := context.WithTimeout(ctx, time.Second)
 		err := waitGone(soon, server)
@@ -105,37 +108,57 @@ func waitServer(ctx context.Context, m mountEntry, server int) error {
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
-		if others := elsewhere(m); len(others) > 0 {
+		var others []string
+		if others, hidden = elsewhere(m); len(others) > 0 {
 			fmt.Fprintf(os.Stderr, "weft: unmounted here, but served on for other mount namespaces, which have a copy: %s\n", strings.Join(others, ", "))
 			return nil
 		}
 	}
+	if len(hidden) > 0 {
+		return fmt.Errorf("unmounted, but the serving process %d has not ended: another mount namespace may have a copy, "+
+			"of which programs in a chroot are all that can be seen: %s", server, strings.Join(hidden, ", "))
+	}
 	return fmt.Errorf("unmounted, but the serving process %d has not ended", server)
 }
 
-// elsewhere names a process of each other mount namespace that has the mount, as far as /proc shows them.
-func elsewhere(m mountEntry) (found []string) {
+// rootEntry is what is mounted on the root, in /proc/PID/mountinfo.
+var rootEntry = regexp.MustCompile(`(?m)^\S+ \S+ \S+ \S+ / `)
+
+// elsewhere names a process of each other mount namespace that has the mount, as far as /proc shows them, and one of each
+// namespace of which that is not to be seen, as all of its processes are in a chroot: they see what is mounted there.
+func elsewhere(m mountEntry) (found, hidden []string) {
 	own, _ := os.Readlink("/proc/self/ns/mnt")
 	seen := map[string]bool{own: true}
+	inside := map[string]string{} // process in a chroot, by namespace
 	procs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, p := range procs {
 		ns, err := os.Readlink(p + "/ns/mnt")
 		if err != nil || seen[ns] {
 			continue
 		}
-		f, err := os.Open(p + "/mountinfo")
+		text, err := os.ReadFile(p + "/mountinfo")
 		if err != nil {
-			continue
+			continue // it ended meanwhile: another process of the namespace may tell
 		}
-		list, err := parseMounts(f)
-		f.Close()
-		seen[ns] = err == nil // or it ended meanwhile: another process of the namespace may tell
-		if slices.ContainsFunc(list, func(o mountEntry) bool { return o.Dev == m.Dev }) {
-			comm, _ := os.ReadFile(p + "/comm")
-			found = append(found, fmt.Sprintf("that of %s (pid %s)", filename.Escape(strings.TrimSpace(string(comm))), filepath.Base(p)))
+		list, _ := parseMounts(bytes.NewReader(text))
+		comm, _ := os.ReadFile(p + "/comm")
+		name := fmt.Sprintf("%s (pid %s)", filename.Escape(strings.TrimSpace(string(comm))), filepath.Base(p))
+		has := slices.ContainsFunc(list, func(o mountEntry) bool { return o.Dev == m.Dev })
+		whole := rootEntry.Match(text)
+		switch seen[ns] = has || whole; {
+		case has:
+			found = append(found, "that of "+name)
+		case !whole:
+			inside[ns] = name
 		}
 	}
-	return found
+	for ns, name := range inside {
+		if !seen[ns] {
+			hidden = append(hidden, name)
+		}
+	}
+	slices.Sort(hidden)
+	return found, hidden
 }
 
 // unmount takes the mount away; who may not do it alone asks fusermount3.

@@ -2,6 +2,9 @@ package main
 
 import (
 	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -61,5 +64,43 @@ func TestForceUmountOfAnother(t *testing.T) {
 	}
 	if _, err := mountAt(m.Mountpoint); err == nil {
 		t.Error("it is still there")
+	}
+}
+
+// TestElsewhere: a copy in another mount namespace is found though one of its processes is in a chroot, and of a
+// namespace with no other processes it is known that nothing is known.
+func TestElsewhere(t *testing.T) {
+	m, _ := hungMount(t)
+	// start runs a script in a mount namespace of its own. It returns its process, and the one in a chroot that it says.
+	start := func(script string) (outer, inner string) {
+		t.Helper()
+		cmd := exec.Command("unshare", "--mount", "sh", "-c", script)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+			cmd.Wait()
+		})
+		if _, err := fmt.Fscan(out, &inner); err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(cmd.Process.Pid), inner
+	}
+	has := func(list []string, pid string) bool {
+		return strings.Contains(strings.Join(list, " "), "(pid "+pid+")")
+	}
+	_, inner := start(`exec chroot /usr /bin/sh -c 'echo $$; exec sleep 1000'`)
+	if found, hidden := elsewhere(m); has(found, inner) || !has(hidden, inner) {
+		t.Errorf("only process %s, in a chroot: found %q, hidden %q", inner, found, hidden)
+	}
+	outer, inner := start(`chroot /usr /bin/sh -c 'echo $$; exec sleep 1000' & exec sleep 1000`)
+	if found, hidden := elsewhere(m); !has(found, outer) || has(hidden, inner) {
+		t.Errorf("process %s, in a chroot, and %s: found %q, hidden %q", inner, outer, found, hidden)
 	}
 }
