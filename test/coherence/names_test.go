@@ -77,33 +77,8 @@ func entriesStay(t *testing.T, two bool) {
 	open.Close()
 	t.Cleanup(func() { run.Process.Kill(); run.Wait() })
 
+	stop := harness.ChangeNames(t, *seed, changing, "", "low", "low/d", "middle", "upper/d", "nest", "prog", "prog/work")
 	end := time.Now().Add(duration)
-	var changes atomic.Int64
-	var wg sync.WaitGroup
-	for k, m := range changing {
-		for w := range 2 {
-			wg.Go(func() { // ends at end, or with an error
-				rng := rand.New(rand.NewPCG(*seed, uint64(2*k+w)))
-				dirs := []string{"", "low", "low/d", "middle", "upper/d", "nest", "prog", "prog/work"}
-				path := func(n int) string {
-					return filepath.Join(m.Dir, dirs[rng.IntN(len(dirs))], fmt.Sprintf("new-%d-%d-%d", k, w, n))
-				}
-				for n := 0; time.Now().Before(end); n++ {
-					one, other, third := path(3*n), path(3*n+1), path(3*n+2)
-					err := errors.Join(os.WriteFile(one, nil, 0o644), os.Rename(one, other), os.Mkdir(one, 0o755),
-						os.Rename(one, third), os.Remove(other), os.Remove(third))
-					if err != nil {
-						t.Errorf("mount %d: %v", k, err)
-						return
-					}
-					changes.Add(6)
-					if n%4 == 0 { // for longer than the kernel keeps no names after a change
-						time.Sleep(time.Duration(rng.IntN(2500)) * time.Millisecond)
-					}
-				}
-			})
-		}
-	}
 	pid := run.Process.Pid
 	want := func(what, got string, err error, want string) {
 		t.Helper()
@@ -112,7 +87,9 @@ func entriesStay(t *testing.T, two bool) {
 		}
 	}
 	for last := false; !last; {
-		last = time.Now().After(end)
+		if last = time.Now().After(end); last {
+			t.Logf("%d changes", stop())
+		}
 		for name, contents := range map[string]string{
 			overlay + "/d/f": "low/d/f", overlay + "/d/g": "middle/d/g", overlay + "/d/h": "upper/d/h",
 			on("nest/sub/inside"): "inside", on("bind/d/f"): "low/d/f", on(fmt.Sprintf("proc/%d/comm", pid)): "sleep\n",
@@ -126,8 +103,6 @@ func entriesStay(t *testing.T, two bool) {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	wg.Wait()
-	t.Logf("%d changes", changes.Load())
 	if err := unix.Unmount(on("nest/sub"), 0); err != nil {
 		t.Errorf("what was mounted inside: %v", err)
 	}
