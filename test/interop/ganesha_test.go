@@ -32,10 +32,12 @@ import (
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 )
 
-// export is a directory that Ganesha exports with these settings.
+// export is a directory that Ganesha exports with these settings, of which vfs is one.
 type export struct {
 	dir, settings string
 }
+
+const vfs = "FSAL { Name = VFS; }"
 
 // ganesha is a running NFS-Ganesha.
 type ganesha struct {
@@ -132,7 +134,7 @@ LOG { Default_Log_Level = EVENT; }
 		fmt.Fprintf(&conf, `
 EXPORT { Export_Id = %d; Path = %s; Pseudo = /e%d; Protocols = 3; Transports = TCP; SecType = sys;
 	MaxRead = 4194304; MaxWrite = 4194304; PrefRead = 1048576; PrefWrite = 1048576;
-	%s FSAL { Name = VFS; } }
+	%s }
 `, i+1, e.dir, i+1, e.settings)
 	}
 	if err := os.WriteFile(g.conf, []byte(conf.String()), 0o644); err != nil {
@@ -165,7 +167,10 @@ func subdir(t testing.TB, base, name string) string {
 	return dir
 }
 
-const open = "Access_Type = RW; Squash = No_Root_Squash; PrivilegedPort = false;"
+const (
+	access = "Access_Type = RW; Squash = No_Root_Squash; PrivilegedPort = false; "
+	open   = access + vfs
+)
 
 // TestGaneshaContract holds targets to their contract against NFS-Ganesha, plain and behind a wrapper that delays and
 // reorders.
@@ -223,11 +228,11 @@ func TestGaneshaDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := startGanesha(t,
-		export{dirs["one"], "Access_Type = RW; Squash = No_Root_Squash; PrivilegedPort = true;"}, // as "secure"
+		export{dirs["one"], "Access_Type = RW; Squash = No_Root_Squash; PrivilegedPort = true;" + vfs}, // as "secure"
 		export{dirs["two"], open},
-		export{dirs["squashed"], "Access_Type = RW; Squash = Root_Squash; PrivilegedPort = false;"},
-		export{dirs["readonly"], "Access_Type = RO; Squash = No_Root_Squash; PrivilegedPort = false;"},
-		export{dirs["everybody"], "Access_Type = RW; Squash = Root_Squash; PrivilegedPort = false;"},
+		export{dirs["squashed"], "Access_Type = RW; Squash = Root_Squash; PrivilegedPort = false;" + vfs},
+		export{dirs["readonly"], "Access_Type = RO; Squash = No_Root_Squash; PrivilegedPort = false;" + vfs},
+		export{dirs["everybody"], "Access_Type = RW; Squash = Root_Squash; PrivilegedPort = false;" + vfs},
 	)
 	addr := harness.FreeAddr(t)
 	harness.Spawn(t, "weftd", "meta", "--dir", harness.Dir(t), "--listen", addr)

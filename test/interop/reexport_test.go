@@ -38,8 +38,9 @@ func TestGaneshaReexport(t *testing.T) {
 	aloneWithGanesha(t)
 	v := harness.NewVolume(t, harness.Options{})
 	other, m := v.Mount(), v.Mount()
-	device := deviceOf(t, m.Dir)
-	g := newGanesha(t, export{m.Dir, open})
+	// By default handles contain the number of the device, which is another one after each restart. Of that Major64 takes
+	// the part that is 0 for all FUSE file systems.
+	g := newGanesha(t, export{m.Dir, access + "Filesystem_Id = 1.1; FSAL { Name = VFS; fsid_type = Major64; }"})
 	tg, err := nfs3.New(nfs3.Config{
 		Name: "ganesha", Addrs: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:" + g.nfs)}, Log: slog.New(slog.DiscardHandler),
 	})
@@ -113,18 +114,25 @@ func TestGaneshaReexport(t *testing.T) {
 			}
 		}
 	}
+	fsid := func() uint64 {
+		t.Helper()
+		attr, err := tg.GetAttr(t.Context(), cred, root)
+		check(err)
+		return attr.FSID
+	}
+	before := fsid()
 	restart := func() {
 		t.Helper()
 		g.kill()
-		m.Unmount()
-		awaitDevice(t, device)
-		m = v.MountAgain(m)
-		for deviceOf(t, m.Dir) != device { // or another mount was faster
+		for old := deviceOf(t, m.Dir); deviceOf(t, m.Dir) == old; {
 			m.Unmount()
-			awaitDevice(t, device)
+			occupyDevices(t, old)
 			m = v.MountAgain(m)
 		}
 		g.start()
+		if after := fsid(); after != before {
+			t.Fatalf("the file system has number %d, had %d", after, before)
+		}
 	}
 	end := time.Now().Add(10 * time.Minute)
 	var all []reexported
@@ -151,36 +159,27 @@ func TestGaneshaReexport(t *testing.T) {
 }
 
 // deviceOf is the number of the device that a file system has for stat(2).
-func deviceOf(t *testing.T, path string) uint32 {
+func deviceOf(t *testing.T, path string) uint64 {
 	t.Helper()
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
 		t.Fatal(err)
 	}
-	return unix.Minor(st.Dev)
+	return st.Dev
 }
 
-// awaitDevice waits until the next mount gets a number, which NFS-Ganesha has in its handles, as FUSE has no f_fsid. A mount
-// gets the lowest one that is free, so those below are occupied until the end of the test.
-func awaitDevice(t *testing.T, number uint32) {
+// occupyDevices keeps file systems from getting the number of a device, or a lower one, until the end of the test. A
+// mount gets the lowest that is free.
+func occupyDevices(t *testing.T, highest uint64) {
 	t.Helper()
-	dir := harness.Dir(t)
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
+	for {
+		dir := harness.Dir(t)
 		if err := unix.Mount("none", dir, "tmpfs", 0, "size=4k"); err != nil {
 			t.Fatal(err)
 		}
-		got := deviceOf(t, dir)
-		if got < number {
-			at := dir
-			t.Cleanup(func() { unix.Unmount(at, 0) })
-			dir = harness.Dir(t)
-			continue
-		}
-		unix.Unmount(dir, 0)
-		if got == number {
+		t.Cleanup(func() { unix.Unmount(dir, 0) })
+		if deviceOf(t, dir) >= highest {
 			return
 		}
-		time.Sleep(20 * time.Millisecond)
 	}
-	t.Skip("missing: the device number that the mount had before; another mount has it now")
 }
