@@ -7,7 +7,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -122,14 +121,7 @@ func TestDirectoryOffsets(t *testing.T) {
 	}
 
 	t.Run("32 bits", func(t *testing.T) {
-		program := filepath.Join(harness.Dir(t), "readdir32")
-		source := program + ".c"
-		if err := os.WriteFile(source, []byte(readdir32), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		if out, err := exec.Command("gcc", "-m32", "-o", program, source).CombinedOutput(); err != nil {
-			t.Skipf("missing: a C library for 32 bits (libc6-dev-i386 and gcc-multilib): %s", out)
-		}
+		program := compile32(t, readdir32)
 		if out := harness.Run(t, "", program, dir); out != fmt.Sprintf("%d entries\n", n+2) {
 			t.Errorf("a program of 32 bits sees %s", out)
 		}
