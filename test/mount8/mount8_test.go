@@ -280,7 +280,21 @@ echo text >/tmp/mnt/file || fail "cannot write"
 [[ -S $(echo "$1"/mount-*.sock) && -s $1/log/tmp-mnt.log ]] || fail "no socket and log in $1: $(ls -R "$1")"
 weft status /tmp/mnt | grep -q "served by" || fail "status"
 weft layout /tmp/mnt/file | grep -q device || fail "layout"
-rm /tmp/mnt/file
+# What rootless containers do with their images.
+mkdir /tmp/mnt/image /tmp/mnt/from /tmp/mnt/to /tmp/over
+echo image >/tmp/mnt/image/file
+mount -t tmpfs none /tmp/over && mkdir /tmp/over/{upper,work,root} || fail "tmpfs"
+mount -t overlay -o userxattr,lowerdir=/tmp/mnt/image,upperdir=/tmp/over/upper,workdir=/tmp/over/work none /tmp/over/root || fail "overlay"
+mkdir /tmp/over/root/nest && mount --bind /tmp/mnt/image /tmp/over/root/nest || fail "bind"
+for round in {1..10}; do
+	touch /tmp/mnt/from/new && mv /tmp/mnt/from/new /tmp/mnt/to && rm /tmp/mnt/to/new || fail "changes of names"
+	[[ $(cat /tmp/over/root/file /tmp/over/root/nest/file) == image$'\n'image ]] || fail "overlay in round $round"
+done
+echo more >>/tmp/over/root/file
+[[ $(cat /tmp/over/root/file /tmp/mnt/image/file) == image$'\n'more$'\n'image ]] || fail "write to the overlay"
+umount /tmp/over/root/nest /tmp/over/root /tmp/over || fail "umount of the overlay"
+rm -r /tmp/mnt/*
+rmdir /tmp/over
 weft umount /tmp/mnt || fail "umount"
 END
 want 0 env XDG_RUNTIME_DIR=/tmp/runtime %[2]s bash /tmp/inside /tmp/runtime/weft

@@ -90,7 +90,8 @@ trap finish EXIT
 `
 
 // bootScript comes after that prelude. In it the host is $host while it is off, and on COMMAND runs something there. The host's fstab has weft
-// mounts: it boots while no service runs, then beside services, which are units themselves, and goes off with a data server that is gone.
+// mounts: it boots while no service runs, then beside services, which are units themselves, has a unit with PrivateMounts=, and goes off with a data
+// server that is gone.
 const bootScript = `
 echo 'OPTIONS=--dir /srv/weft --listen 127.0.0.1:2049' >"$host/etc/weft/data.conf"
 echo 'OPTIONS=--dir /var/lib/weft --listen 127.0.0.1:7049 --data-server 127.0.0.1:2049:/' >"$host/etc/weft/meta.conf"
@@ -140,6 +141,36 @@ on systemctl reload mnt-plain.mount || fail "remount"
 sed -i '/plain/s/ro,/noatime,/' "$host/etc/fstab"
 on systemctl daemon-reload
 on systemctl reload mnt-plain.mount || fail "remount"
+
+# A unit with mounts of its own inside of weft keeps them, and its paths, while names change there through two mounts.
+cat >"$host/etc/systemd/system/private.service" <<'END'
+[Unit]
+RequiresMountsFor=/mnt/plain
+[Service]
+PrivateMounts=yes
+BindPaths=/mnt/plain/unit/data:/mnt/plain/unit/bound
+WorkingDirectory=/mnt/plain/unit/work
+ExecStart=/bin/sh -c 'mount -t tmpfs tmpfs ../nest && echo inside >../nest/file && exec /mnt/plain/unit/sleep inf'
+END
+on mkdir -p /mnt/plain/unit/{data,bound,work,nest}
+on sh -c 'cp /bin/sleep /mnt/plain/unit && echo bound >/mnt/plain/unit/data/file' || fail "write"
+on systemctl daemon-reload
+on systemctl start private || fail "the unit does not start: $(on systemctl status private)"
+pid=$(on systemctl show -P MainPID private)
+inside() { on nsenter -t "$pid" -m "$@"; }
+within 10 inside test -e /mnt/plain/unit/nest/file
+on test -e /mnt/plain/unit/nest/file && fail "what the unit has mounted is seen outside"
+for round in {1..10}; do
+	for mount in plain retry; do
+		on sh -ec 'cd /mnt/$0/unit; echo >new; mv new nest/new; mv nest/new bound/new; rm bound/new; mkdir new; mv new work/new; mv work/new data/new; rmdir data/new' $mount ||
+			fail "changes of names through $mount"
+	done
+	inside sh -ec 'cd /mnt/plain/unit; [ "$(cat nest/file bound/file)" = "inside
+bound" ]; [ "$(readlink /proc/$0/exe) $(readlink /proc/$0/cwd)" = "$PWD/sleep $PWD/work" ]; [ "$(ls /proc/$0/cwd/..)" = "$(ls)" ]' "$pid" ||
+		{ fail "round $round: in the unit: $(inside grep /mnt/plain /proc/self/mountinfo; inside ls -l /proc/$pid)"; break; }
+	sleep 0.1
+done
+[[ $(on systemctl is-active private) == active ]] || fail "the unit has ended: $(on systemctl status private)"
 
 # Nothing that was written is lost when the host goes off, though nobody has called sync(2).
 head -c 30000000 /dev/urandom >"$BASE/ns/srv/source"
