@@ -345,6 +345,9 @@ func statusOf(ctx context.Context, list []*Client) (*metarpc.StatusResult, error
 		sum.Stale += r.Stale
 		sum.Copied += r.Copied
 		sum.HeldUp = append(sum.HeldUp, r.HeldUp...)
+		if r.Catalog.Full || r.Catalog.Low && !sum.Catalog.Full || sum.Catalog == (metarpc.CatalogRoom{}) {
+			sum.Catalog = r.Catalog // all services have the same one
+		}
 		for _, w := range r.Waiting {
 			n := slices.IndexFunc(sum.Waiting, func(o metarpc.WaitingFiles) bool { return o.Device == w.Device })
 			if n < 0 {

@@ -661,6 +661,7 @@ func (d *daemon) askService(ctx context.Context, st *mountStatus) {
 		st.Service.Grace = service.Grace
 		st.Service.Garbage = service.Garbage
 		st.Service.Stale, st.Service.Copied = service.Stale, service.Copied
+		st.Service.Catalog = catalogOf(service.Catalog)
 		for _, held := range service.HeldUp {
 			st.Service.HeldUp = append(st.Service.HeldUp, heldUp{uint64(held.ID), held.What, time.Unix(0, held.Since), held.Hosts})
 		}

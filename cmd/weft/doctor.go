@@ -284,6 +284,9 @@ func (d *doctor) service(st *mountStatus) {
 	if !st.Service.Connected || st.Service.Problem != "" {
 		d.find("metadata", "%s: %s. Is the service running there, and does a firewall let its port through?", st.Service.Address, cmp.Or(st.Service.Problem, "not connected"))
 	}
+	if trouble := st.Service.Catalog.trouble(); trouble != "" {
+		d.find("catalog", "%s. Make room on the disk of the metadata service, or remove files", trouble)
+	}
 	addresses := []string{st.Service.Address}
 	for _, s := range st.Service.Services {
 		addresses = append(addresses, s.Address)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/rpctls"
+	"github.com/weftfs/weft/internal/wire/metarpc"
 )
 
 // mountStatus is what a serving process says of itself, and the form of `weft status --json`.
@@ -71,6 +72,8 @@ type serviceStatus struct {
 	Stale     int64  `json:"stale_files"`          // with copies of mirrored data that are still to be made anew
 	NoServer  int64  `json:"files_without_server"` // those of them that wait for one more data server
 	Copied    int64  `json:"copied_bytes"`         // for that, since the service was started
+	// Catalog is how much room the catalog has.
+	Catalog catalogStatus `json:"catalog"`
 	// HeldUp is what waits for files that are open in passthrough.
 	HeldUp []heldUp `json:"held_up,omitempty"`
 
@@ -86,6 +89,41 @@ type serviceStatus struct {
 
 	Calls  map[string]uint64 `json:"calls"`  // that the mount has sent, for each kind
 	Leases int               `json:"leases"` // inodes of which attributes or names need not be asked for
+}
+
+// catalogStatus is how much room a catalog has on its disk.
+type catalogStatus struct {
+	State   string `json:"state"`         // ok, low if it will soon be full, full if nothing new can be made
+	Free    int64  `json:"free_bytes"`    // without the reserve
+	Size    int64  `json:"size_bytes"`    // 0: not known
+	Reserve int64  `json:"reserve_bytes"` // for what makes room
+}
+
+func catalogOf(r metarpc.CatalogRoom) catalogStatus {
+	state := "ok"
+	switch {
+	case r.Full:
+		state = "full"
+	case r.Low:
+		state = "low"
+	}
+	return catalogStatus{state, r.Free, r.Size, r.Reserve}
+}
+
+// trouble describes a lack of room; it is empty if there is none.
+func (c *catalogStatus) trouble() string {
+	space := ""
+	if c.Size > 0 {
+		space = fmt.Sprintf(" (%s free of %s, %s in reserve)",
+			humanize.IBytes(uint64(c.Free)), humanize.IBytes(uint64(c.Size)), humanize.IBytes(uint64(c.Reserve)))
+	}
+	switch c.State {
+	case "full":
+		return "no room" + space + ": nothing new can be made in the volume"
+	case "low":
+		return "little room" + space + ": when there is none, nothing new can be made in the volume"
+	}
+	return ""
 }
 
 // clientStatus is a session of a client with a metadata service.
@@ -211,6 +249,9 @@ func (st *mountStatus) print() {
 				wait = fmt.Sprintf(" (%d wait for one more data server)", s.NoServer)
 			}
 			fmt.Printf("  mirrors     %d files with copies to be made anew%s; %s copied\n", s.Stale, wait, humanize.IBytes(uint64(s.Copied)))
+		}
+		if trouble := s.Catalog.trouble(); trouble != "" {
+			fmt.Printf("  catalog     %s\n", trouble)
 		}
 	} else {
 		fmt.Printf("  metadata    %s: %s\n", s.Address, s.Problem)

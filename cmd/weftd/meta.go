@@ -168,7 +168,7 @@ func openEngine(dir string, mustExist bool, log *slog.Logger) (*pebble.Engine, e
 			return nil, err
 		}
 	}
-	engine, err := pebble.Open(pebble.Config{Dir: filepath.Join(dir, "catalog"), MustExist: mustExist, Logger: log})
+	engine, err := pebble.Open(pebble.Config{Dir: filepath.Join(dir, "catalog"), MustExist: mustExist, Reserve: true, Logger: log})
 	if errors.Is(err, catalog.ErrLocked) {
 		return nil, fmt.Errorf("%s: %w: %w", dir, errRunning, err)
 	}

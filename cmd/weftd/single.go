@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -214,6 +215,9 @@ func (s *singleState) write(dir string) error {
 		return err
 	}
 	name := singleFile(dir)
+	if old, err := os.ReadFile(name); err == nil && bytes.Equal(old, append(b, '\n')) {
+		return nil // nothing is written, as the disk may be full
+	}
 	f, err := os.Create(name + ".new")
 	if err != nil {
 		return err

@@ -137,6 +137,7 @@ func (s *Service) statFS(ctx context.Context, _ *call, a *metarpc.IDArgs) (*meta
 }
 
 func (s *Service) statusOf(ctx context.Context, c *call, _ *metarpc.Empty) (*metarpc.StatusResult, error) {
+	room := s.engine.Room()
 	r := &metarpc.StatusResult{
 		Program: s.cfg.Program,
 		Started: s.started.UnixNano(),
@@ -144,6 +145,7 @@ func (s *Service) statusOf(ctx context.Context, c *call, _ *metarpc.Empty) (*met
 		Stale:   s.staleFiles(ctx),
 		Copied:  s.resilver.copied.Load(),
 		Waiting: s.waiting(),
+		Catalog: metarpc.CatalogRoom{Free: room.Free, Size: room.Size, Reserve: room.Reserve, Low: room.Low, Full: room.Full},
 	}
 	confined := c.sess.confinement() != nil
 	s.mu.Lock()

@@ -299,12 +299,21 @@ func (e *patient) Commit(ctx context.Context, b *catalog.Batch) error {
 	ctx.Done() // see turn
 	err := e.Engine.Commit(ctx, b)
 	switch full := errors.Is(err, catalog.ErrFull); {
+	case full && e.Room().Full: // which was logged, by the engine or here
 	case full && e.full.CompareAndSwap(false, true):
 		e.log.Error("the catalog is full: nothing can be changed in the volume until there is room", "error", err)
 	case err == nil && e.full.Load() && len(b.Puts)+len(b.Deltas) > 0 && e.full.CompareAndSwap(true, false):
 		e.log.Info("the catalog has room again")
 	}
 	return err
+}
+
+// Room implements [catalog.Roomy].
+func (e *patient) Room() catalog.Room {
+	r := catalog.RoomOf(e.Engine)
+	full := e.full.Load()
+	r.Low, r.Full = r.Low || full, r.Full || full
+	return r
 }
 
 // receive handles one frame of an established connection. It keeps nothing of it. It reports whether the caller still has the reader.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/weftfs/weft/internal/hist"
 	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/server/meta/catalog"
 )
 
 // counts is what calls came to.
@@ -47,6 +48,7 @@ type Stats struct {
 	Waiting             []metarpc.WaitingFiles
 	Grace               bool // clients of before may still come back
 	Devices             []metarpc.DeviceInfo
+	Catalog             catalog.Room
 }
 
 // Counted is what calls came to, also after the service has ended.
@@ -89,7 +91,7 @@ func (s *Service) Stats(ctx context.Context, volume bool) (*Stats, error) {
 	if !volume {
 		return st, nil
 	}
-	st.Garbage = s.cfg.Files.GarbageCount(ctx)
+	st.Garbage, st.Catalog = s.cfg.Files.GarbageCount(ctx), s.engine.Room()
 	devices, err := s.devices(ctx, nil, &metarpc.Empty{})
 	if err != nil {
 		return st, err

@@ -111,7 +111,10 @@
 // then another goroutine reads on, so that calls of one session are executed side by side, share a sync, and can wait for one another. So
 // whatever waits for something that may come through a connection has to do it with the context of its call, or with one made of it.
 //
-// A change that the catalog has no room for (catalog.ErrFull) is answered with ENOSPC, of which the log speaks once, and not with each call.
+// A change that the catalog has no room for (catalog.ErrFull) is answered with ENOSPC. The log says so once, and not with
+// each call. A catalog that keeps a reserve (catalog.Roomy) refuses only batches that make something new, which have
+// Batch.Grows: inodes, links, extended attributes, and data files or extents of a file. The reserve serves sessions and
+// replies, changes of what exists, removals, and the work in the background.
 //
 // CREATE and MAKENODE guess, the first time they are tried, that the directory is as it was when it was read last and that the name is not there, since clients have
 // looked it up before (newPlace). Guards of the batch say whether that is so. An error that a guess led to is none: the next try reads.

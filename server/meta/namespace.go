@@ -192,6 +192,7 @@ func (s *Service) directory(ctx context.Context, id layout.FileID) (schema.Inode
 func (p *place) insert(t *tx, id layout.FileID, n *newborn) {
 	row := &n.row
 	row.Parent = p.dir
+	t.Grows = true
 	n.put(t, id)
 	p.guard(t)
 	p.put(t, id, row.Mode)
@@ -380,6 +381,7 @@ func (s *Service) link(ctx context.Context, c *call, a *metarpc.LinkArgs) (*meta
 		case row.Nlink >= maxLinks:
 			return nil, errLinks
 		}
+		t.Grows = true
 		p.guard(t)
 		t.GuardEqual(schema.InodeKey(a.ID), raw)
 		at := now()

@@ -15,14 +15,13 @@ import (
 	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/catalog"
 	"github.com/weftfs/weft/server/meta/schema"
 )
 
 // Service serves a shard of a volume, which for most volumes is all of it. There may be one for a shard at a time.
 type Service struct {
 	cfg      Config
-	engine   catalog.Engine
+	engine   *patient
 	log      *slog.Logger
 	volume   schema.Volume
 	shards   int    // of the volume

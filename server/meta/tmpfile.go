@@ -38,6 +38,7 @@ func (s *Service) tmpFile(ctx context.Context, c *call, a *metarpc.TmpFileArgs) 
 		s.mu.Lock()
 		s.file(id).orphan = true
 		s.mu.Unlock()
+		t.Grows = true
 		n.put(t, id)
 		t.GuardPresent(schema.InodeKey(a.Parent))
 		t.Put(schema.InodeKey(id), schema.Encode(&n.row))

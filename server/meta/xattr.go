@@ -33,6 +33,7 @@ func xattrRange(id layout.FileID) (from, to []byte) { return schema.Of(schema.Xa
 func putXattr(t *tx, id layout.FileID, row *schema.Inode, name string, value []byte, existed bool) {
 	if !existed {
 		row.Xattrs++
+		t.Grows = true
 	}
 	row.Flags |= schema.XattrFlags(name)
 	t.Put(schema.XattrKey(id, name), value)

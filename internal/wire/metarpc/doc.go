@@ -52,7 +52,8 @@
 // CLIENTLIST, and SessionInfo counts calls. Version 6 has what keeps a file's bytes in order when several sessions write it.
 // Version 7 has DEVICESTATES and REPORTDEVICES, for devices that do not answer. StatusResult says which data servers
 // files with too few copies wait for, and Segment says whether a file has too few. In version 8 Welcome says which
-// directory a client is confined to, and LAYOUTGET who appends under a lease. Version 9 has PARENT, for file handles.
+// directory a client is confined to, and LAYOUTGET who appends under a lease. Version 9 has PARENT, for file handles, and
+// in it StatusResult says how much room the catalog has.
 //
 // # Shards
 //

@@ -688,6 +688,15 @@ type (
 		Copied   int64 // bytes copied for that since the start
 		HeldUp   []HeldUp
 		Waiting  []WaitingFiles `since:"7"`
+		Catalog  CatalogRoom    `since:"9"`
+	}
+	// CatalogRoom is how much space the catalog has.
+	CatalogRoom struct {
+		_msgpack   struct{} `msgpack:",as_array"`
+		Free, Size int64    // bytes, without the reserve, and of the whole; Size 0: not known
+		Reserve    int64    // bytes that are kept for what makes room
+		Low        bool     // it will soon be full
+		Full       bool     // nothing new can be made
 	}
 	// WaitingFiles says how many files wait for a data server so that copies can be made, about. A file may wait for
 	// several. The zero device is any one more.

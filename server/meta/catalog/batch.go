@@ -25,6 +25,10 @@ type Batch struct {
 	Deletes    [][]byte
 	Deltas     []Delta
 	Durability Durability
+
+	// Grows says that the batch makes the volume larger. An engine that has nothing but a reserve left refuses it with
+	// ErrFull, if its guards hold. Batches that remove something, change it, or end what was begun use the reserve.
+	Grows bool
 }
 
 // GuardKind is the kind of a condition.

@@ -14,7 +14,8 @@ var (
 	ErrUnknown = errors.New("catalog: outcome unknown")
 	// ErrTooLarge: the batch or one of its values is over a limit in Caps.
 	ErrTooLarge = errors.New("catalog: too large")
-	// ErrFull: the store has no room for the commit, nor for any other until somebody makes room, as the error says. Reads go on. It had no
+	// ErrFull: the store has no room for the commit until somebody makes room, as the error says. If the batch has Grows
+	// and the engine is [Roomy], batches without Grows may still succeed; else none does. Reads go on. The commit had no
 	// effect, unless the error is ErrUnknown as well: then the engine does not go on either.
 	ErrFull = errors.New("catalog: full")
 	// ErrInvalid: the batch breaks a rule that no engine could follow; a programming error.

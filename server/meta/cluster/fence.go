@@ -24,6 +24,9 @@ type fence struct {
 	fell   func() // called when it is found that the guard does not hold, perhaps several times
 }
 
+// Unwrap returns the catalog that all services share, see catalog.RoomOf.
+func (f *fence) Unwrap() catalog.Engine { return f.Engine }
+
 // ended says that there are no reads either: whoever tries again after a lost race would do so for ever.
 func (f *fence) ended() bool { return f.down.Load() || f.parent != nil && f.parent.ended() }
 

@@ -110,6 +110,7 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 	var last *catalog.Batch
 	add := func(b *catalog.Batch) {
 		last = b
+		b.Grows = len(taken) > 0 || len(requests) > 0
 		inode = b.GuardPresent(schema.InodeKey(id))
 		if old != nil {
 			b.GuardEqual(layoutKey, old)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -648,4 +649,51 @@ func TestAssignNear(t *testing.T) {
 	if wide := assign(400, local, 10*unit, all[0]); wide.Width != narrow.Width || wide.Width != 4 {
 		t.Errorf("begun elsewhere: %+v, was %+v", wide, narrow)
 	}
+}
+
+// roomless is an engine that refuses what makes something new while it is full.
+type roomless struct {
+	catalog.Engine
+	full atomic.Bool
+}
+
+func (e *roomless) Commit(ctx context.Context, b *catalog.Batch) error {
+	if e.full.Load() && b.Grows {
+		return catalog.ErrFull
+	}
+	return e.Engine.Commit(ctx, b)
+}
+
+// A file gets no further data files in a full catalog. Those that it has others may write, too, and there are as many in
+// the pools as before.
+func TestAssignInFullCatalog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 4)
+		if err := w.m.Close(); err != nil {
+			t.Fatal(err)
+		}
+		e := &roomless{Engine: w.engine}
+		w.start(e)
+		ino := w.inode(5, layout.Policy{})
+		if _, err := w.m.Assign(t.Context(), 5, ino, 0, unit, session, false, nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		w.inode(6, layout.Policy{})
+		e.full.Store(true)
+		for range 3 * testPool {
+			if _, err := w.m.Assign(t.Context(), 5, ino, unit, 1, session, false, nil, nil); !errors.Is(err, catalog.ErrFull) {
+				t.Errorf("more data files: %v", err)
+			}
+			if _, err := w.m.Assign(t.Context(), 6, ino, 0, 1, session, false, nil, nil); !errors.Is(err, catalog.ErrFull) {
+				t.Errorf("the first data file: %v", err)
+			}
+		}
+		if _, err := w.m.Assign(t.Context(), 5, ino, 0, unit, metarpc.SessionID{8}, false, nil, nil); err != nil {
+			t.Errorf("another writer: %v", err)
+		}
+		e.full.Store(false)
+		if _, err := w.m.Assign(t.Context(), 5, ino, unit, 1, session, false, nil, nil); err != nil {
+			t.Errorf("with room: %v", err)
+		}
+	})
 }

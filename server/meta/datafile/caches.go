@@ -85,6 +85,7 @@ func (m *Manager) StartCache(ctx context.Context, id layout.FileID, dev layout.D
 		file.State = layout.CopyFilling
 		cache = schema.Cache{File: file, Bytes: n, Session: session}
 		row.Caches = append(row.Caches, cache)
+		b.Grows = true
 		b.GuardPresent(schema.GarbageKey(dev, file.Number))
 		b.Delete(schema.GarbageKey(dev, file.Number))
 		b.Add(schema.InUseKey(dev), 0, 1)

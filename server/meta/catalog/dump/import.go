@@ -154,7 +154,7 @@ func (im *importing) is(ctx context.Context, key, value []byte) (bool, error) {
 // commit commits what fill puts into a batch, again when it is not known whether it happened. done reports whether it has; nil says that
 // doing it twice is as good.
 func (im *importing) commit(ctx context.Context, fill func(*catalog.Batch), done func(context.Context) (bool, error)) error {
-	var b catalog.Batch
+	b := catalog.Batch{Grows: true}
 	fill(&b)
 	for try := 0; ; try++ {
 		err := im.cfg.Engine.Commit(ctx, &b)

@@ -22,6 +22,9 @@ func (e *Engine) Commit(ctx context.Context, b *catalog.Batch) error {
 	if err := b.Check(e.caps); err != nil {
 		return err
 	}
+	if err := e.refuse(ctx, b); err != nil {
+		return err
+	}
 	ctx, end, err := e.begin(ctx)
 	if err != nil {
 		return err

@@ -52,8 +52,22 @@
 // below) though a call was made whose answer is missing; the call is made again and the cluster refuses to hear it
 // (permission taken away, no space).
 //
-// ErrFull comes while the cluster has the alarm NOSPACE, which an administrator takes away. Batches that only delete rows are refused as well, as the
+// ErrFull comes for batches with Grows when the quota is nearly used up (see Quota), and for all batches while the cluster
+// has the alarm NOSPACE, which an administrator takes away. Batches that only delete rows are refused as well then, as the
 // stamp is put.
+//
+// # Quota
+//
+// A cluster whose quota is used up refuses also the commits that its services need to go on. So an engine keeps a reserve of
+// the quota: 2 %, at least 4 MiB and at most 1 GiB. Every 2 s it reads how much of the quota is used, in the metrics of a
+// member (HTTP, /metrics at the endpoint), since no call of etcd before 3.6 tells the quota. Batches with Grows are refused
+// (catalog.ErrFull) when both are so:
+//
+//	the database file may grow by less than the reserve
+//	the rest of the quota, with the free pages of the file, is less than twice the reserve
+//
+// They are accepted again when there is one reserve more of either. The warning before comes with two reserves more of
+// both. If the members serve their metrics at another address (--listen-metrics-urls), no reserve is kept.
 //
 // # Old revisions
 //

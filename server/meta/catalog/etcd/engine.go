@@ -23,15 +23,17 @@ type Engine struct {
 	gate    gate
 	life    context.Context // ends when Close has waited long enough for calls
 	end     context.CancelFunc
-	workers sync.WaitGroup // committer and upkeep
+	workers sync.WaitGroup // committer, upkeep and watchQuota
 
 	queue   queue
 	stamp   stamp
 	lookups lookups
+	quota   quota
 }
 
 var (
 	_ catalog.Engine   = (*Engine)(nil)
+	_ catalog.Roomy    = (*Engine)(nil)
 	_ catalog.Snapshot = (*snapshot)(nil)
 )
 
@@ -77,8 +79,9 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 		e.end()
 		return nil, errors.Join(fmt.Errorf("catalog etcd://%s%s: %w", strings.Join(cfg.Endpoints, ","), cfg.Prefix, err), e.cluster.close())
 	}
-	e.workers.Go(e.committer) // both end with e.life
+	e.workers.Go(e.committer) // all end with e.life
 	e.workers.Go(e.upkeep)
+	e.workers.Go(e.watchQuota)
 	return e, nil
 }
 

@@ -138,7 +138,7 @@ func (e *Engine) Commit(ctx context.Context, b *catalog.Batch) error {
 
 // clone returns a copy that shares nothing with b, which its caller may use again.
 func clone(b *catalog.Batch) *catalog.Batch {
-	c := &catalog.Batch{Durability: b.Durability}
+	c := &catalog.Batch{Durability: b.Durability, Grows: b.Grows}
 	for _, g := range b.Guards {
 		g.Key, g.Value, g.To = bytes.Clone(g.Key), bytes.Clone(g.Value), bytes.Clone(g.To)
 		c.Guards = append(c.Guards, g)

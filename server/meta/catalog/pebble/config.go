@@ -25,19 +25,25 @@ type Config struct {
 
 	// MemTableBytes is how many bytes of changes are kept in memory before they go to a table on disk, and
 	// MemTables how many of those may wait for the disk before commits wait. Default 64 MiB and 4. Memory is taken
-	// as needed, from 256 KiB up. Pebble's own 4 MiB gives far fewer commits per second.
+	// as needed, from 256 KiB up. Pebble's own 4 MiB gives far fewer commits per second. A log is allocated ahead for a
+	// whole memtable, so that memtables are smaller where that would be more than 1 % of the disk.
 	MemTableBytes int
 	MemTables     int
 
 	// CacheBytes is the size of the cache of table blocks. Default 256 MiB, taken as needed.
 	CacheBytes int64
 
+	// Reserve makes the catalog keep a part of the disk for the time when it is full, see Room in the package comment. A
+	// copy of a catalog that is only read needs none.
+	Reserve bool
+
 	// Logger gets changes of state (warnings and errors) and Pebble's events (debug). Default slog.Default().
 	Logger *slog.Logger
 
 	// Fatal is called once when the log or the MANIFEST could not be written, so that later commits can no longer be
 	// told apart from lost ones. From then on every call returns ErrClosed. It should end the process, and the default
-	// does: it logs the error and exits with status 1. The next Open recovers what was acknowledged.
+	// does: it logs the error and exits with status 1. The next Open recovers what was acknowledged. With Reserve a lack
+	// of room is such an error only while the catalog is opened or closed.
 	Fatal func(error)
 
 	fs vfs.FS // tests put a failing or crashing file system here
@@ -51,6 +57,9 @@ const (
 
 	// maxOpenFiles is Pebble's own default; the share of descriptors may allow fewer.
 	maxOpenFiles = 1000
+
+	// logShare divides the size of the disk: Pebble allocates 1.1 memtables for a log, which is 1 % of the disk then.
+	logShare = 110
 
 	minMemTableBytes = 64 << 10
 	maxMemTableBytes = 1 << 30

@@ -22,6 +22,23 @@
 //
 // A log is filled with zeros ahead of what is written to it (logFile), since a sync of a file that grows costs the file system's journal as well.
 //
+// # Room
+//
+// With Config.Reserve the directory has a file "reserve", whose space is allocated: 2 % of the disk, at least 4 MiB and
+// at most 1 GiB. Pebble writes through a file system (roomFS) that gives up a part of the reserve when a write, a create
+// or a rename finds no room, and tries again. Pebble itself would stop for good when it cannot write a log or the
+// MANIFEST, and would retry a flush without pause. Once a part was given up, and until the reserve is whole again:
+//
+//	batches with Grows   are refused (catalog.ErrFull)
+//	other batches        go on. Flushes and compactions remove what they delete from the disk (reclaim)
+//	logs                 are not allocated ahead
+//	compactions          get half of the reserve at most, since they may fail. The next one starts after 10 s
+//
+// The reserve takes back what the disk has free, but for a quarter of its size. A catalog can be opened with a reserve
+// that is not whole. When the reserve is used up, writes that have begun wait for room. Reads go on then, and batches
+// that write are refused. A catalog that is closed while a write waits has lost that write: Config.Fatal is called. A
+// sync that fails for lack of room (no local file system does that) is a failed sync.
+//
 // # Latches
 //
 // A key maps to one of many stripes by hash. Three kinds of holders: shared (guards), delta (blind deltas) and exclusive
@@ -37,6 +54,7 @@
 //
 // Range table entry (rangeTable, waited for only by later entries), then stripes in ascending order, then Engine.logging,
 // then Pebble's own locks. rangeTable.mu, latch.mu, gate.mu and Engine.snapMu are leaves: nothing is waited for while one is held.
+// room.mu is a leaf, too. It is held while the reserve's file is truncated, allocated and synced.
 //
 // # Stored form
 //

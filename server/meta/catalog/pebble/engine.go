@@ -31,6 +31,8 @@ type Engine struct {
 	gate    gate.Gate
 	latches *latchTable
 	ranges  rangeTable
+	room    *room // nil: there is no reserve
+	keeper  sync.WaitGroup
 	logging sync.RWMutex // read-locked while a commit writes the log, locked while Checkpoint copies it
 
 	snapMu    sync.Mutex
@@ -39,6 +41,7 @@ type Engine struct {
 
 var (
 	_ catalog.Engine   = (*Engine)(nil)
+	_ catalog.Roomy    = (*Engine)(nil)
 	_ catalog.Snapshot = (*snapshot)(nil)
 )
 
@@ -56,6 +59,9 @@ func (e *Engine) Commit(ctx context.Context, b *catalog.Batch) error {
 	defer e.gate.Leave()
 	if err := ctx.Err(); err != nil {
 		return err
+	}
+	if writes(b) && e.room.isUsedUp() {
+		return e.room.full()
 	}
 
 	c := commits.Get().(*commit)
@@ -107,6 +113,9 @@ func (e *Engine) apply(c *commit, b *catalog.Batch) (*cpebble.Batch, error) {
 	}
 	if !writes(b) {
 		return nil, nil
+	}
+	if b.Grows && e.room.isShort() {
+		return nil, e.room.full()
 	}
 	pb := e.db.NewBatch()
 	if err := e.fill(pb, c, b); err != nil {
@@ -315,9 +324,13 @@ func setRow(pb *cpebble.Batch, key, value []byte) {
 
 // Close implements [catalog.Engine].
 func (e *Engine) Close() error {
+	if e.room != nil {
+		e.room.end() // ends the waiting for room
+	}
 	if !e.gate.Close(catalog.ErrClosed) {
 		return catalog.ErrClosed
 	}
+	e.keeper.Wait()
 	e.snapMu.Lock()
 	open := e.snapshots
 	e.snapshots = nil
@@ -326,7 +339,7 @@ func (e *Engine) Close() error {
 	for s := range open {
 		err = errors.Join(err, s.Close())
 	}
-	if err = errors.Join(err, e.db.Close(), e.lock.Close()); err != nil {
+	if err = errors.Join(err, e.db.Close(), e.lock.Close(), e.room.close()); err != nil {
 		return fmt.Errorf("close catalog %s: %w", e.dir, err)
 	}
 	return nil

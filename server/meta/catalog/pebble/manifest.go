@@ -88,6 +88,9 @@ type manifestFS struct {
 	vfs.FS
 	log *slog.Logger
 
+	ahead int   // of logs, see logFile
+	room  *room // nil: there is no reserve
+
 	mu      sync.Mutex // held while manifest.synced is written
 	witness witness
 }
@@ -96,7 +99,7 @@ type manifestFS struct {
 func (fs *manifestFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
 	f, err := fs.FS.Create(name, category)
 	if err == nil && isLog(name) {
-		return &logFile{File: f}, nil
+		return &logFile{File: f, ahead: int64(fs.ahead), room: fs.room}, nil
 	}
 	if err != nil || !strings.HasPrefix(fs.PathBase(name), manifestPrefix) {
 		return f, err

@@ -109,7 +109,7 @@ func inspect(fsys vfs.FS, dir string) (bool, error) {
 			options = max(options, name) // the newest: their numbers have a fixed width until a million
 		case strings.HasPrefix(name, manifestPrefix), strings.HasPrefix(name, "marker."),
 			strings.HasPrefix(name, "temporary."), strings.HasPrefix(name, witnessName),
-			name == "LOCK", name == "lost+found":
+			name == "LOCK", name == "lost+found", name == reserveName:
 		default:
 			foreign = name
 		}
@@ -192,7 +192,11 @@ func classifyLock(err error) error {
 
 // open opens the catalog in dir, whose lock is held. The engine owns lock if open succeeds.
 func open(cfg *Config, dir string, lock *cpebble.Lock) (*Engine, error) {
-	manifests := &manifestFS{FS: cfg.fs, log: cfg.Logger}
+	manifests := &manifestFS{FS: cfg.fs, log: cfg.Logger, ahead: zeroAhead}
+	if disk, err := cfg.fs.GetDiskUsage(dir); err == nil {
+		cfg.MemTableBytes = int(max(min(uint64(cfg.MemTableBytes), disk.TotalBytes/logShare), minMemTableBytes))
+		manifests.ahead = min(zeroAhead, cfg.MemTableBytes/8)
+	}
 	manifest, err := atomicfs.ReadMarker(cfg.fs, dir, "manifest")
 	if err != nil {
 		return nil, classifyOpen(err)
@@ -209,6 +213,12 @@ func open(cfg *Config, dir string, lock *cpebble.Lock) (*Engine, error) {
 		latches:   &latchTable{seed: maphash.MakeSeed()},
 		snapshots: make(map[*snapshot]struct{}),
 	}
+	if cfg.Reserve {
+		if e.room, err = newRoom(dir, cfg.Logger, e.fail); err != nil {
+			return nil, err
+		}
+		manifests.FS, manifests.room = &roomFS{cfg.fs, e.room}, e.room
+	}
 	// What is fatal to an open catalog is an error to return while it is being opened.
 	var opened atomic.Bool
 	opts := cfg.options()
@@ -216,6 +226,9 @@ func open(cfg *Config, dir string, lock *cpebble.Lock) (*Engine, error) {
 	opts.ErrorIfNotExists = manifest != ""
 	opts.FS = manifests
 	opts.Lock = lock
+	if e.room != nil {
+		e.room.fit(opts)
+	}
 	opts.Logger = &libraryLogger{cfg.Logger, func(err error) {
 		if opened.Load() {
 			e.fail(err)
@@ -225,9 +238,13 @@ func open(cfg *Config, dir string, lock *cpebble.Lock) (*Engine, error) {
 	}}
 	opts.WithFSDefaults() // watches for slow writes
 	if e.db, err = cpebble.Open(dir, opts); err != nil {
-		return nil, classifyOpen(err)
+		return nil, errors.Join(classifyOpen(err), e.room.close())
 	}
 	opened.Store(true)
+	if e.room != nil {
+		e.room.opened.Store(true)
+		e.keeper.Go(e.keepRoom) // until Close
+	}
 	return e, nil
 }
 

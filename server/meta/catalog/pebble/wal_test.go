@@ -12,7 +12,7 @@ import (
 // A log has what was written to it, and zeros behind that for what comes next.
 func TestLogZeroed(t *testing.T) {
 	mem := vfs.NewMem()
-	fs := &manifestFS{FS: mem, log: slog.Default()}
+	fs := &manifestFS{FS: mem, log: slog.Default(), ahead: zeroAhead}
 	f, err := fs.Create("000001.log", vfs.WriteCategoryUnspecified)
 	if err != nil {
 		t.Fatal(err)
