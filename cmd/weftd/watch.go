@@ -251,13 +251,7 @@ func collectMeta(e metrics.Emit, services []*meta.Service, sum *meta.Stats) {
 	e.Gauge("weft_meta_degraded_files", "Files with copies that are to be made anew.", float64(sum.Stale))
 	e.Gauge("weft_meta_files_without_server", "Files with copies that are to be made anew once there is one more data server.", float64(waiting[layout.DeviceID{}]))
 	e.Counter("weft_meta_copied_bytes_total", "Bytes that were copied to make copies anew.", float64(sum.Copied))
-	e.Flag("weft_meta_catalog_full", "Whether the catalog has no room, so that nothing new can be made.", sum.Catalog.Full)
-	e.Flag("weft_meta_catalog_low", "Whether the catalog has little room, or none.", sum.Catalog.Low)
-	if sum.Catalog.Size > 0 {
-		e.Gauge("weft_meta_catalog_free_bytes", "Bytes that are free for the catalog, without its reserve.", float64(sum.Catalog.Free))
-		e.Gauge("weft_meta_catalog_size_bytes", "Bytes of the disk of the catalog.", float64(sum.Catalog.Size))
-		e.Gauge("weft_meta_catalog_reserve_bytes", "Bytes that the catalog keeps for what makes room.", float64(sum.Catalog.Reserve))
-	}
+	collectRoom(e, sum.Catalog)
 	for _, d := range sum.Devices {
 		id := d.Device.ID.String()
 		e.Flag("weft_device_up", "Whether the metadata service reaches the data server.", d.Reachable, "device", id)
@@ -268,6 +262,16 @@ func collectMeta(e metrics.Emit, services []*meta.Service, sum *meta.Stats) {
 		e.Gauge("weft_device_size_bytes", "Space of the data server.", float64(d.Total), "device", id)
 		e.Gauge("weft_device_data_files", "Data files there.", float64(d.DataFiles), "device", id)
 		e.Gauge("weft_device_waiting_files", "Files with copies that are to be made anew once the data server can be used.", float64(waiting[d.Device.ID]), "device", id)
+	}
+}
+
+func collectRoom(e metrics.Emit, room catalog.Room) {
+	e.Flag("weft_meta_catalog_full", "Whether the catalog has no room, so that nothing new can be made.", room.Full)
+	e.Flag("weft_meta_catalog_low", "Whether the catalog has little room, or none.", room.Low)
+	if room.Size > 0 {
+		e.Gauge("weft_meta_catalog_free_bytes", "Bytes that are free for the catalog, without its reserve.", float64(room.Free))
+		e.Gauge("weft_meta_catalog_size_bytes", "Bytes of the disk of the catalog.", float64(room.Size))
+		e.Gauge("weft_meta_catalog_reserve_bytes", "Bytes that the catalog keeps for what makes room.", float64(room.Reserve))
 	}
 }
 
