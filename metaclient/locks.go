@@ -51,6 +51,8 @@ type lockOwner struct {
 	last  chan struct{} // closed when the last one in line is done
 	held  filelock.Table[struct{}]
 	waits []*lockWait
+	// seconds are the places of the second calls of unlocks, as long as these have not begun.
+	seconds []*place
 }
 
 // lockWait is a call of Lock that waits.
@@ -105,7 +107,29 @@ func (b *lockBook) enterTwice(o *lockOwner) (first, second *place) {
 	first = &place{before: o.last, mine: make(chan struct{})}
 	second = &place{before: first.mine, mine: make(chan struct{})}
 	o.last = second.mine
+	o.seconds = append(o.seconds, second)
 	return first, second
+}
+
+// begins says that a second call begins: nobody comes before it any more who has not yet.
+func (b *lockBook) begins(o *lockOwner, second *place) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	o.seconds = slices.DeleteFunc(o.seconds, func(p *place) bool { return p == second })
+}
+
+// enterReclaim takes the place before the next second call, or the last one. What is made stable between the two calls of
+// an unlock may have to wait until all sessions have reclaimed what they had, and the lock is held until then.
+func (b *lockBook) enterReclaim(o *lockOwner) *place {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p := &place{before: o.last, mine: make(chan struct{})}
+	if len(o.seconds) > 0 {
+		p.before, o.seconds[0].before = o.seconds[0].before, p.mine
+	} else {
+		o.last = p.mine
+	}
+	return p
 }
 
 // wait returns when it is p's turn. If ctx ends first p is passed on.
@@ -293,6 +317,7 @@ func (c *Client) unlockStable(ctx context.Context, o *lockOwner, first, second *
 	err := c.askLock(ctx, o, first, &a, nil)
 	if lockStatus(err) == metarpc.StatusShared {
 		failed := stable(ctx)
+		c.locks.begins(o, second)
 		if ctx.Err() == nil {
 			if failed != nil {
 				c.log.Error("what was written under a lock is not stable, and the lock is taken away", "inode", a.ID, "err", failed)
@@ -302,6 +327,7 @@ func (c *Client) unlockStable(ctx context.Context, o *lockOwner, first, second *
 		}
 		err = c.wrap(metarpc.OpLock, ctx.Err())
 	}
+	c.locks.begins(o, second)
 	if second.wait(ctx) == nil {
 		second.done()
 	}
@@ -552,7 +578,7 @@ func (c *Client) reclaimLocks(ctx context.Context) {
 func (c *Client) reclaimOwner(ctx context.Context, key lockKey) {
 	o := c.locks.use(key)
 	defer c.locks.leave(o)
-	p := c.locks.enter(o)
+	p := c.locks.enterReclaim(o)
 	if p.wait(ctx) != nil {
 		return
 	}

@@ -502,6 +502,33 @@ func TestLockStable(t *testing.T) {
 			})
 		})
 	}
+	// The service restarts, and nothing becomes stable before all is reclaimed.
+	lockTest(t, func(t *testing.T, s *service, l *locker, c *Client) {
+		if err := setLock(c, t.Context(), record(1, metarpc.LockWrite, 0, 9)); err != nil {
+			t.Error(err)
+		}
+		l.take()
+		l.set(refused, nil)
+		complete := s.executed(metarpc.OpReclaimComplete)
+		_, err := c.Lock(t.Context(), record(1, metarpc.LockNone, 0, 9), func(context.Context) error {
+			wantCalls(t, l, "unlock, alone, 0-9 of 1")
+			s.mu.Lock()
+			s.instance[0]++
+			s.mu.Unlock()
+			s.hangUp()
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			wantCalls(t, l, "open 5", "reclaim write 0-9 of 1")
+			if n := s.executed(metarpc.OpReclaimComplete) - complete; n != 1 {
+				t.Errorf("the service was told %d times that all is reclaimed", n)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		wantCalls(t, l, "unlock 0-9 of 1")
+	})
 	// Who is interrupted keeps the lock.
 	lockTest(t, func(t *testing.T, s *service, l *locker, c *Client) {
 		if err := setLock(c, t.Context(), record(1, metarpc.LockWrite, 0, 9)); err != nil {
