@@ -492,7 +492,8 @@
 //
 // Of an open file a claim knows whether another session has had the file open since this one was granted the first of its locks (met), and the last
 // one (stale). So an unlock with LockArgs.Alone is refused with StatusShared while there is somebody who may have the lock next, and the client makes
-// stable what it has written; and it hears with a lock that what it keeps may be older. A session that comes back after a restart counts as met.
+// stable what it has written; and it hears with a lock that what it keeps may be older. A session that comes back after a restart counts as met,
+// and so does one that has yet to reclaim what it had: an unlock that the earlier instance has not answered comes before that.
 //
 // # Mutexes
 //

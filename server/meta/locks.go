@@ -133,6 +133,8 @@ func (s *Service) enterLocks(c *call, a *metarpc.LockArgs) (f *lockedFile, cl *c
 	defer s.mu.Unlock()
 	cl = c.sess.claims[a.ID]
 	switch {
+	case a.Type == metarpc.LockNone && a.Alone && !c.sess.reclaimed: // who has had the file open is not known yet
+		return nil, nil, want, false, errShared
 	case a.Type == metarpc.LockNone: // may always be
 	case s.grace && !a.Reclaim:
 		return nil, nil, want, false, errInGrace

@@ -455,10 +455,18 @@ func TestLockShared(t *testing.T) {
 	a.lock(lockArgs(id, 1, metarpc.LockNone, 0, math.MaxInt64), metarpc.StatusOK)
 	set(a, 1, false)
 	unlockHeld(1, metarpc.StatusOK)
-	// A session that comes back after a restart may not have been alone before.
+	// A session that comes back after a restart may not have been alone before. What it asked of the earlier instance comes
+	// before what it reclaims.
+	set(a, 4, false)
 	h.restart()
 	a.connect()
+	unlockHeld(4, metarpc.StatusShared)
 	must[metarpc.AttrResult](a, metarpc.OpOpen, &metarpc.OpenArgs{ID: id, Reclaim: true})
+	again := lockArgs(id, 4, metarpc.LockWrite, 40, 49)
+	again.Reclaim = true
+	a.lock(again, metarpc.StatusOK)
+	unlockHeld(4, metarpc.StatusShared)
+	a.lock(lockArgs(id, 4, metarpc.LockNone, 0, math.MaxInt64), metarpc.StatusOK)
 	must[metarpc.Empty](a, metarpc.OpReclaimComplete, &metarpc.Empty{})
 	b.connect()
 	must[metarpc.Empty](b, metarpc.OpReclaimComplete, &metarpc.Empty{})
