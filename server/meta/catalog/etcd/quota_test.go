@@ -15,7 +15,7 @@ import (
 // TestQuotaReserve fills a cluster up with what grows: that is refused before etcd refuses everything.
 func TestQuotaReserve(t *testing.T) {
 	t.Parallel()
-	const quota = 32 << 20
+	const quota = 16 << 20
 	cluster := etcdserver.Start(t, 1, "--quota-backend-bytes", fmt.Sprint(quota))
 	cfg := configOf(t, cluster.URL("/test"))
 	cfg.Retention = 5 * time.Second
@@ -26,11 +26,14 @@ func TestQuotaReserve(t *testing.T) {
 			t.Fatalf("after a minute: %+v", e.Room())
 		}
 	}
+	// Sizes are those of a tenth of a second ago, in which less than the reserve is written. Larger rows are written anew with
+	// what comes after them.
+	const row = 16 << 10
 	key := func(n int) []byte { return fmt.Append(nil, "row", n) }
 	grow := func(n int) error {
 		b := catalog.Batch{Grows: true}
 		b.GuardAbsent(key(n))
-		b.Put(key(n), make([]byte, 256<<10))
+		b.Put(key(n), make([]byte, row))
 		if err := e.readQuota(http.DefaultClient); err != nil { // the machine may not let the engine do so in time
 			t.Fatal(err)
 		}
@@ -38,11 +41,11 @@ func TestQuotaReserve(t *testing.T) {
 	}
 	made := 0
 	var err error
-	for ; err == nil && made < 1000; made++ {
+	for ; err == nil && made < quota/row; made++ {
 		err = grow(made)
 	}
 	r := e.Room()
-	if !errors.Is(err, catalog.ErrFull) || strings.Contains(err.Error(), "alarm") || !r.Full || !r.Low || r.Size != quota || made < 50 {
+	if !errors.Is(err, catalog.ErrFull) || strings.Contains(err.Error(), "alarm") || !r.Full || !r.Low || r.Size != quota || made < quota/2/row {
 		t.Fatalf("after %d rows: %v; %+v", made, err, r)
 	}
 	if guard := (*catalog.GuardError)(nil); !errors.As(grow(0), &guard) {
