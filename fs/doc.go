@@ -46,7 +46,8 @@
 // A recall of a directory's names makes the kernel ask again for each of them that it may keep (kept.go). INVAL_ENTRY with
 // EXPIRE_ONLY (Linux 6.2) does that and drops no entry. So overlays on the mount, what is mounted inside it, the names of
 // running programs and working directories stay; without that flag, and with INC_EPOCH, they do not. A kernel that
-// lacks the flag is given no names to keep. Linux 6.19 and 7.0 do not expire that there is no such name, and may not keep it.
+// lacks the flag is given no names to keep. Linux 6.19 and 7.0 expire only names that are there, so they may not keep the
+// answer that a name is not.
 //
 // An answer that is under way is ordered with the notification if its thread holds the directory's lock, for which the
 // notification waits. That is so for every name that is new to the kernel, and for each answer that there is none. When a

@@ -105,8 +105,9 @@ func kernelRelease() string {
 	return unix.ByteSliceToString(uts.Release[:])
 }
 
-// expiresAbsent says whether a release of Linux expires that there is no such name. Linux 6.19 and 7.0 answer ENOENT and
-// go on keeping that, since their fuse_reverse_inval_entry wants a name that could be removed (start_removing_dentry).
+// expiresAbsent says whether a release of Linux forgets the answer that a name is not there when it is told to expire the
+// name. Linux 6.19 and 7.0 keep the answer and return ENOENT: their fuse_reverse_inval_entry looks for a name that could
+// be removed (start_removing_dentry).
 func expiresAbsent(release string) bool {
 	return !strings.HasPrefix(release, "6.19") && !strings.HasPrefix(release, "7.0")
 }

@@ -118,8 +118,8 @@ func (b *lockBook) begins(o *lockOwner, second *place) {
 	o.seconds = slices.DeleteFunc(o.seconds, func(p *place) bool { return p == second })
 }
 
-// enterReclaim takes the place before the next second call, or the last one. What is made stable between the two calls of
-// an unlock may have to wait until all sessions have reclaimed what they had, and the lock is held until then.
+// enterReclaim takes the place before the next second call, or the last place. Between the two calls of an unlock the
+// client makes data stable, which may have to wait until all sessions have reclaimed. The lock is held until then.
 func (b *lockBook) enterReclaim(o *lockOwner) *place {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -266,9 +266,6 @@ func TestDiskFilled(t *testing.T) {
 
 // TestFilledItself has the catalog fill the disk. When its rows are deleted it has room.
 func TestFilledItself(t *testing.T) {
-	if testing.Short() {
-		t.Skip("20 s: left to the long form of the test")
-	}
 	t.Parallel()
 	dir := smallDisk(t, 16<<20)
 	cfg, _ := roomConfig(t, dir)
