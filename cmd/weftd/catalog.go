@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/internal/progress"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/catalog/dump"
-	"github.com/weftfs/weft/server/meta/catalog/etcd"
-	"github.com/weftfs/weft/server/meta/catalog/pebble"
-	"github.com/weftfs/weft/server/meta/catalog/postgres"
-	"github.com/weftfs/weft/server/meta/cluster"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/catalog/dump"
+	"github.com/weftfs/weft/server/catalog/etcd"
+	"github.com/weftfs/weft/server/catalog/pebble"
+	"github.com/weftfs/weft/server/catalog/postgres"
+	"github.com/weftfs/weft/server/cluster"
 )
 
 // catalogHelp says how catalogs are named.

@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/catalog/dump"
+	"github.com/weftfs/weft/server/catalog/pebble"
 	"github.com/weftfs/weft/server/meta"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/catalog/dump"
-	"github.com/weftfs/weft/server/meta/catalog/pebble"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/schema"
 )
 
 func TestParseCatalog(t *testing.T) {

@@ -15,10 +15,10 @@ import (
 	"github.com/weftfs/weft/internal/version"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/cluster"
+	"github.com/weftfs/weft/server/datafile"
 	"github.com/weftfs/weft/server/meta"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/cluster"
-	"github.com/weftfs/weft/server/meta/datafile"
 )
 
 // defaultShards is how many shards a volume gets that is made on a catalog which several services can share: more than there will be services, so

@@ -20,12 +20,12 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/internal/wire/peerrpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/datafile"
+	"github.com/weftfs/weft/server/fsck"
 	"github.com/weftfs/weft/server/meta"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/catalog/memory"
-	"github.com/weftfs/weft/server/meta/datafile"
-	"github.com/weftfs/weft/server/meta/fsck"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // everybodys is a catalog that nobody closes.

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/internal/descriptors"
-	"github.com/weftfs/weft/server/meta/catalog/pebble"
+	"github.com/weftfs/weft/server/catalog/pebble"
 )
 
 // A service on an embedded catalog has the catalog's directory to itself. So it listens on a UNIX socket beside it, where weftd catalog

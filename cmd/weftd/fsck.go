@@ -10,10 +10,10 @@ import (
 	"sync/atomic"
 
 	"github.com/weftfs/weft/internal/progress"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/cluster"
 	"github.com/weftfs/weft/server/data"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/cluster"
-	"github.com/weftfs/weft/server/meta/fsck"
+	"github.com/weftfs/weft/server/fsck"
 )
 
 // Exit codes of fsck.

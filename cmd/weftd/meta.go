@@ -15,12 +15,12 @@ import (
 	"github.com/weftfs/weft/internal/version"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/catalog/pebble"
+	"github.com/weftfs/weft/server/cluster"
+	"github.com/weftfs/weft/server/datafile"
+	"github.com/weftfs/weft/server/datafile/store"
 	"github.com/weftfs/weft/server/meta"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/catalog/pebble"
-	"github.com/weftfs/weft/server/meta/cluster"
-	"github.com/weftfs/weft/server/meta/datafile"
-	"github.com/weftfs/weft/server/meta/datafile/store"
 )
 
 var defaultPort = strconv.Itoa(metarpc.DefaultPort)

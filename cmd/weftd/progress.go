@@ -8,7 +8,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/weftfs/weft/internal/progress"
-	"github.com/weftfs/weft/server/meta/catalog/dump"
+	"github.com/weftfs/weft/server/catalog/dump"
 )
 
 // dumping is how far an export or import is, from the goroutine that does it to the one that shows it.

@@ -17,8 +17,8 @@ import (
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/version"
 	"github.com/weftfs/weft/server/data"
+	"github.com/weftfs/weft/server/datafile"
 	"github.com/weftfs/weft/server/meta"
-	"github.com/weftfs/weft/server/meta/datafile"
 )
 
 // singleState is what weftd single remembers in its directory, in single.json.

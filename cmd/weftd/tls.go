@@ -6,8 +6,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/weftfs/weft/internal/rpctls"
+	"github.com/weftfs/weft/server/datafile/store"
 	"github.com/weftfs/weft/server/meta"
-	"github.com/weftfs/weft/server/meta/datafile/store"
 )
 
 // tlsFlags say what this program proves itself with, and what others have to.

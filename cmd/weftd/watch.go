@@ -20,11 +20,11 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/cluster"
 	"github.com/weftfs/weft/server/data"
 	"github.com/weftfs/weft/server/meta"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/cluster"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // watchFlags are those by which a serving process lets itself be seen.

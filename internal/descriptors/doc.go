@@ -17,7 +17,7 @@
 //	Dialed    1/8           connections to servers, beyond the first one to each address (packages nfs3 and nvmetcp)
 //	Accepted  3/8           connections that servers have accepted
 //	Files     1/8           data files that data servers keep open between requests (package server/data)
-//	Tables    1/8           files of a catalog (package server/meta/catalog/pebble)
+//	Tables    1/8           files of a catalog (package server/catalog/pebble)
 //
 // A mount uses the first three, a server the last three and sometimes Dialed. At least a quarter is left for what
 // cannot be refused: the first connection to a server, the control socket, logs, what a request opens for a moment.

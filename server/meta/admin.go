@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/schema"
 )
 
 func (s *Service) describeLayout(ctx context.Context, _ *call, a *metarpc.IDArgs) (*metarpc.Described, error) {

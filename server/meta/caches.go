@@ -14,7 +14,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // cacheTable knows which caches there are, by device and by file, and when each was used. All but the latter is in the catalog, from

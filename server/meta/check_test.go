@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // checkCatalog tests that what belongs together in the catalog fits together.

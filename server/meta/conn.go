@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
-	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/catalog"
 )
 
 const (

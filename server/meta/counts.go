@@ -8,7 +8,7 @@ import (
 
 	"github.com/weftfs/weft/internal/hist"
 	"github.com/weftfs/weft/internal/wire/metarpc"
-	"github.com/weftfs/weft/server/meta/catalog"
+	"github.com/weftfs/weft/server/catalog"
 )
 
 // counts is what calls came to.

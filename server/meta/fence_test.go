@@ -9,7 +9,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // owner is the owner of a file's first data file.

@@ -10,8 +10,8 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/catalog/memory"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/catalog/memory"
 )
 
 // bounded is an engine that may have no room.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/catalog/memory"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // FuzzConn sends arbitrary bytes to a service, in place of a hello or after one, as root of a client that is confined to a directory: the connection ends, others are served, and

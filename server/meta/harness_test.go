@@ -18,11 +18,11 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/catalog/memory"
-	"github.com/weftfs/weft/server/meta/catalog/pebble"
-	"github.com/weftfs/weft/server/meta/datafile"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/pebble"
+	"github.com/weftfs/weft/server/datafile"
+	"github.com/weftfs/weft/server/schema"
 )
 
 const testUnit = 64 << 10

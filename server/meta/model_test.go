@@ -13,9 +13,9 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/catalog/faulty"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/catalog/faulty"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // node is an inode of the model tree.

@@ -15,9 +15,9 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/catalog/memory"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // onceCall is a call of an op that may be executed only once.

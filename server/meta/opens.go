@@ -10,7 +10,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // graceWait is how long a change waits for the end of the grace period before its client is told to ask again, so that

@@ -9,9 +9,9 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/meta/acl"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // Who may do what is decided here, in the order in which the Linux VFS decides it (fs/namei.c, fs/attr.c, fs/xattr.c,

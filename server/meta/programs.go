@@ -8,7 +8,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/schema"
 )
 
 var errTextBusy = refusef(metarpc.Status(syscall.ETXTBSY), "the program is being executed, or its privileges are being taken away")

@@ -8,8 +8,8 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/schema"
 )
 
 func (s *Service) rename(ctx context.Context, c *call, a *metarpc.RenameArgs) (*metarpc.Empty, error) {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // Rules say what clients may do. Those of the volume, which are a row of the catalog and are set by weft admin client, come before those that the

@@ -15,7 +15,7 @@ import (
 	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // Service serves a shard of a volume, which for most volumes is all of it. There may be one for a shard at a time.

@@ -14,9 +14,9 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/catalog/memory"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // cluster is a volume of several shards, each with a service that can be killed and started again.

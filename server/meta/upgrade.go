@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // upgrade gives a catalog of an earlier format the rows of usage, before anybody serves it. What it puts follows from the rest of

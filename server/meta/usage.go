@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // usagePeriod is how long changes of usage are collected in directories before these tell their parents.

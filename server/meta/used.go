@@ -2,7 +2,7 @@ package meta
 
 import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // How much of a file is allocated (metarpc.Used) is in its inode row as its last writer has counted it. Before rows are read it is looked at who may be

@@ -8,7 +8,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // verify compares the copies of a range of a file while nobody writes there, and has those made anew that are found to be wrong.

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/schema"
 )
 
 // OpenVolume returns the volume in the catalog. In an empty catalog it first makes one, with a root directory that

@@ -19,11 +19,11 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/metaclient"
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/catalog/etcd"
-	"github.com/weftfs/weft/server/meta/catalog/pebble"
-	"github.com/weftfs/weft/server/meta/catalog/postgres"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/catalog/etcd"
+	"github.com/weftfs/weft/server/catalog/pebble"
+	"github.com/weftfs/weft/server/catalog/postgres"
+	"github.com/weftfs/weft/server/schema"
 )
 
 const (

@@ -8,8 +8,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/weftfs/weft/server/meta/catalog/catalogtest/etcdserver"
-	"github.com/weftfs/weft/server/meta/catalog/catalogtest/pgserver"
+	"github.com/weftfs/weft/server/catalog/catalogtest/etcdserver"
+	"github.com/weftfs/weft/server/catalog/catalogtest/pgserver"
 	"github.com/weftfs/weft/test/harness"
 )
 

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weftfs/weft/server/meta/catalog/catalogtest/pgserver"
+	"github.com/weftfs/weft/server/catalog/catalogtest/pgserver"
 	"github.com/weftfs/weft/test/harness"
 )
 

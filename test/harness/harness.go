@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/weftfs/weft/server/meta/catalog/catalogtest/freeze"
+	"github.com/weftfs/weft/server/catalog/catalogtest/freeze"
 )
 
 // Root is the top of the source tree.

@@ -15,9 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/weftfs/weft/server/meta/catalog"
-	"github.com/weftfs/weft/server/meta/catalog/pebble"
-	"github.com/weftfs/weft/server/meta/schema"
+	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/catalog/pebble"
+	"github.com/weftfs/weft/server/schema"
 	"github.com/weftfs/weft/test/harness"
 )
 

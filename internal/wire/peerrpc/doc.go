@@ -33,7 +33,7 @@
 //
 // A call whose answer would be larger than a frame fails.
 //
-// What they mean is said where they are made and carried out (server/meta: Hold, Settle, LockWaits; server/meta/cluster: Look).
+// What they mean is said where they are made and carried out (server/meta: Hold, Settle, LockWaits; server/cluster: Look).
 //
 // # Versions
 //
