@@ -7,10 +7,10 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/weftfs/weft/internal/perm"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/meta/acl"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -599,7 +599,7 @@ func (c *checker) checkRows(ctx context.Context) error {
 
 // checkList finds what is wrong with the value of an access control list.
 func checkList(value []byte) error {
-	list, err := acl.Parse(value)
+	list, err := perm.ParseACL(value)
 	if err == nil {
 		err = list.Check()
 	}

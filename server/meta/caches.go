@@ -309,7 +309,7 @@ func (s *Service) awaitReleased(ctx context.Context, id layout.FileID, copies []
 
 // cacheStart begins a cache, see the package comment.
 func (s *Service) cacheStart(ctx context.Context, c *call, a *metarpc.CacheStartArgs) (*metarpc.CacheStartResult, error) {
-	if s.caller(c).readOnly {
+	if s.caller(c).ReadOnly {
 		return nil, errReadOnly
 	}
 	if err := s.awaitGrace(ctx); err != nil {
@@ -557,7 +557,7 @@ func (s *Service) cacheDone(ctx context.Context, c *call, a *metarpc.CacheDoneAr
 // cacheDrop takes a file's caches away.
 func (s *Service) cacheDrop(ctx context.Context, c *call, a *metarpc.CacheDropArgs) (*metarpc.CacheDropResult, error) {
 	who := s.caller(c)
-	if who.readOnly {
+	if who.ReadOnly {
 		return nil, errReadOnly
 	}
 	row, _, err := s.regular(ctx, a.ID)

@@ -7,24 +7,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weftfs/weft/internal/perm"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 )
 
-// caller is on whose behalf a call is executed, after what the client's export makes of the credential.
-type caller struct {
-	uid, gid   uint32
-	groups     []uint32 // supplementary
-	privileged bool     // is root: may do what Linux lets CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_CHOWN and CAP_FSETID do
-	readOnly   bool
-}
-
-// UID and In make caller an acl.Who.
-func (w *caller) UID() uint32 { return w.uid }
-
-func (w *caller) In(gid uint32) bool { return w.gid == gid || slices.Contains(w.groups, gid) }
-
 // caller finds out on whose behalf c is executed.
-func (s *Service) caller(c *call) *caller {
+func (s *Service) caller(c *call) *perm.Caller {
 	if c.who == nil {
 		c.sess.mu.Lock()
 		e := c.sess.grant.Export
@@ -35,40 +23,40 @@ func (s *Service) caller(c *call) *caller {
 }
 
 // caller is who a credential stands for. groupsOf tells the groups of a user whose client could not.
-func (e Export) caller(cred metarpc.Cred, groupsOf func(uid uint32) []uint32) *caller {
-	who := &caller{uid: cred.UID, gid: cred.GID, groups: cred.Groups, readOnly: e.ReadOnly}
+func (e Export) caller(cred metarpc.Cred, groupsOf func(uid uint32) []uint32) *perm.Caller {
+	who := &perm.Caller{UID: cred.UID, GID: cred.GID, Groups: cred.Groups, ReadOnly: e.ReadOnly}
 	switch {
 	case e.AllSquash:
-		who.uid, who.gid, who.groups = e.AnonUID, e.AnonGID, nil
+		who.UID, who.GID, who.Groups = e.AnonUID, e.AnonGID, nil
 	case cred.ByUID:
-		who.groups = groupsOf(cred.UID)
+		who.Groups = groupsOf(cred.UID)
 	}
 	if e.RootSquash {
-		if who.uid == 0 {
-			who.uid = e.AnonUID
+		if who.UID == 0 {
+			who.UID = e.AnonUID
 		}
-		if who.gid == 0 {
-			who.gid = e.AnonGID
+		if who.GID == 0 {
+			who.GID = e.AnonGID
 		}
-		if slices.Contains(who.groups, 0) {
-			who.groups = slices.Clone(who.groups)
-			for i, gid := range who.groups {
+		if slices.Contains(who.Groups, 0) {
+			who.Groups = slices.Clone(who.Groups)
+			for i, gid := range who.Groups {
 				if gid == 0 {
-					who.groups[i] = e.AnonGID
+					who.Groups[i] = e.AnonGID
 				}
 			}
 		}
 	}
-	if !has(e.UIDs, who.uid) {
-		who.uid, who.gid, who.groups = e.AnonUID, e.AnonGID, nil
+	if !has(e.UIDs, who.UID) {
+		who.UID, who.GID, who.Groups = e.AnonUID, e.AnonGID, nil
 	}
 	if e.GIDs != nil {
-		if !has(e.GIDs, who.gid) {
-			who.gid = e.AnonGID
+		if !has(e.GIDs, who.GID) {
+			who.GID = e.AnonGID
 		}
-		who.groups = slices.DeleteFunc(slices.Clone(who.groups), func(gid uint32) bool { return !has(e.GIDs, gid) })
+		who.Groups = slices.DeleteFunc(slices.Clone(who.Groups), func(gid uint32) bool { return !has(e.GIDs, gid) })
 	}
-	who.privileged = who.uid == 0
+	who.Privileged = who.UID == 0
 	return who
 }
 

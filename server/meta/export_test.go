@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/weftfs/weft/internal/perm"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog/memory"
@@ -96,17 +97,17 @@ func TestCaller(t *testing.T) {
 	for _, c := range []struct {
 		rule string
 		cred metarpc.Cred
-		want caller
+		want perm.Caller
 	}{
-		{"*(rw,no_root_squash)", metarpc.Cred{}, caller{privileged: true}},
-		{"*(rw)", metarpc.Cred{Groups: []uint32{0, 5}}, caller{uid: 65534, gid: 65534, groups: []uint32{65534, 5}}},
-		{"*(rw,anonuid=3,anongid=4)", metarpc.Cred{UID: 9}, caller{uid: 9, gid: 4}},
-		{"*(rw,all_squash,anonuid=3,anongid=4)", metarpc.Cred{UID: 9, GID: 8, Groups: []uint32{7}}, caller{uid: 3, gid: 4}},
-		{"*(rw,uids=5-9+20,gids=8)", metarpc.Cred{UID: 9, GID: 7, Groups: []uint32{8, 10}}, caller{uid: 9, gid: 65534, groups: []uint32{8}}},
-		{"*(rw,uids=5-9+20,anonuid=3)", metarpc.Cred{UID: 10, GID: 8, Groups: []uint32{8}}, caller{uid: 3, gid: 65534}},
-		{"*(rw,no_root_squash,uids=5)", metarpc.Cred{}, caller{uid: 65534, gid: 65534}},
-		{"*(rw,uids=20)", metarpc.Cred{UID: 20, GID: 5, Groups: []uint32{8}}, caller{uid: 20, gid: 5, groups: []uint32{8}}},
-		{"*", metarpc.Cred{UID: 9, GID: 8, ByUID: true}, caller{uid: 9, gid: 8, groups: []uint32{1009}, readOnly: true}},
+		{"*(rw,no_root_squash)", metarpc.Cred{}, perm.Caller{Privileged: true}},
+		{"*(rw)", metarpc.Cred{Groups: []uint32{0, 5}}, perm.Caller{UID: 65534, GID: 65534, Groups: []uint32{65534, 5}}},
+		{"*(rw,anonuid=3,anongid=4)", metarpc.Cred{UID: 9}, perm.Caller{UID: 9, GID: 4}},
+		{"*(rw,all_squash,anonuid=3,anongid=4)", metarpc.Cred{UID: 9, GID: 8, Groups: []uint32{7}}, perm.Caller{UID: 3, GID: 4}},
+		{"*(rw,uids=5-9+20,gids=8)", metarpc.Cred{UID: 9, GID: 7, Groups: []uint32{8, 10}}, perm.Caller{UID: 9, GID: 65534, Groups: []uint32{8}}},
+		{"*(rw,uids=5-9+20,anonuid=3)", metarpc.Cred{UID: 10, GID: 8, Groups: []uint32{8}}, perm.Caller{UID: 3, GID: 65534}},
+		{"*(rw,no_root_squash,uids=5)", metarpc.Cred{}, perm.Caller{UID: 65534, GID: 65534}},
+		{"*(rw,uids=20)", metarpc.Cred{UID: 20, GID: 5, Groups: []uint32{8}}, perm.Caller{UID: 20, GID: 5, Groups: []uint32{8}}},
+		{"*", metarpc.Cred{UID: 9, GID: 8, ByUID: true}, perm.Caller{UID: 9, GID: 8, Groups: []uint32{1009}, ReadOnly: true}},
 	} {
 		if got := mustExport(t, c.rule).caller(c.cred, groupsOf); !reflect.DeepEqual(*got, c.want) {
 			t.Errorf("%s of %+v: %+v", c.rule, c.cred, *got)

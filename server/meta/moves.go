@@ -47,9 +47,9 @@ func (s *Service) layoutMove(ctx context.Context, c *call, a *metarpc.LayoutMove
 		return nil, err
 	}
 	switch who := s.caller(c); {
-	case who.readOnly:
+	case who.ReadOnly:
 		return nil, errReadOnly
-	case !who.owns(&row):
+	case !who.Owns(subject(&row)):
 		return nil, errPerm
 	}
 	m, err := s.joinMove(ctx, a)

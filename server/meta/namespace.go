@@ -6,6 +6,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/weftfs/weft/internal/perm"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -49,7 +50,7 @@ func (d *dirTable) put(id layout.FileID, raw []byte) {
 
 // place reads a name in dir, which the caller may look into. That there is no entry is no error, that there is no directory
 // is one.
-func (s *Service) place(ctx context.Context, who *caller, dir layout.FileID, name string) (*place, error) {
+func (s *Service) place(ctx context.Context, who *perm.Caller, dir layout.FileID, name string) (*place, error) {
 	p := &place{dir: dir, name: name, key: schema.EntryKey(dir, name)}
 	keys := [][]byte{p.key, schema.InodeKey(dir)}
 	raw, err := s.engine.GetMany(ctx, keys)
@@ -73,7 +74,7 @@ func (s *Service) place(ctx context.Context, who *caller, dir layout.FileID, nam
 
 // newPlace is place for a name that its client takes for new. The first try reads nothing if the directory has been read before: the guards
 // of the batch tell whether the directory is still the same, and there is no such entry.
-func (s *Service) newPlace(ctx context.Context, who *caller, t *tx, dir layout.FileID, name string) (*place, error) {
+func (s *Service) newPlace(ctx context.Context, who *perm.Caller, t *tx, dir layout.FileID, name string) (*place, error) {
 	if raw := s.dirs.get(dir); raw != nil && t.first {
 		t.guessed = true
 		p := &place{dir: dir, name: name, key: schema.EntryKey(dir, name), guess: raw}
@@ -83,7 +84,7 @@ func (s *Service) newPlace(ctx context.Context, who *caller, t *tx, dir layout.F
 }
 
 // enter takes raw for the inode of p's directory, which the caller may look into.
-func (s *Service) enter(ctx context.Context, who *caller, p *place, raw []byte) error {
+func (s *Service) enter(ctx context.Context, who *perm.Caller, p *place, raw []byte) error {
 	if err := decode(schema.InodeKey(p.dir), raw, &p.parent); err != nil {
 		return err
 	}
@@ -115,7 +116,7 @@ func (p *place) put(t *tx, id layout.FileID, mode uint32) {
 }
 
 func (s *Service) lookup(ctx context.Context, c *call, a *metarpc.NameArgs) (*metarpc.LookupResult, error) {
-	if who := s.caller(c); !who.privileged {
+	if who := s.caller(c); !who.Privileged {
 		dir, err := s.directory(ctx, a.Parent)
 		if err == nil {
 			err = s.permission(ctx, who, a.Parent, &dir, metarpc.AccessExec)
@@ -306,7 +307,7 @@ func (s *Service) makeNode(ctx context.Context, c *call, a *metarpc.MakeNodeArgs
 		if err := s.mayInsert(ctx, who, p); err != nil {
 			return nil, err
 		}
-		if !who.privileged && isDevice(a) {
+		if !who.Privileged && isDevice(a) {
 			return nil, errPerm
 		}
 		id, err := s.numbers.take(ctx, s.birthShard(a.Mode))
@@ -405,7 +406,7 @@ func (s *Service) link(ctx context.Context, c *call, a *metarpc.LinkArgs) (*meta
 
 func (s *Service) remove(ctx context.Context, c *call, a *metarpc.RemoveArgs) (*metarpc.RemoveResult, error) {
 	who := s.caller(c)
-	if who.readOnly {
+	if who.ReadOnly {
 		return nil, errReadOnly
 	}
 	return change(ctx, s, c, func(t *tx) (*metarpc.RemoveResult, error) {

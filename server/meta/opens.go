@@ -99,7 +99,7 @@ func (s *Service) openFile(ctx context.Context, c *call, a *metarpc.OpenArgs) (m
 			return attr, lease, err
 		}
 	}
-	if a.Access&metarpc.AccessWrite != 0 || a.Reclaim && !who.readOnly {
+	if a.Access&metarpc.AccessWrite != 0 || a.Reclaim && !who.ReadOnly {
 		s.mu.Lock()
 		cl.write = cl.open // not if it is closed or gone meanwhile
 		s.mu.Unlock()

@@ -7,64 +7,59 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/weftfs/weft/internal/perm"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/meta/acl"
 	"github.com/weftfs/weft/server/schema"
 )
 
-// Who may do what is decided here, in the order in which the Linux VFS decides it (fs/namei.c, fs/attr.c, fs/xattr.c,
-// fs/posix_acl.c), so that an application sees the same errno on weft as on a local file system. A client's kernel has
-// usually decided the same before; the service does not rely on it.
+// subject is what of an inode decides who may use it.
+func subject(row *schema.Inode) perm.Inode {
+	return perm.Inode{Mode: row.Mode, UID: row.UID, GID: row.GID, Flags: row.Flags}
+}
 
-// permission is EACCES unless who may access an inode as wanted, EROFS if he is to change nothing at all.
-func (s *Service) permission(ctx context.Context, who *caller, id layout.FileID, row *schema.Inode, want metarpc.Access) error {
-	if who.readOnly && want&metarpc.AccessWrite != 0 {
-		switch row.Mode & syscall.S_IFMT {
-		case syscall.S_IFREG, syscall.S_IFDIR, syscall.S_IFLNK: // what is written to others is not in the file system
-			return errReadOnly
-		}
-	}
-	granted := row.Mode
-	switch {
-	case who.privileged:
-		// Root may not execute what nobody may.
-		if isDir(row.Mode) || want&metarpc.AccessExec == 0 || row.Mode&0o111 != 0 {
-			return nil
-		}
-	case who.uid == row.UID:
-		granted >>= 6
-	case row.Flags&metarpc.AttrACL != 0 && row.Mode&0o070 != 0: // Linux does not ask a list whose mask is empty
-		list, err := s.list(ctx, id, schema.XattrACL)
-		if err != nil {
-			return err
-		}
-		if list != nil {
-			granted = 0
-			if list.Allows(who, row.UID, row.GID, uint16(want)) {
-				granted = 7
-			}
-			break
-		}
-		fallthrough // it has gone since row was read
-	case who.In(row.GID):
-		granted >>= 3
-	}
-	if uint32(want)&^granted&7 != 0 {
+// denied is the answer to a caller that package perm does not allow something. Callers compare it with these.
+func denied(errno syscall.Errno) error {
+	switch errno {
+	case 0:
+		return nil
+	case syscall.EPERM:
+		return errPerm
+	case syscall.EACCES:
 		return errAccess
+	case syscall.EROFS:
+		return errReadOnly
 	}
-	return nil
+	return refuse(errno)
+}
+
+// permission is EACCES unless who may access an inode as wanted, EROFS if who may change nothing at all. A client's kernel
+// has usually decided the same before; the service does not rely on it.
+func (s *Service) permission(ctx context.Context, who *perm.Caller, id layout.FileID, row *schema.Inode, want metarpc.Access) error {
+	list, err := s.listFor(ctx, who, id, row)
+	if err != nil {
+		return err
+	}
+	return denied(who.Access(subject(row), list, want))
+}
+
+// listFor reads the access control list of an inode if it decides what who may do.
+func (s *Service) listFor(ctx context.Context, who *perm.Caller, id layout.FileID, row *schema.Inode) (perm.ACL, error) {
+	if !who.Asks(subject(row)) {
+		return nil, nil
+	}
+	return s.list(ctx, id, schema.XattrACL)
 }
 
 // list reads an access control list; nil if the inode has none.
-func (s *Service) list(ctx context.Context, id layout.FileID, name string) (acl.List, error) {
+func (s *Service) list(ctx context.Context, id layout.FileID, name string) (perm.ACL, error) {
 	key := schema.XattrKey(id, name)
 	value, err := s.find(ctx, key)
 	if err != nil || value == nil {
 		return nil, err
 	}
-	list, err := acl.Parse(value)
+	list, err := perm.ParseACL(value)
 	if err == nil {
 		err = list.Check()
 	}
@@ -74,34 +69,31 @@ func (s *Service) list(ctx context.Context, id layout.FileID, name string) (acl.
 	return list, nil
 }
 
-// owns reports whether who may do what only the owner may.
-func (w *caller) owns(row *schema.Inode) bool { return w.privileged || w.uid == row.UID }
-
 // mayInsert finds out whether who may make a name in p's directory, which exists.
-func (s *Service) mayInsert(ctx context.Context, who *caller, p *place) error {
+func (s *Service) mayInsert(ctx context.Context, who *perm.Caller, p *place) error {
 	return s.permission(ctx, who, p.dir, &p.parent, metarpc.AccessWrite|metarpc.AccessExec)
 }
 
 // mayDelete finds out whether who may take away the name that is in p.
-func (s *Service) mayDelete(ctx context.Context, who *caller, p *place) error {
+func (s *Service) mayDelete(ctx context.Context, who *perm.Caller, p *place) error {
 	if err := s.mayInsert(ctx, who, p); err != nil {
 		return err
 	}
-	if p.parent.Mode&syscall.S_ISVTX == 0 || who.owns(&p.parent) {
+	if !who.Sticky(subject(&p.parent)) {
 		return nil
 	}
 	row, _, err := s.inode(ctx, p.entry.ID)
 	if errors.Is(err, errStale) {
 		return errRetry
 	}
-	if err == nil && !who.owns(&row) {
+	if err == nil && !who.Owns(subject(&row)) {
 		err = errPerm
 	}
 	return err
 }
 
 // mayRename finds out whether who may rename what is in from to to, and whether the one may take the place of the other.
-func (s *Service) mayRename(ctx context.Context, who *caller, from, to *place, exchange bool) error {
+func (s *Service) mayRename(ctx context.Context, who *perm.Caller, from, to *place, exchange bool) error {
 	err := s.mayDelete(ctx, who, from)
 	if err == nil && to.exists() {
 		err = s.mayDelete(ctx, who, to)
@@ -144,103 +136,29 @@ func (s *Service) openForWriting(sess *session, id layout.FileID) bool {
 // maySet finds out whether the caller may set what a asks for.
 func (s *Service) maySet(ctx context.Context, c *call, row *schema.Inode, a *metarpc.SetAttrArgs) error {
 	who := s.caller(c)
-	const always = metarpc.SetMode | metarpc.SetUID | metarpc.SetGID
-	has := func(m metarpc.AttrMask) bool { return a.Mask&m != 0 }
-	if who.readOnly {
-		return errReadOnly
-	}
-	written := false // the right to write has been shown
-	write := func() error {
-		if written || a.Open && s.openForWriting(c.sess, a.ID) {
-			written = true
-			return nil
-		}
-		err := s.permission(ctx, who, a.ID, row, metarpc.AccessWrite)
-		written = err == nil
+	list, err := s.listFor(ctx, who, a.ID, row)
+	if err != nil {
 		return err
 	}
-	if has(metarpc.SetSize) {
-		if err := write(); err != nil {
-			return err
-		}
-	}
-	// A time other than now, or one of the two only, is the owner's to set, but whoever cuts the file says when that was.
-	now := metarpc.SetAtimeNow | metarpc.SetMtimeNow
-	explicit := has(metarpc.SetAtime) && !has(metarpc.SetAtimeNow) || has(metarpc.SetMtime) && !has(metarpc.SetMtimeNow) && !written
-	switch {
-	case who.owns(row):
-	case has(now) && a.Mask&now == now:
-		if err := write(); err != nil {
-			return err
-		}
-	case explicit, has(now) && !written:
-		return errPerm
-	}
-	switch {
-	case has(metarpc.SetUID) && !who.privileged && !(who.uid == row.UID && a.UID == row.UID):
-		return errPerm
-	case has(metarpc.SetGID) && !who.privileged && !(who.uid == row.UID && (a.GID == row.GID || who.In(a.GID))):
-		return errPerm
-	case has(metarpc.SetMode) && row.Mode&syscall.S_IFMT == syscall.S_IFLNK:
-		return errNotSupported
-	case has(metarpc.SetMode) && !who.owns(row):
-		return errPerm
-	case has(metarpc.ClearPrivileges) && !has(always) && !who.owns(row):
-		return write()
-	}
-	return nil
+	return denied(who.MaySet(subject(row), list, a.Open && s.openForWriting(c.sess, a.ID), a))
 }
 
 // set adds to t what a asks for, which maySet has allowed, and what follows from it: an inode that gets another owner or is
 // cut loses the privileges of set-ID bits and file capabilities, and an access control list follows the mode. It changes row,
 // which the caller puts if it has changed.
-func (s *Service) set(ctx context.Context, t *tx, who *caller, row *schema.Inode, a *metarpc.SetAttrArgs, now int64) error {
-	const owner = metarpc.SetUID | metarpc.SetGID
-	drop := uint32(0) // mode bits
-	if !isDir(row.Mode) {
-		executable := row.Mode&syscall.S_IXGRP != 0
-		switch {
-		case a.Mask&owner != 0:
-			// chown(2) does it for everybody. A set-group-ID bit without group execution is not one of execution.
-			drop = syscall.S_ISUID
-			if executable || !who.privileged && !who.In(row.GID) {
-				drop |= syscall.S_ISGID
-			}
-		case a.Mask&metarpc.ClearPrivileges != 0:
-			drop = syscall.S_ISUID
-			if executable {
-				drop |= syscall.S_ISGID
-			}
-		case a.Mask&metarpc.SetSize != 0 && !who.privileged:
-			drop = syscall.S_ISUID
-			if executable || !who.In(row.GID) {
-				drop |= syscall.S_ISGID
-			}
-		}
-		if a.Mask&(owner|metarpc.ClearPrivileges|metarpc.SetSize) != 0 && row.Flags&metarpc.AttrCapability != 0 {
-			dropXattr(t, a.ID, row, schema.XattrCapability)
-		}
+func (s *Service) set(ctx context.Context, t *tx, who *perm.Caller, row *schema.Inode, a *metarpc.SetAttrArgs, now int64) error {
+	i := subject(row)
+	if who.Set(&i, a) && row.Flags&metarpc.AttrCapability != 0 {
+		dropXattr(t, a.ID, row, schema.XattrCapability)
 	}
-	row.Mode &^= drop
-	if a.Mask&metarpc.SetUID != 0 {
-		row.UID = a.UID
-	}
-	if a.Mask&metarpc.SetGID != 0 {
-		row.GID = a.GID
-	}
-	if a.Mask&metarpc.SetMode != 0 {
-		row.Mode = row.Mode&syscall.S_IFMT | a.Mode
-		if !who.privileged && !who.In(row.GID) {
-			row.Mode &^= syscall.S_ISGID
+	row.Mode, row.UID, row.GID = i.Mode, i.UID, i.GID
+	if a.Mask&metarpc.SetMode != 0 && row.Flags&metarpc.AttrACL != 0 {
+		list, err := s.list(ctx, a.ID, schema.XattrACL)
+		if err != nil {
+			return err
 		}
-		if row.Flags&metarpc.AttrACL != 0 {
-			list, err := s.list(ctx, a.ID, schema.XattrACL)
-			if err != nil {
-				return err
-			}
-			if list != nil { // else it goes at this moment, and t's guards will not hold
-				t.Put(schema.XattrKey(a.ID, schema.XattrACL), list.Chmod(row.Mode).Value())
-			}
+		if list != nil { // else it goes at this moment, and t's guards will not hold
+			t.Put(schema.XattrKey(a.ID, schema.XattrACL), list.Chmod(row.Mode).Value())
 		}
 	}
 	switch {
@@ -269,48 +187,29 @@ type newborn struct {
 
 // newInode is an inode made on behalf of who in the directory of p. The mode is that of the system call: umask applies
 // only where the directory has no default list.
-func (s *Service) newInode(ctx context.Context, who *caller, p *place, mode, umask uint32, now int64) (*newborn, error) {
-	n := &newborn{row: schema.Inode{
-		Mode: mode, Nlink: 1, UID: who.uid, GID: who.gid, Atime: now, Mtime: now, Ctime: now, Btime: now,
-	}}
-	row := &n.row
-	if isRegular(mode) {
-		row.Used = metarpc.UsedOf(0)
-	}
-	if isDir(mode) {
-		row.Mode &^= syscall.S_ISUID | syscall.S_ISGID // mkdir(2) ignores them
-	}
-	if p.parent.Mode&syscall.S_ISGID != 0 {
-		row.GID = p.parent.GID
-		const both = syscall.S_ISGID | syscall.S_IXGRP
-		switch {
-		case isDir(mode):
-			row.Mode |= syscall.S_ISGID
-		case mode&both == both && !who.privileged && !who.In(row.GID):
-			row.Mode &^= syscall.S_ISGID // or anybody could make programs that run with the directory's group
-		}
-	}
-	if mode&syscall.S_IFMT == syscall.S_IFLNK {
-		return n, nil
-	}
-	var list acl.List
-	if p.parent.Flags&metarpc.AttrDefaultACL != 0 {
+func (s *Service) newInode(ctx context.Context, who *perm.Caller, p *place, mode, umask uint32, now int64) (*newborn, error) {
+	var defaults perm.ACL
+	if p.parent.Flags&metarpc.AttrDefaultACL != 0 && mode&syscall.S_IFMT != syscall.S_IFLNK {
 		var err error
-		if list, err = s.list(ctx, p.dir, schema.XattrDefaultACL); err != nil {
+		if defaults, err = s.list(ctx, p.dir, schema.XattrDefaultACL); err != nil {
 			return nil, err
 		}
 	}
-	if list == nil {
-		row.Mode &^= umask & 0o777
-		return n, nil
+	i, list := who.New(subject(&p.parent), defaults, mode, umask)
+	n := &newborn{row: schema.Inode{
+		Mode: i.Mode, Nlink: 1, UID: i.UID, GID: i.GID, Atime: now, Mtime: now, Ctime: now, Btime: now,
+	}}
+	if isRegular(mode) {
+		n.row.Used = metarpc.UsedOf(0)
 	}
-	n.xattrs = map[string][]byte{}
-	if isDir(mode) {
-		n.xattrs[schema.XattrDefaultACL] = list.Value()
-	}
-	var access acl.List
-	if row.Mode, access = list.Inherit(row.Mode); access != nil {
-		n.xattrs[schema.XattrACL] = access.Value()
+	if defaults != nil {
+		n.xattrs = map[string][]byte{}
+		if isDir(mode) {
+			n.xattrs[schema.XattrDefaultACL] = defaults.Value()
+		}
+		if list != nil {
+			n.xattrs[schema.XattrACL] = list.Value()
+		}
 	}
 	return n, nil
 }

@@ -17,9 +17,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/perm"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/meta/acl"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -353,26 +353,26 @@ var (
 func randomOf[T any](rng *rand.Rand, all []T) T { return all[rng.IntN(len(all))] }
 
 // randomList is a valid access control list.
-func randomList(rng *rand.Rand) acl.List {
-	entry := func(tag acl.Tag, id uint32) acl.Entry {
-		return acl.Entry{Tag: tag, Perm: uint16(rng.IntN(8)), ID: id}
+func randomList(rng *rand.Rand) perm.ACL {
+	entry := func(tag perm.Tag, id uint32) perm.Entry {
+		return perm.Entry{Tag: tag, Perm: uint16(rng.IntN(8)), ID: id}
 	}
-	l := acl.List{entry(acl.UserObj, acl.NoID)}
+	l := perm.ACL{entry(perm.UserObj, perm.NoID)}
 	for _, uid := range testUsers[1:] {
 		if rng.IntN(3) == 0 {
-			l = append(l, entry(acl.User, uid))
+			l = append(l, entry(perm.User, uid))
 		}
 	}
-	l = append(l, entry(acl.GroupObj, acl.NoID))
+	l = append(l, entry(perm.GroupObj, perm.NoID))
 	for _, gid := range testGroups[1:] {
 		if rng.IntN(3) == 0 {
-			l = append(l, entry(acl.Group, gid))
+			l = append(l, entry(perm.Group, gid))
 		}
 	}
 	if len(l) > 2 || rng.IntN(3) == 0 {
-		l = append(l, entry(acl.Mask, acl.NoID))
+		l = append(l, entry(perm.Mask, perm.NoID))
 	}
-	return append(l, entry(acl.Other, acl.NoID))
+	return append(l, entry(perm.Other, perm.NoID))
 }
 
 // state is all that permissions depend on, of all there is.
@@ -444,7 +444,7 @@ func publicDir(t *testing.T) string {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"system.posix_acl_access", "user.x"} {
-		value := acl.List{{Tag: acl.UserObj, Perm: 7}, {Tag: acl.GroupObj, Perm: 5}, {Tag: acl.Other, Perm: 5}}.Value()
+		value := perm.ACL{{Tag: perm.UserObj, Perm: 7}, {Tag: perm.GroupObj, Perm: 5}, {Tag: perm.Other, Perm: 5}}.Value()
 		if err := unix.Setxattr(dir, name, value, 0); err != nil {
 			t.Skipf("missing: a file system with attributes like %s: %v", name, err)
 		}

@@ -20,7 +20,7 @@ func (s *Service) rename(ctx context.Context, c *call, a *metarpc.RenameArgs) (*
 		}
 	}()
 	who := s.caller(c)
-	if who.readOnly {
+	if who.ReadOnly {
 		return nil, errReadOnly
 	}
 	return change(ctx, s, c, func(t *tx) (*metarpc.Empty, error) {

@@ -401,9 +401,9 @@ func (s *Service) sessionsOf(in *Incoming) (n int) {
 // admin refuses a call that is for administrators: root, of a client that may write everywhere.
 func (s *Service) admin(c *call) error {
 	switch who := s.caller(c); {
-	case c.sess.confinement() != nil || !who.privileged:
+	case c.sess.confinement() != nil || !who.Privileged:
 		return errPerm
-	case who.readOnly:
+	case who.ReadOnly:
 		return errReadOnly
 	}
 	return nil
@@ -465,7 +465,7 @@ func (s *Service) clientSet(ctx context.Context, c *call, a *metarpc.ClientSetAr
 		address, name := c.sess.address, c.sess.peer.Name
 		c.sess.mu.Unlock()
 		own, ok := ruleFor(append(list[:len(list):len(list)], s.cfg.Exports...), address, name)
-		if who := own.caller(c.h.Cred, s.groups.of); !ok || own.Path != "" || !who.privileged || own.ReadOnly {
+		if who := own.caller(c.h.Cred, s.groups.of); !ok || own.Path != "" || !who.Privileged || own.ReadOnly {
 			return nil, refusef(metarpc.Status(syscall.EPERM), "nobody could change the rules from here any more: first set one for this host, such as %s", s.forAdmin(address, name))
 		}
 		if cut := s.cutBy(list); a.Rule != "" && !a.Force && len(cut) > 0 {

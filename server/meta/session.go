@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/weftfs/weft/internal/perm"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -271,10 +272,10 @@ type call struct {
 	from  *conn           // on which it came; its answer may go to a later one, of the same version
 	ctx   context.Context // ends with the session
 	h     metarpc.CallHeader
-	who   *caller // see Service.caller
-	frame []byte  // the answer, once it is settled by a batch that holds it
-	row   []byte  // the slot's, see there
-	after func()  // called when the answer is in the connection's queue, behind which a callback's frame would come
+	who   *perm.Caller // see Service.caller
+	frame []byte       // the answer, once it is settled by a batch that holds it
+	row   []byte       // the slot's, see there
+	after func()       // called when the answer is in the connection's queue, behind which a callback's frame would come
 }
 
 // accept finds out what to do with a call that came in, and executes it. refusal is what was wrong with its arguments. It reports whether the caller

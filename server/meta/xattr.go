@@ -7,10 +7,10 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/weftfs/weft/internal/perm"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/meta/acl"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -51,49 +51,12 @@ func dropXattr(t *tx, id layout.FileID, row *schema.Inode, name string) {
 
 // mayXattr finds out whether who may read or write an attribute, as xattr(7) tells. Access control lists are a matter of
 // their own.
-func (s *Service) mayXattr(ctx context.Context, who *caller, id layout.FileID, row *schema.Inode, name string, write bool) error {
-	refusal, access := errNoData, metarpc.AccessRead
-	if write {
-		refusal, access = errPerm, metarpc.AccessWrite
-		if who.readOnly {
-			return errReadOnly
-		}
+func (s *Service) mayXattr(ctx context.Context, who *perm.Caller, id layout.FileID, row *schema.Inode, name string, write bool) error {
+	list, err := s.listFor(ctx, who, id, row)
+	if err != nil {
+		return err
 	}
-	space, rest, _ := strings.Cut(name, ".")
-	known := false
-	switch space {
-	case "security":
-		known = true
-		if write && !who.privileged {
-			return errPerm
-		}
-	case "system":
-	case "trusted":
-		known = true
-		if !who.privileged {
-			return refusal
-		}
-	case "user":
-		known = true
-		if !isRegular(row.Mode) && !isDir(row.Mode) {
-			return refusal
-		}
-		if write && isDir(row.Mode) && row.Mode&syscall.S_ISVTX != 0 && !who.owns(row) {
-			return errPerm
-		}
-		fallthrough
-	default:
-		if err := s.permission(ctx, who, id, row, access); err != nil {
-			return err
-		}
-	}
-	switch {
-	case !known || space == name:
-		return errNotSupported
-	case rest == "":
-		return errInvalid
-	}
-	return nil
+	return denied(who.MayXattr(subject(row), list, name, write))
 }
 
 func isACL(name string) bool { return name == schema.XattrACL || name == schema.XattrDefaultACL }
@@ -175,10 +138,10 @@ func (s *Service) setXattr(ctx context.Context, c *call, a *metarpc.XattrArgs) (
 		return s.setPolicy(ctx, c, a.ID, policy)
 	}
 	if isACL(a.Name) {
-		var list acl.List
+		var list perm.ACL
 		if len(a.Value) > 0 {
 			var err error
-			if list, err = acl.Parse(a.Value); err != nil {
+			if list, err = perm.ParseACL(a.Value); err != nil {
 				return nil, refuseList(err)
 			}
 		}
@@ -230,7 +193,7 @@ func (s *Service) removeXattr(ctx context.Context, c *call, a *metarpc.XattrArgs
 // begins what changes the owner or the contents, and whoever may do that takes them away anyhow.
 func (s *Service) mayDisarm(ctx context.Context, c *call, id layout.FileID, row *schema.Inode) error {
 	who := s.caller(c)
-	if who.owns(row) || s.openForWriting(c.sess, id) || s.permission(ctx, who, id, row, metarpc.AccessWrite) == nil {
+	if who.Owns(subject(row)) || s.openForWriting(c.sess, id) || s.permission(ctx, who, id, row, metarpc.AccessWrite) == nil {
 		return nil
 	}
 	return errPerm
@@ -240,20 +203,20 @@ func (s *Service) mayDisarm(ctx context.Context, c *call, id layout.FileID, row 
 func refuseList(err error) error {
 	errno := syscall.EINVAL
 	switch {
-	case errors.Is(err, acl.ErrVersion):
+	case errors.Is(err, perm.ErrVersion):
 		errno = syscall.EOPNOTSUPP
-	case errors.Is(err, acl.ErrTooLong):
+	case errors.Is(err, perm.ErrTooLong):
 		errno = syscall.E2BIG
 	}
 	return refusef(metarpc.Status(errno), "%v", err)
 }
 
 // setACL gives an inode an access control list, or with nil takes it away. One that says no more than a mode becomes that.
-func (s *Service) setACL(ctx context.Context, c *call, id layout.FileID, name string, list acl.List) (*metarpc.Empty, error) {
+func (s *Service) setACL(ctx context.Context, c *call, id layout.FileID, name string, list perm.ACL) (*metarpc.Empty, error) {
 	return s.changeXattr(ctx, c, id, name, func(t *tx, row *schema.Inode, old []byte) error {
 		who := s.caller(c)
 		switch {
-		case who.readOnly:
+		case who.ReadOnly:
 			return errReadOnly
 		case row.Mode&syscall.S_IFMT == syscall.S_IFLNK:
 			return errNotSupported
@@ -262,7 +225,7 @@ func (s *Service) setACL(ctx context.Context, c *call, id layout.FileID, name st
 				return errAccess
 			}
 			return nil
-		case !who.owns(row):
+		case !who.Owns(subject(row)):
 			return errPerm
 		}
 		keep := list != nil
@@ -275,9 +238,7 @@ func (s *Service) setACL(ctx context.Context, c *call, id layout.FileID, name st
 			var whole bool
 			row.Mode, whole = list.Mode(row.Mode)
 			keep = !whole
-			if !who.privileged && !who.In(row.GID) {
-				row.Mode &^= syscall.S_ISGID
-			}
+			row.Mode = who.SetMode(subject(row), row.Mode)
 		}
 		switch {
 		case keep && old == nil && row.Xattrs >= maxXattrs:
@@ -330,9 +291,9 @@ func (s *Service) setPolicy(ctx context.Context, c *call, id layout.FileID, poli
 			return nil, err
 		}
 		switch who := s.caller(c); {
-		case who.readOnly:
+		case who.ReadOnly:
 			return nil, errReadOnly
-		case !who.owns(&row):
+		case !who.Owns(subject(&row)):
 			return nil, errPerm
 		case !isDir(row.Mode):
 			return nil, refusef(errInvalid.Status, "%s: the layout of a file is settled when it is made; set it on the directory before", xattrLayout)
@@ -370,7 +331,7 @@ func (s *Service) listXattr(ctx context.Context, c *call, a *metarpc.IDArgs) (*m
 			return nil, err
 		}
 		name := string(kv.Key[len(from):])
-		if strings.HasPrefix(name, "trusted.") && !s.caller(c).privileged {
+		if strings.HasPrefix(name, "trusted.") && !s.caller(c).Privileged {
 			continue
 		}
 		r.Names = append(r.Names, name)

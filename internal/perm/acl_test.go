@@ -1,4 +1,4 @@
-package acl
+package perm
 
 import (
 	"bytes"
@@ -15,7 +15,7 @@ const golden = "02000000" +
 	"0100 0600 ffffffff" + "0200 0600 e8030000" + "0400 0400 ffffffff" + "0800 0400 64000000" +
 	"1000 0500 ffffffff" + "2000 0000 ffffffff"
 
-var goldenList = List{
+var goldenList = ACL{
 	{UserObj, 6, NoID}, {User, 6, 1000}, {GroupObj, 4, NoID}, {Group, 4, 100}, {Mask, 5, NoID}, {Other, 0, NoID},
 }
 
@@ -29,7 +29,7 @@ func bytesOf(t testing.TB, s string) []byte {
 }
 
 func TestGolden(t *testing.T) {
-	l, err := Parse(bytesOf(t, golden))
+	l, err := ParseACL(bytesOf(t, golden))
 	if err != nil || !reflect.DeepEqual(l, goldenList) {
 		t.Errorf("%+v, %v", l, err)
 	}
@@ -41,7 +41,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-func TestParse(t *testing.T) {
+func TestParseACL(t *testing.T) {
 	entry := "0100 0600 00000000"
 	for _, c := range []struct {
 		name, value string
@@ -58,7 +58,7 @@ func TestParse(t *testing.T) {
 		{"as many as fit", "02000000" + strings.Repeat(entry, MaxEntries), nil},
 		{"too many", "02000000" + strings.Repeat(entry, MaxEntries+1), ErrTooLong},
 	} {
-		l, err := Parse(bytesOf(t, c.value))
+		l, err := ParseACL(bytesOf(t, c.value))
 		if !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", c.name, err, c.want)
 		}
@@ -74,26 +74,26 @@ func TestCheck(t *testing.T) {
 	u, g, o := Entry{UserObj, 7, NoID}, Entry{GroupObj, 5, NoID}, Entry{Other, 0, NoID}
 	m, u1, g1 := Entry{Mask, 7, NoID}, Entry{User, 7, 1}, Entry{Group, 7, 1}
 	for _, c := range []struct {
-		list List
+		list ACL
 		ok   bool
 	}{
-		{List{u, g, o}, true},
-		{List{u, g, m, o}, true},
-		{List{u, u1, u1, g, g1, g1, m, o}, true},
-		{List{u, u1, g, o}, false}, // no mask
-		{List{u, g, g1, o}, false},
-		{List{u, g, g1, m}, false},
-		{List{u, g}, false},
-		{List{g, o}, false},
-		{List{u, o}, false},
-		{List{u, g, o, o}, false},
-		{List{u, g, o, m}, false},
-		{List{u, g1, g, m, o}, false},
-		{List{u, g, u1, m, o}, false},
-		{List{u, u, g, o}, false},
-		{List{u, g, m, m, o}, false},
-		{List{u, {GroupObj, 8, NoID}, o}, false},
-		{List{u, {64, 0, NoID}, g, o}, false},
+		{ACL{u, g, o}, true},
+		{ACL{u, g, m, o}, true},
+		{ACL{u, u1, u1, g, g1, g1, m, o}, true},
+		{ACL{u, u1, g, o}, false}, // no mask
+		{ACL{u, g, g1, o}, false},
+		{ACL{u, g, g1, m}, false},
+		{ACL{u, g}, false},
+		{ACL{g, o}, false},
+		{ACL{u, o}, false},
+		{ACL{u, g, o, o}, false},
+		{ACL{u, g, o, m}, false},
+		{ACL{u, g1, g, m, o}, false},
+		{ACL{u, g, u1, m, o}, false},
+		{ACL{u, u, g, o}, false},
+		{ACL{u, g, m, m, o}, false},
+		{ACL{u, {GroupObj, 8, NoID}, o}, false},
+		{ACL{u, {64, 0, NoID}, g, o}, false},
 		{nil, false},
 	} {
 		if err := c.list.Check(); (err == nil) != c.ok || err != nil && !errors.Is(err, ErrInvalid) {
@@ -103,27 +103,27 @@ func TestCheck(t *testing.T) {
 }
 
 func TestModes(t *testing.T) {
-	plain := List{{UserObj, 7, NoID}, {GroupObj, 5, NoID}, {Other, 1, NoID}}
+	plain := ACL{{UserObj, 7, NoID}, {GroupObj, 5, NoID}, {Other, 1, NoID}}
 	for _, c := range []struct {
-		list  List
+		list  ACL
 		mode  uint32
 		want  uint32
 		whole bool
 	}{
 		{plain, 0o104000, 0o104751, true},
 		{goldenList, 0o102777, 0o102650, false},
-		{List{{UserObj, 7, NoID}, {GroupObj, 5, NoID}, {Mask, 3, NoID}, {Other, 1, NoID}}, 0, 0o731, false},
+		{ACL{{UserObj, 7, NoID}, {GroupObj, 5, NoID}, {Mask, 3, NoID}, {Other, 1, NoID}}, 0, 0o731, false},
 	} {
 		if mode, whole := c.list.Mode(c.mode); mode != c.want || whole != c.whole {
 			t.Errorf("%+v: mode %#o, whole %t", c.list, mode, whole)
 		}
 	}
 	got := goldenList.Chmod(0o104771)
-	want := List{{UserObj, 7, NoID}, {User, 6, 1000}, {GroupObj, 4, NoID}, {Group, 4, 100}, {Mask, 7, NoID}, {Other, 1, NoID}}
+	want := ACL{{UserObj, 7, NoID}, {User, 6, 1000}, {GroupObj, 4, NoID}, {Group, 4, 100}, {Mask, 7, NoID}, {Other, 1, NoID}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("chmod: %+v", got)
 	}
-	if got := plain.Chmod(0o610); !reflect.DeepEqual(got, List{{UserObj, 6, NoID}, {GroupObj, 1, NoID}, {Other, 0, NoID}}) {
+	if got := plain.Chmod(0o610); !reflect.DeepEqual(got, ACL{{UserObj, 6, NoID}, {GroupObj, 1, NoID}, {Other, 0, NoID}}) {
 		t.Errorf("chmod without a mask: %+v", got)
 	}
 	mode, access := goldenList.Inherit(0o100444)
@@ -140,57 +140,49 @@ func TestModes(t *testing.T) {
 	}
 }
 
-type who struct {
-	uid    uint32
-	groups []uint32
-}
-
-func (w who) UID() uint32        { return w.uid }
-func (w who) In(gid uint32) bool { return slices.Contains(w.groups, gid) }
-
 func TestAllows(t *testing.T) {
-	l := List{
+	l := ACL{
 		{UserObj, 2, NoID}, {User, 7, 10}, {User, 7, 1}, {GroupObj, 4, NoID}, {Group, 2, 20}, {Group, 7, 21}, {Mask, 6, NoID}, {Other, 1, NoID},
 	}
 	for _, c := range []struct {
 		name string
-		who  who
+		who  Caller
 		want [8]bool // by what is wanted
 	}{
-		{"owner", who{1, []uint32{21}}, [8]bool{0: true, 2: true}}, // whatever else there is about him
-		{"named user, masked", who{10, nil}, [8]bool{0: true, 2: true, 4: true, 6: true}},
-		{"owning group", who{5, []uint32{2}}, [8]bool{0: true, 4: true}},
-		{"named group", who{5, []uint32{20}}, [8]bool{0: true, 2: true}},
-		{"two groups, not together", who{5, []uint32{2, 20}}, [8]bool{0: true, 2: true, 4: true}},
-		{"named group, masked", who{5, []uint32{21}}, [8]bool{0: true, 2: true, 4: true, 6: true}},
-		{"other", who{5, []uint32{9}}, [8]bool{0: true, 1: true}},
+		{"owner", Caller{UID: 1, GID: 100, Groups: []uint32{21}}, [8]bool{0: true, 2: true}}, // whatever else there is about him
+		{"named user, masked", Caller{UID: 10, GID: 100}, [8]bool{0: true, 2: true, 4: true, 6: true}},
+		{"owning group", Caller{UID: 5, GID: 100, Groups: []uint32{2}}, [8]bool{0: true, 4: true}},
+		{"named group", Caller{UID: 5, GID: 100, Groups: []uint32{20}}, [8]bool{0: true, 2: true}},
+		{"two groups, not together", Caller{UID: 5, GID: 100, Groups: []uint32{2, 20}}, [8]bool{0: true, 2: true, 4: true}},
+		{"named group, masked", Caller{UID: 5, GID: 100, Groups: []uint32{21}}, [8]bool{0: true, 2: true, 4: true, 6: true}},
+		{"other", Caller{UID: 5, GID: 100, Groups: []uint32{9}}, [8]bool{0: true, 1: true}},
 	} {
 		for want, ok := range c.want {
-			if l.Allows(c.who, 1, 2, uint16(want)) != ok {
+			if l.Allows(&c.who, 1, 2, uint16(want)) != ok {
 				t.Errorf("%s: %d is allowed: %t", c.name, want, !ok)
 			}
 		}
 	}
 }
 
-func FuzzParse(f *testing.F) {
+func FuzzParseACL(f *testing.F) {
 	f.Add(bytesOf(f, golden))
 	f.Add(bytesOf(f, "02000000"))
 	f.Fuzz(func(t *testing.T, value []byte) {
-		l, err := Parse(value)
+		l, err := ParseACL(value)
 		if err != nil {
 			if l != nil {
 				t.Errorf("a list with %v", err)
 			}
 			return
 		}
-		again, err := Parse(l.Value())
+		again, err := ParseACL(l.Value())
 		if err != nil || !reflect.DeepEqual(l, again) {
 			t.Errorf("%+v came back as %+v, %v", l, again, err)
 		}
 		valid := l.Check() == nil
 		for want := range uint16(8) {
-			l.Allows(who{1, []uint32{2}}, 1, 2, want)
+			l.Allows(&Caller{UID: 1, GID: 100, Groups: []uint32{2}}, 1, 2, want)
 		}
 		if !valid {
 			return

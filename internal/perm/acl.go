@@ -1,7 +1,4 @@
-// Package acl is POSIX access control lists (acl(5), the withdrawn POSIX 1003.1e draft 17) as Linux has them: their form
-// as extended attributes system.posix_acl_access and system.posix_acl_default, whom they let do what, how they and the
-// mode bits follow each other, and what a new inode inherits. It keeps nothing and asks nobody.
-package acl
+package perm
 
 import (
 	"encoding/binary"
@@ -33,8 +30,8 @@ type Entry struct {
 // NoID is the ID of entries that have none.
 const NoID = math.MaxUint32
 
-// List is an access control list. Those that Check approves of are in the order of the tags above.
-type List []Entry
+// ACL is an access control list. Those that Check approves of are in the order of the tags above.
+type ACL []Entry
 
 // The form of struct posix_acl_xattr_header and posix_acl_xattr_entry in linux/posix_acl_xattr.h.
 const (
@@ -54,9 +51,9 @@ var (
 	ErrTooLong = fmt.Errorf("access control list of more than %d entries", MaxEntries)
 )
 
-// Parse reads the value of an extended attribute. A list of no entries is nil and stands for having none. The order of
+// ParseACL reads the value of an extended attribute. A list of no entries is nil and stands for having none. The order of
 // the entries is not looked at; see Check.
-func Parse(value []byte) (List, error) {
+func ParseACL(value []byte) (ACL, error) {
 	if len(value) < headerSize {
 		return nil, fmt.Errorf("%w: %d bytes", ErrInvalid, len(value))
 	}
@@ -72,7 +69,7 @@ func Parse(value []byte) (List, error) {
 	case len(value) > MaxEntries*entrySize:
 		return nil, ErrTooLong
 	}
-	l := make(List, 0, len(value)/entrySize)
+	l := make(ACL, 0, len(value)/entrySize)
 	for ; len(value) > 0; value = value[entrySize:] {
 		e := Entry{
 			Tag:  Tag(binary.LittleEndian.Uint16(value)),
@@ -93,8 +90,8 @@ func Parse(value []byte) (List, error) {
 	return l, nil
 }
 
-// Value is the inverse of Parse.
-func (l List) Value() []byte {
+// Value is the inverse of ParseACL.
+func (l ACL) Value() []byte {
 	b := make([]byte, 0, headerSize+entrySize*len(l))
 	b = binary.LittleEndian.AppendUint32(b, version)
 	for _, e := range l {
@@ -108,7 +105,7 @@ func (l List) Value() []byte {
 // Check is ErrInvalid for what is no list: one UserObj, the Users, one GroupObj, the Groups, one Mask, which may be missing
 // if there are neither Users nor Groups, and one Other, in this order. As in Linux, two entries may be for the same user;
 // the first counts.
-func (l List) Check() error {
+func (l ACL) Check() error {
 	next := UserObj // what is expected, or later than that and allowed
 	named, masked := false, false
 	for i, e := range l {
@@ -147,7 +144,7 @@ func (l List) Check() error {
 
 // Mode puts what a list says into the permission bits of mode: as the group's bits the mask, if there is one. whole reports
 // whether that is all that the list says, so that nobody needs it.
-func (l List) Mode(mode uint32) (_ uint32, whole bool) {
+func (l ACL) Mode(mode uint32) (_ uint32, whole bool) {
 	mode &^= 0o777
 	group := l.group()
 	for _, e := range l {
@@ -166,7 +163,7 @@ func (l List) Mode(mode uint32) (_ uint32, whole bool) {
 }
 
 // group is the entry that the group bits of the mode stand for: Mask, or if there is none GroupObj.
-func (l List) group() int {
+func (l ACL) group() int {
 	i := slices.IndexFunc(l, func(e Entry) bool { return e.Tag == Mask })
 	if i < 0 {
 		i = slices.IndexFunc(l, func(e Entry) bool { return e.Tag == GroupObj })
@@ -175,7 +172,7 @@ func (l List) group() int {
 }
 
 // Chmod is the list after chmod(2).
-func (l List) Chmod(mode uint32) List {
+func (l ACL) Chmod(mode uint32) ACL {
 	l = slices.Clone(l)
 	for i := range l {
 		switch l[i].Tag {
@@ -193,7 +190,7 @@ func (l List) Chmod(mode uint32) List {
 
 // Inherit returns the mode and the access list of what is made with mode in a directory whose default list is l. The list
 // is nil if the mode says it all.
-func (l List) Inherit(mode uint32) (uint32, List) {
+func (l ACL) Inherit(mode uint32) (uint32, ACL) {
 	l = slices.Clone(l)
 	for i := range l {
 		switch l[i].Tag {
@@ -213,16 +210,9 @@ func (l List) Inherit(mode uint32) (uint32, List) {
 	return mode, l
 }
 
-// Who asks.
-type Who interface {
-	// UID is the user, In tells whether he is in a group.
-	UID() uint32
-	In(gid uint32) bool
-}
-
-// Allows reports whether the access list l of an inode of that owner and group lets who do all that want says, in the bits
+// Allows reports whether the access list l of an inode of that owner and group lets w do all that want says, in the bits
 // of access(2).
-func (l List) Allows(who Who, owner, group uint32, want uint16) bool {
+func (l ACL) Allows(w *Caller, owner, group uint32, want uint16) bool {
 	masked := func(e Entry) bool {
 		if i := l.group(); i >= 0 && l[i].Tag == Mask {
 			e.Perm &= l[i].Perm
@@ -233,11 +223,11 @@ func (l List) Allows(who Who, owner, group uint32, want uint16) bool {
 	for _, e := range l {
 		switch e.Tag {
 		case UserObj:
-			if who.UID() == owner {
+			if w.UID == owner {
 				return want&^e.Perm == 0
 			}
 		case User:
-			if who.UID() == e.ID {
+			if w.UID == e.ID {
 				return masked(e)
 			}
 		case GroupObj, Group:
@@ -245,7 +235,7 @@ func (l List) Allows(who Who, owner, group uint32, want uint16) bool {
 			if e.Tag == GroupObj {
 				gid = group
 			}
-			if !who.In(gid) {
+			if !w.In(gid) {
 				continue
 			}
 			member = true
