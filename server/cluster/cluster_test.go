@@ -20,6 +20,7 @@ import (
 	"github.com/weftfs/weft/server/catalog/faulty"
 	"github.com/weftfs/weft/server/catalog/memory"
 	"github.com/weftfs/weft/server/meta"
+	"github.com/weftfs/weft/server/meta/locktable"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -552,9 +553,9 @@ func TestPeers(t *testing.T) {
 			if err := p.Settle(t.Context(), shard, &meta.Settle{}); err == nil {
 				t.Error("the error of a service is not told")
 			}
-			after := meta.LockWait{Number: 7, Waiter: meta.LockOwner{Number: 8}, Holder: meta.LockOwner{Client: [16]byte{9}}}
+			after := locktable.Wait{Number: 7, Waiter: locktable.Owner{Number: 8}, Holder: locktable.Owner{Client: [16]byte{9}}}
 			waits, err := p.LockWaits(t.Context(), shard, after)
-			if want := []meta.LockWait{(&stub{shard: shard}).wait(), after}; !slices.Equal(waits, want) {
+			if want := []locktable.Wait{(&stub{shard: shard}).wait(), after}; !slices.Equal(waits, want) {
 				t.Errorf("%+v, %v; want %+v", waits, err, want)
 			}
 		}
@@ -753,7 +754,7 @@ func TestPeerVersions(t *testing.T) {
 				nc.Close()
 			}
 			shard := slices.Index(w.owners(), row.to.addr)
-			waits, err := peers{m}.LockWaits(t.Context(), shard, meta.LockWait{})
+			waits, err := peers{m}.LockWaits(t.Context(), shard, locktable.Wait{})
 			if (err == nil) != (row.text == "") || err == nil && waits[0] != (&stub{shard: shard}).wait() {
 				t.Errorf("%s to %s: %+v, %v", row.from.addr, row.to.addr, waits, err)
 			}

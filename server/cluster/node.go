@@ -17,6 +17,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/peerrpc"
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/meta"
+	"github.com/weftfs/weft/server/meta/locktable"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -42,7 +43,7 @@ type Service interface {
 	ServeConn(in *meta.Incoming, hello *metarpc.Hello)
 	Hold(ctx context.Context, h *meta.Hold) (*meta.Held, error)
 	Settle(ctx context.Context, s *meta.Settle) error
-	LockWaits(after meta.LockWait) []meta.LockWait
+	LockWaits(after locktable.Wait) []locktable.Wait
 	// Shutdown lets calls end as long as ctx allows. When it returns the service does nothing more. It may be called several times at once.
 	Shutdown(ctx context.Context) error
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/internal/wire/peerrpc"
 	"github.com/weftfs/weft/server/meta"
+	"github.com/weftfs/weft/server/meta/locktable"
 )
 
 // maxHolds is how many calls of one connection that may have to wait for clients are carried out at a time; others fail. The rest of the calls
@@ -318,14 +319,14 @@ func settleOf(w *peerrpc.Settle) *meta.Settle {
 }
 
 // wireWait and waitOf are the same for a LockWait.
-func wireWait(w meta.LockWait) peerrpc.LockWait {
+func wireWait(w locktable.Wait) peerrpc.LockWait {
 	return peerrpc.LockWait{Number: w.Number, Waiter: peerrpc.LockOwner{Client: w.Waiter.Client, Number: w.Waiter.Number},
 		Holder: peerrpc.LockOwner{Client: w.Holder.Client, Number: w.Holder.Number}}
 }
 
-func waitOf(w peerrpc.LockWait) meta.LockWait {
-	return meta.LockWait{Number: w.Number, Waiter: meta.LockOwner{Client: w.Waiter.Client, Number: w.Waiter.Number},
-		Holder: meta.LockOwner{Client: w.Holder.Client, Number: w.Holder.Number}}
+func waitOf(w peerrpc.LockWait) locktable.Wait {
+	return locktable.Wait{Number: w.Number, Waiter: locktable.Owner{Client: w.Waiter.Client, Number: w.Waiter.Number},
+		Holder: locktable.Owner{Client: w.Holder.Client, Number: w.Holder.Number}}
 }
 
 // Hold implements [meta.Peers].
@@ -347,7 +348,7 @@ func (p peers) Settle(ctx context.Context, shard int, s *meta.Settle) error {
 }
 
 // LockWaits implements [meta.Peers].
-func (p peers) LockWaits(ctx context.Context, shard int, after meta.LockWait) (waits []meta.LockWait, err error) {
+func (p peers) LockWaits(ctx context.Context, shard int, after locktable.Wait) (waits []locktable.Wait, err error) {
 	wire := wireWait(after)
 	reply, err := p.ask(ctx, shard, &peerrpc.Call{Op: peerrpc.OpLockWaits, After: &wire}, func(svc Service) error {
 		waits = svc.LockWaits(after)

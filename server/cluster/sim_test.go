@@ -19,6 +19,7 @@ import (
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/catalog/memory"
 	"github.com/weftfs/weft/server/meta"
+	"github.com/weftfs/weft/server/meta/locktable"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -396,12 +397,12 @@ func (s *stub) Settle(ctx context.Context, st *meta.Settle) error {
 	return nil
 }
 
-func (s *stub) LockWaits(after meta.LockWait) []meta.LockWait {
-	return []meta.LockWait{s.wait(), after}
+func (s *stub) LockWaits(after locktable.Wait) []locktable.Wait {
+	return []locktable.Wait{s.wait(), after}
 }
 
-func (s *stub) wait() meta.LockWait {
-	return meta.LockWait{Number: uint64(s.shard), Waiter: meta.LockOwner{Client: [16]byte{1}, Number: 2}, Holder: meta.LockOwner{Number: 3}}
+func (s *stub) wait() locktable.Wait {
+	return locktable.Wait{Number: uint64(s.shard), Waiter: locktable.Owner{Client: [16]byte{1}, Number: 2}, Holder: locktable.Owner{Number: 3}}
 }
 
 // stub returns the service of a shard in the process.

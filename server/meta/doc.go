@@ -486,14 +486,10 @@
 //
 // # Locks of files
 //
-// They are in memory, see locks.go; clients set them again after a restart. A session has locks only on files that it
+// They are in package locktable, in memory; clients set them again after a restart. A session has locks only on files that it
 // has open. When it ends without having closed a file it may have written, others get its locks after the file was made
-// stable.
-//
-// Of an open file a claim knows whether another session has had the file open since this one was granted the first of its locks (met), and the last
-// one (stale). So an unlock with LockArgs.Alone is refused with StatusShared while there is somebody who may have the lock next, and the client makes
-// stable what it has written; and it hears with a lock that what it keeps may be older. A session that comes back after a restart counts as met,
-// and so does one that has yet to reclaim what it had: an unlock that the earlier instance has not answered comes before that.
+// stable. A session that has yet to reclaim what it had counts as one that is not alone: an unlock that the earlier instance
+// has not answered comes before that.
 //
 // # Mutexes
 //
@@ -501,7 +497,7 @@
 //
 //	Service.mu   sessions, all file, claim and lease records, and what is held for other services and by them. Held for moments.
 //	cacheTable.mu which caches there are. Taken alone.
-//	lockTable.mu locks of files, and claim.met and claim.stale. Taken with Service.mu held or without.
+//	locktable.Table has one for the locks of files, and readyQueue.mu is for messages about them. Taken with Service.mu held or without.
 //	removedInodes.mu removed inodes. Taken alone.
 //	usageTable.mu which parents directories have. Taken alone.
 //	session.mu   a session's slots, connection and callbacks. Taken with Service.mu held or without.

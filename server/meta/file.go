@@ -7,6 +7,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/locktable"
 )
 
 // file is what is known in memory of a regular file: who has it open or may write it, and what is being done to it as a
@@ -45,30 +46,28 @@ type claim struct {
 	open  bool
 	write bool // with open: for writing as well
 	// How many calls are opening it, during which it is open already; with open, whether one of them has succeeded.
-	opening int
-	opened  bool
-	// Of an open file whether another session has had it open, guarded by lockTable.mu: since this one was granted the first of
-	// the locks that it has, and since it was granted the last one.
-	met, stale bool
-	exec       bool            // with open: for execution, when it had privileges
-	executing  int             // calls that may be setting exec
-	pin        metarpc.CopyRef // with open: a copy that its kernel reads or writes without asking
-	writer     bool            // may have a writer row
-	crowded    bool            // a writer that somebody else may have written beside, or that an earlier instance knew, see used.go
-	ranges     []layout.Range  // of a writer: where it may write and nobody else, see ranges.go
-	shares     []layout.Range  // of a writer: where it and others may write
-	reads      []layout.Range  // with open, of a file on namespaces: where it may read and nobody else write
-	granted    time.Time       // when it last got one of these
-	promised   time.Time       // when one was taken for it that it has not been told of yet; zero: there is none
-	appends    bool            // a writer that writes only where Reserve has told it to
-	unfenced   bool            // the session was ended without its doing: what it still has under way may reach the data files
-	unbarred   bool            // the same for namespaces, which it may also read
-	unfence    func()          // ends the fencing, because the file is gone
-	assigning  int             // calls that may be making that row
-	returning  bool            // it is being deleted
-	awaited    bool            // the row says so
-	unsure     bool            // the row is of an earlier instance, and what it was told of sizes is not known again yet
-	report                     // what the session says of the file and is not yet in its inode row
+	opening   int
+	opened    bool
+	locks     locktable.Open  // with open
+	exec      bool            // with open: for execution, when it had privileges
+	executing int             // calls that may be setting exec
+	pin       metarpc.CopyRef // with open: a copy that its kernel reads or writes without asking
+	writer    bool            // may have a writer row
+	crowded   bool            // a writer that somebody else may have written beside, or that an earlier instance knew, see used.go
+	ranges    []layout.Range  // of a writer: where it may write and nobody else, see ranges.go
+	shares    []layout.Range  // of a writer: where it and others may write
+	reads     []layout.Range  // with open, of a file on namespaces: where it may read and nobody else write
+	granted   time.Time       // when it last got one of these
+	promised  time.Time       // when one was taken for it that it has not been told of yet; zero: there is none
+	appends   bool            // a writer that writes only where Reserve has told it to
+	unfenced  bool            // the session was ended without its doing: what it still has under way may reach the data files
+	unbarred  bool            // the same for namespaces, which it may also read
+	unfence   func()          // ends the fencing, because the file is gone
+	assigning int             // calls that may be making that row
+	returning bool            // it is being deleted
+	awaited   bool            // the row says so
+	unsure    bool            // the row is of an earlier instance, and what it was told of sizes is not known again yet
+	report                    // what the session says of the file and is not yet in its inode row
 
 	places         []reservation // of its appends, which it has not said to be written
 	placesRecalled uint64        // up to this number they have been recalled

@@ -64,30 +64,6 @@ func (c *client) notReady() {
 	}
 }
 
-// lockMemory is how many files, waits and counters there are in memory.
-func (h *host) lockMemory() int {
-	t := &h.svc.locks
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(t.files) + len(t.waiting) + len(t.count) + len(t.ready)
-}
-
-// age makes all waits older.
-func (h *host) age(id layout.FileID, d time.Duration, asked bool) {
-	t := &h.svc.locks
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, w := range t.files[id].waits {
-		w.since = w.since.Add(-d)
-		if asked {
-			w.asked = w.asked.Add(-d)
-		}
-		if !w.ready.IsZero() {
-			w.ready = w.ready.Add(-d)
-		}
-	}
-}
-
 func TestLockConflicts(t *testing.T) {
 	h := startMemory(t)
 	a, b := h.client(), h.client()
@@ -123,28 +99,6 @@ func TestLockConflicts(t *testing.T) {
 	b.lock(lockArgs(id, 1, metarpc.LockWrite, 0, math.MaxInt64), metarpc.StatusOK)
 	a.lock(lockArgs(id, 1, metarpc.LockNone, 0, 5), metarpc.StatusOK) // no matter that it is closed
 	b.closeFile(id)
-	if n := h.lockMemory(); n != 0 {
-		t.Errorf("%d things are remembered of no locks", n)
-	}
-}
-
-// A conversion of flock(2) gives up what there was, also when it fails; one of fcntl(2) does not.
-func TestLockConversion(t *testing.T) {
-	h := startMemory(t)
-	a, b := h.client(), h.client()
-	id := a.create(layout.RootID, "f")
-	b.open(id)
-	for _, c := range []*client{a, b} {
-		c.lock(flockArgs(id, 1, metarpc.LockRead), metarpc.StatusOK)
-		c.lock(lockArgs(id, 1, metarpc.LockRead, 0, 9), metarpc.StatusOK)
-	}
-	a.lock(lockArgs(id, 1, metarpc.LockWrite, 0, 9), statusAgain)
-	b.lock(lockArgs(id, 1, metarpc.LockWrite, 0, 9), statusAgain)
-	a.lock(flockArgs(id, 1, metarpc.LockWrite), statusAgain)
-	b.lock(flockArgs(id, 1, metarpc.LockWrite), metarpc.StatusOK)
-	a.lock(flockArgs(id, 1, metarpc.LockRead), statusAgain)
-	b.lock(flockArgs(id, 1, metarpc.LockRead), metarpc.StatusOK)
-	a.lock(flockArgs(id, 1, metarpc.LockRead), metarpc.StatusOK)
 }
 
 func TestLockWait(t *testing.T) {
@@ -187,83 +141,7 @@ func TestLockWait(t *testing.T) {
 		c.lock(args(1, metarpc.LockNone), metarpc.StatusOK)
 		a.lock(args(2, metarpc.LockNone), metarpc.StatusOK)
 		b.notReady()
-		eventually(t, "nothing is remembered", func() bool { return h.lockMemory() == 0 })
 	}
-}
-
-// A lock is not kept for long for who does not come, and who does not ask for long does not wait.
-func TestLockNobodyComes(t *testing.T) {
-	h := startMemory(t)
-	a, b := h.client(), h.client()
-	id := a.create(layout.RootID, "f")
-	b.open(id)
-	all := func(typ metarpc.LockType) metarpc.LockArgs { return lockArgs(id, 1, typ, 0, math.MaxInt64) }
-	a.lock(all(metarpc.LockWrite), metarpc.StatusOK)
-	b.lock(waiting(all(metarpc.LockWrite)), metarpc.StatusLockWait)
-	a.lock(all(metarpc.LockNone), metarpc.StatusOK)
-	b.awaitReady(id, 1, false)
-	a.lock(all(metarpc.LockWrite), statusAgain)
-	h.age(id, 2*reserveTime, false)
-	a.lock(all(metarpc.LockWrite), metarpc.StatusOK)
-	h.age(id, 2*waitTime, true)
-	a.lock(all(metarpc.LockNone), metarpc.StatusOK)
-	b.notReady()
-	eventually(t, "nothing is remembered", func() bool { return h.lockMemory() == 0 })
-}
-
-// Readers that come and go, so that there is always one, do not keep a writer waiting for ever.
-func TestLockFairness(t *testing.T) {
-	h := startMemory(t)
-	a, b := h.client(), h.client()
-	id := a.create(layout.RootID, "f")
-	b.open(id)
-	read := func(owner uint64) metarpc.LockArgs { return lockArgs(id, owner, metarpc.LockRead, 0, 9) }
-	a.lock(read(1), metarpc.StatusOK)
-	b.lock(waiting(lockArgs(id, 9, metarpc.LockWrite, 0, 9)), metarpc.StatusLockWait)
-	a.lock(waiting(read(2)), metarpc.StatusOK)
-	h.age(id, 2*fairTime, false)
-	a.lock(waiting(read(3)), metarpc.StatusLockWait)
-	a.lock(read(4), metarpc.StatusOK)          // who does not want to wait gets what Linux would give it
-	a.lock(waiting(read(1)), metarpc.StatusOK) // who the writer waits for does not wait
-	h.age(id, 2*fairTime, false)
-	a.lock(waiting(read(3)), metarpc.StatusOK) // nor does anybody wait for ever
-	for owner := range uint64(5) {
-		a.lock(lockArgs(id, owner, metarpc.LockNone, 0, 9), metarpc.StatusOK)
-	}
-	b.awaitReady(id, 9, false)
-}
-
-func TestLockDeadlock(t *testing.T) {
-	h := startMemory(t)
-	a, b, c := h.client(), h.client(), h.client()
-	f, g := a.create(layout.RootID, "f"), a.create(layout.RootID, "g")
-	for _, o := range []*client{b, c} {
-		o.open(f)
-		o.open(g)
-	}
-	w := func(id layout.FileID, at int64) metarpc.LockArgs { return lockArgs(id, 1, metarpc.LockWrite, at, at) }
-	a.lock(w(f, 1), metarpc.StatusOK)
-	b.lock(w(f, 2), metarpc.StatusOK)
-	c.lock(w(g, 3), metarpc.StatusOK)
-	a.lock(waiting(w(f, 2)), metarpc.StatusLockWait)
-	b.lock(waiting(w(g, 3)), metarpc.StatusLockWait)
-	c.lock(waiting(w(f, 1)), statusDeadlock) // over three sessions and two files
-	c.lock(w(f, 1), statusAgain)
-	// The chain goes on where it was, and dissolves.
-	c.lock(lockArgs(g, 1, metarpc.LockNone, 3, 3), metarpc.StatusOK)
-	b.awaitReady(g, 1, false)
-	b.lock(waiting(w(g, 3)), metarpc.StatusOK)
-	c.lock(waiting(w(f, 1)), metarpc.StatusLockWait)
-	// Who has given up is not waited through.
-	a.lock(w(f, 2), statusAgain)
-	b.lock(waiting(w(f, 1)), metarpc.StatusLockWait)
-	b.lock(w(f, 1), statusAgain)
-
-	// flock(2) finds no deadlocks.
-	a.lock(flockArgs(f, 1, metarpc.LockWrite), metarpc.StatusOK)
-	b.lock(flockArgs(g, 1, metarpc.LockWrite), metarpc.StatusOK)
-	a.lock(waiting(flockArgs(g, 1, metarpc.LockWrite)), metarpc.StatusLockWait)
-	b.lock(waiting(flockArgs(f, 1, metarpc.LockWrite)), metarpc.StatusLockWait)
 }
 
 // The end of a session frees its locks, and wakes who waits for them.
@@ -291,7 +169,6 @@ func TestLockSessionEnd(t *testing.T) {
 				b.lock(lockArgs(id, 1, metarpc.LockWrite, 0, 9), metarpc.StatusOK)
 				b.lock(flockArgs(id, 1, metarpc.LockWrite), metarpc.StatusOK)
 				b.closeFile(id)
-				eventually(t, "nothing is remembered", func() bool { return h.lockMemory() == 0 })
 			})
 		})
 	}
@@ -331,9 +208,6 @@ func TestLockRemovedFile(t *testing.T) {
 	a.remove(layout.RootID, "f")
 	a.lock(lockArgs(id, 2, metarpc.LockWrite, 0, 9), statusAgain) // it is still open
 	a.closeFile(id)
-	if n := h.lockMemory(); n != 0 {
-		t.Errorf("%d things are remembered of no locks", n)
-	}
 }
 
 // After a restart, locks come back before new ones are given.
@@ -368,37 +242,6 @@ func TestLockReclaim(t *testing.T) {
 	b.lock(write, statusAgain)
 	b.lock(flockArgs(id, 1, metarpc.LockWrite), statusAgain)
 	b.lock(flockArgs(id, 1, metarpc.LockRead), metarpc.StatusOK)
-}
-
-// What a session can make the service remember is bounded.
-func TestLockBound(t *testing.T) {
-	h := startMemory(t)
-	a, b := h.client(), h.client()
-	id := a.create(layout.RootID, "f")
-	b.open(id)
-	a.lock(lockArgs(id, 1, metarpc.LockWrite, 0, 9), metarpc.StatusOK)
-	b.lock(lockArgs(id, 1, metarpc.LockWrite, 10, 19), metarpc.StatusOK)
-	sess := h.svc.sessions[a.hello.Session]
-	count := func(n int) {
-		h.svc.locks.mu.Lock()
-		defer h.svc.locks.mu.Unlock()
-		h.svc.locks.add(sess, n)
-	}
-	count(maxSessionLocks - 1)
-	noLock := metarpc.Status(syscall.ENOLCK)
-	a.lock(lockArgs(id, 1, metarpc.LockWrite, 20, 29), noLock)
-	a.lock(waiting(lockArgs(id, 1, metarpc.LockWrite, 10, 19)), noLock)
-	a.lock(lockArgs(id, 1, metarpc.LockNone, 5, 5), noLock) // would be two
-	b.lock(lockArgs(id, 1, metarpc.LockWrite, 20, 29), metarpc.StatusOK)
-	a.lock(lockArgs(id, 1, metarpc.LockNone, 5, 9), metarpc.StatusOK)
-	a.lock(lockArgs(id, 1, metarpc.LockNone, 0, 4), metarpc.StatusOK)
-	a.lock(lockArgs(id, 1, metarpc.LockWrite, 30, 30), metarpc.StatusOK)
-	count(1 - maxSessionLocks)
-	a.closeFile(id)
-	b.closeFile(id)
-	if n := h.lockMemory(); n != 0 {
-		t.Errorf("%d things are remembered of no locks", n)
-	}
 }
 
 // TestLockShared follows what sessions are told of one another when they lock and unlock: an unlock is refused once if another one has the file

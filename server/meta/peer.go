@@ -5,6 +5,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/locktable"
 )
 
 // Peers are the services of the volume's other shards. Calls may be made at the same time, be lost, come late, twice and in any order; only a
@@ -15,7 +16,7 @@ type Peers interface {
 	Hold(ctx context.Context, shard int, h *Hold) (*Held, error)
 	Settle(ctx context.Context, shard int, s *Settle) error
 	// LockWaits has Service.LockWaits called there.
-	LockWaits(ctx context.Context, shard int, after LockWait) ([]LockWait, error)
+	LockWaits(ctx context.Context, shard int, after locktable.Wait) ([]locktable.Wait, error)
 }
 
 // Hold asks the service of another shard to prepare inodes of its for a change that the asker is about to commit.

@@ -15,6 +15,7 @@ import (
 	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/locktable"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -41,7 +42,7 @@ type Service struct {
 	unheard  atomic.Int64   // nanoseconds since started, when it was last found that clients cannot be heard
 
 	counts   counts
-	locks    lockTable
+	locks    *locktable.Table
 	caches   cacheTable
 	resilver resilver
 	mayMove  chan struct{} // has room for movesAtOnce, for those who move files
@@ -122,11 +123,11 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		askers:    map[askerID]*asker{},
 		dirs:      dirTable{rows: map[layout.FileID][]byte{}},
 		lastPlace: uint64(now()),
+		locks:     locktable.New(),
 	}
 	for i := range s.peers {
 		s.peers[i].live = map[uint64]struct{}{}
 	}
-	s.locks.init()
 	s.usage.init()
 	s.quota.init()
 	s.resilver.kick = make(chan struct{}, 1)

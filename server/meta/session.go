@@ -16,6 +16,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/meta/locktable"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -34,6 +35,8 @@ type session struct {
 	version atomic.Uint32 // of the protocol on its last connection to this instance; 0 = there was none
 	renewed atomic.Int64  // nanoseconds since epoch, when the last frame came
 	claims  map[layout.FileID]*claim
+	locks   locktable.Session
+	ready   readyQueue
 
 	// Guarded by Service.mu.
 	leases    map[layout.FileID]metarpc.Lease // nil once the session has ended and its client relies on none
@@ -93,6 +96,8 @@ func (s *Service) newSession(id metarpc.SessionID, row schema.Session) *session 
 		backs:   map[uint64]*callback{},
 	}
 	sess.ctx, sess.cancel = context.WithCancel(s.ctx)
+	sess.locks = locktable.Session{Client: row.Client.ID, Host: row.Client.Host, Life: sess.ctx,
+		Tell: func(a metarpc.LockReadyArgs) { s.lockReady(sess, a) }}
 	sess.renew()
 	return sess
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/meta/locktable"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -210,7 +211,7 @@ func (m *messenger) Settle(ctx context.Context, shard int, st *Settle) error {
 	return m.carry(ctx, shard, func(ctx context.Context, s *Service) error { return s.Settle(ctx, st) })
 }
 
-func (m *messenger) LockWaits(ctx context.Context, shard int, after LockWait) ([]LockWait, error) {
+func (m *messenger) LockWaits(ctx context.Context, shard int, after locktable.Wait) ([]locktable.Wait, error) {
 	m.c.mu.Lock()
 	hook := m.c.onWaits
 	m.c.mu.Unlock()
