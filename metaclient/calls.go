@@ -533,7 +533,7 @@ func (c *Client) Quotas(ctx context.Context) (all []metarpc.QuotaInfo, err error
 	}
 }
 
-// SetClientRule sets a rule for clients, as meta.ParseExport reads it; force: also if that cuts some off.
+// SetClientRule sets a rule for clients, as admit.Parse reads it; force: also if that cuts some off.
 func (c *Client) SetClientRule(ctx context.Context, rule string, force bool) error {
 	return c.do(ctx, metarpc.OpClientSet, metarpc.Cred{}, &metarpc.ClientSetArgs{Rule: rule, Force: force}, &metarpc.Empty{}, nil)
 }

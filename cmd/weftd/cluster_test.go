@@ -25,6 +25,7 @@ import (
 	"github.com/weftfs/weft/server/datafile"
 	"github.com/weftfs/weft/server/fsck"
 	"github.com/weftfs/weft/server/meta"
+	"github.com/weftfs/weft/server/meta/admit"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -87,7 +88,7 @@ func (w *clusterWorld) startAs(clients, peers metarpc.Versions) (addr string, st
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	log := w.log.With("service", addr)
-	door := &meta.Door{Log: log}
+	door := &admit.Door{Log: log}
 	var toOthers *rpctls.Client
 	if w.files != (rpctls.Files{}) {
 		door.Require = true

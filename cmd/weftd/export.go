@@ -5,11 +5,11 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/weftfs/weft/server/meta"
+	"github.com/weftfs/weft/server/meta/admit"
 )
 
 // exportRules is what --export has collected. Rules have commas, so a list separated by those is not what it takes.
-type exportRules struct{ rules []meta.Export }
+type exportRules struct{ rules admit.Rules }
 
 func exportFlag(fl *pflag.FlagSet) *exportRules {
 	e := new(exportRules)
@@ -20,7 +20,7 @@ func exportFlag(fl *pflag.FlagSet) *exportRules {
 }
 
 func (e *exportRules) Set(s string) error {
-	rule, err := meta.ParseExport(s)
+	rule, err := admit.Parse(s)
 	if err == nil {
 		e.rules = append(e.rules, rule)
 	}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/server/datafile/store"
-	"github.com/weftfs/weft/server/meta"
+	"github.com/weftfs/weft/server/meta/admit"
 )
 
 // tlsFlags say what this program proves itself with, and what others have to.
@@ -74,9 +74,9 @@ func (f *tlsFlags) server() (*rpctls.Server, error) {
 }
 
 // door is where clients of a metadata service come in.
-func (f *tlsFlags) door(log *slog.Logger) (*meta.Door, error) {
+func (f *tlsFlags) door(log *slog.Logger) (*admit.Door, error) {
 	s, err := f.server()
-	return &meta.Door{Log: log, TLS: s, Require: f.required}, err
+	return &admit.Door{Log: log, TLS: s, Require: f.required}, err
 }
 
 // client is for connections that are made. nil: they are in clear text.

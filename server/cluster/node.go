@@ -17,6 +17,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/peerrpc"
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/meta"
+	"github.com/weftfs/weft/server/meta/admit"
 	"github.com/weftfs/weft/server/meta/locktable"
 	"github.com/weftfs/weft/server/schema"
 )
@@ -40,7 +41,7 @@ const (
 
 // Service serves a shard. *meta.Service is one.
 type Service interface {
-	ServeConn(in *meta.Incoming, hello *metarpc.Hello)
+	ServeConn(in *admit.Incoming, hello *metarpc.Hello)
 	Hold(ctx context.Context, h *meta.Hold) (*meta.Held, error)
 	Settle(ctx context.Context, s *meta.Settle) error
 	LockWaits(after locktable.Wait) []locktable.Wait
@@ -78,7 +79,7 @@ type Config struct {
 	Lease   time.Duration // for which this process can be silent; 0 = DefaultLease
 	Log     *slog.Logger  // nil = slog.Default
 
-	Door  *meta.Door                                                  // where clients and other members come in; nil = in clear text
+	Door  *admit.Door                                                 // where clients and other members come in; nil = in clear text
 	TLS   *rpctls.Client                                              // for connections to other members; nil = in clear text
 	Dial  func(ctx context.Context, address string) (net.Conn, error) // nil = TCP, and TLS
 	Clock func() time.Duration                                        // since some moment; nil = CLOCK_BOOTTIME
@@ -144,7 +145,7 @@ func Start(ctx context.Context, cfg Config) (*Node, error) {
 		}
 	}
 	if cfg.Door == nil {
-		cfg.Door = &meta.Door{Log: cfg.Log}
+		cfg.Door = &admit.Door{Log: cfg.Log}
 	}
 	if cfg.Clock == nil {
 		cfg.Clock = bootTime

@@ -19,6 +19,7 @@ import (
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/catalog/memory"
 	"github.com/weftfs/weft/server/meta"
+	"github.com/weftfs/weft/server/meta/admit"
 	"github.com/weftfs/weft/server/meta/locktable"
 	"github.com/weftfs/weft/server/schema"
 )
@@ -362,7 +363,7 @@ func (s *stub) ask(ctx context.Context, change bool) error {
 	return nil
 }
 
-func (s *stub) ServeConn(in *meta.Incoming, _ *metarpc.Hello) {
+func (s *stub) ServeConn(in *admit.Incoming, _ *metarpc.Hello) {
 	nc := in.Conn
 	defer nc.Close()
 	frame, err := metarpc.AppendWelcome(nil, &metarpc.Welcome{Magic: metarpc.Magic, Version: metarpc.Version, Ring: s.host.in.Ring(),

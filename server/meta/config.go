@@ -10,6 +10,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/meta/admit"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -172,7 +173,7 @@ type Config struct {
 	Program string         // "weftd 1.2.3", for Status
 	// Resilver bounds how fast copies of mirrored data are made anew, bytes per second; 0 = as fast as they can be.
 	Resilver int64
-	Exports  []Export // what clients may do, the first that fits; nil = all of them everything that their users may
+	Exports  admit.Rules // what clients may do, the first that fits; nil = all of them everything that their users may
 
 	Shards int // of a volume that is made now; 0 = 1
 	Shard  int // which of the volume's shards is served
@@ -188,7 +189,7 @@ type Config struct {
 	// Members are the processes that serve the volume. nil = there is no other than this one.
 	Members Members
 	// Door is where Serve lets clients in. nil = in clear text.
-	Door *Door
+	Door *admit.Door
 	// Speaks are the versions of the protocol; zero = all that this program knows. Tests choose others.
 	Speaks metarpc.Versions
 }
@@ -242,7 +243,7 @@ func (c *Config) setDefaults() {
 		c.Leases = DefaultLeases
 	}
 	if c.Door == nil {
-		c.Door = &Door{Log: c.Log}
+		c.Door = &admit.Door{Log: c.Log}
 	}
 	c.Speaks = c.Speaks.Or(metarpc.Spoken)
 }

@@ -15,12 +15,11 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/meta/admit"
 )
 
 const (
-	helloTimeout = 10 * time.Second // for the client's first frame
-	partTimeout  = time.Second      // for what is still to be sent on a connection that is given up
-	readBuffer   = 16 << 10         // bytes; many calls fit, and a service has many clients
+	partTimeout = time.Second // for what is still to be sent on a connection that is given up
 
 	// maxQueued is how many bytes may wait to be sent to a client before its next frame is looked at, so that one that
 	// calls and does not read costs no more than that and one frame for each of its slots.
@@ -44,7 +43,7 @@ type conn struct {
 	drained chan struct{}
 }
 
-func newConn(in *Incoming, timeout time.Duration, version uint32) *conn {
+func newConn(in *admit.Incoming, timeout time.Duration, version uint32) *conn {
 	return &conn{net: in.Conn, secret: in.Secret, timeout: timeout, version: version}
 }
 
@@ -166,7 +165,7 @@ func (s *Service) serve(nc net.Conn) {
 }
 
 // ServeConn serves a connection that has been admitted, until it ends. It closes the connection.
-func (s *Service) ServeConn(in *Incoming, hello *metarpc.Hello) {
+func (s *Service) ServeConn(in *admit.Incoming, hello *metarpc.Hello) {
 	nc := in.Conn
 	in.Use(func() bool { return true }) // the hello is being answered
 	version, ok := s.cfg.Speaks.Choose(hello.Versions())
@@ -197,7 +196,7 @@ func (s *Service) ServeConn(in *Incoming, hello *metarpc.Hello) {
 		return
 	}
 	in.Use(func() bool { return sess.idle() <= s.cfg.Lease }) // it renews
-	rd := &reader{s: s, sess: sess, conn: c, r: in.R, frames: &in.guest.frames, ended: make(chan error, 1)}
+	rd := &reader{s: s, sess: sess, conn: c, r: in.R, frames: in.Frames(), ended: make(chan error, 1)}
 	rd.run()
 	err = <-rd.ended
 	if sess.detach(c) && s.ctx.Err() == nil {

@@ -46,8 +46,9 @@
 //
 // # Who is let in
 //
-// A Door takes connections in clear text and TLS at one port. What a client may do is a grant, by the rules for its address or the name in its certificate (rules.go): a session has the
-// grant of its last connection, and gets another when the rules change. It bounds the caller that each call has (caller.go), and the inodes that calls may be about (Service.within).
+// Package admit has the door at which connections come in, and what a client may do by the rules for its address or the name in
+// its certificate. A session has the grant of its last connection, and gets another when the rules change (rules.go). The
+// grant bounds the caller that each call has, and the inodes that calls may be about (Service.within).
 // Locks: Service.mu before session.mu; rules.mu is held with none of them.
 //
 // A connection has 10 s for its hello, with the handshake if there is one, and is one of a bounded number (package

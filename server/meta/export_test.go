@@ -1,151 +1,16 @@
 package meta
 
 import (
-	"reflect"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
-	"time"
 
-	"github.com/weftfs/weft/internal/perm"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/meta/admit"
 	"github.com/weftfs/weft/server/schema"
 )
-
-func TestParseExport(t *testing.T) {
-	for _, c := range []struct{ in, want string }{
-		{"10.0.0.0/8", "10.0.0.0/8(ro,root_squash,no_all_squash,anonuid=65534,anongid=65534)"},
-		{"10.1.2.3(rw)", "10.1.2.3/32(rw,root_squash,no_all_squash,anonuid=65534,anongid=65534)"},
-		{"*(rw,no_root_squash)", "*(rw,no_root_squash,no_all_squash,anonuid=65534,anongid=65534)"},
-		{"2001:db8::/32(rw,all_squash,anonuid=7,anongid=8)", "2001:db8::/32(rw,root_squash,all_squash,anonuid=7,anongid=8)"},
-		{"cert:tr-*(rw,path=/a//b/../c/,uids=1-2+7,gids=5,ops=9)", "cert:tr-*(rw,root_squash,no_all_squash,anonuid=65534,anongid=65534,path=/a/c,uids=1-2+7-7,gids=5-5,ops=9)"},
-		{"*(path=/)", "*(ro,root_squash,no_all_squash,anonuid=65534,anongid=65534)"},
-	} {
-		e, err := ParseExport(c.in)
-		if err != nil || e.String() != c.want {
-			t.Errorf("%s: %v, %v", c.in, e, err)
-		}
-		if again, err := ParseExport(e.String()); err != nil || !reflect.DeepEqual(again, e) {
-			t.Errorf("%s came back as %v, %v", e, again, err)
-		}
-	}
-	for in, names := range map[string]string{
-		"":                         `""`,
-		"host(rw)":                 `"host"`,
-		"10.0.0.1/8(rw)":           `10.0.0.0/8`,
-		"10.0.0.0/33":              `"10.0.0.0/33"`,
-		"*(rw":                     `"*(rw"`,
-		"*()":                      `""`,
-		"*(rw,sync)":               `"sync"`,
-		"*(rw,anonuid=-1)":         `"-1"`,
-		"cert:(rw)":                `"cert:(rw)"`,
-		"cert:[(rw)":               `"cert:[(rw)"`,
-		"*(path=a)":                `"path=a"`,
-		"*(uids=)":                 `"uids="`,
-		"*(uids=2-1)":              `"2-1"`,
-		"*(gids=1-2-3)":            `"2-3"`,
-		"*(ops=0)":                 `"ops=0"`,
-		"*(rw,anongid=4294967295)": `"4294967295"`,
-	} {
-		if _, err := ParseExport(in); err == nil || !strings.Contains(err.Error(), names) {
-			t.Errorf("%q: %v, want it to name %s", in, err, names)
-		}
-	}
-}
-
-func TestRuleFor(t *testing.T) {
-	list := []Export{
-		mustExport(t, "10.0.0.1"), mustExport(t, "10.0.0.0/8(rw)"), mustExport(t, "fd00::/8"), mustExport(t, "*"), mustExport(t, "cert:trainer-*"), mustExport(t, "cert:trainer-1(rw)"),
-		mustExport(t, "cert:tr*"), mustExport(t, "10.1.0.0/16"),
-	}
-	slices.SortStableFunc(list, moreSpecific)
-	for _, c := range []struct{ address, name, want string }{
-		{"10.0.0.1:5", "", "10.0.0.1/32"}, {"10.2.3.4:5", "", "10.0.0.0/8"}, {"[::ffff:10.2.3.4]:5", "", "10.0.0.0/8"}, {"[fd00::1%eth0]:5", "", "fd00::/8"},
-		{"10.1.2.3:5", "", "10.1.0.0/16"}, {"11.0.0.1:5", "", "*"}, {"elsewhere", "", "*"},
-		{"10.0.0.1:5", "trainer-1", "cert:trainer-1"}, {"10.0.0.1:5", "trainer-12", "cert:trainer-*"}, {"10.0.0.1:5", "tr", "cert:tr*"}, {"10.0.0.1:5", "t", "10.0.0.1/32"},
-	} {
-		if e, ok := ruleFor(list, c.address, c.name); !ok || e.whose() != c.want {
-			t.Errorf("%s %q: %v %t, want that of %s", c.address, c.name, e, ok, c.want)
-		}
-	}
-	list = list[:len(list)-1]
-	for _, address := range []string{"11.0.0.1:5", "elsewhere"} {
-		if e, ok := ruleFor(list, address, "other"); ok {
-			t.Errorf("%s: %v", address, e)
-		}
-	}
-	if e, ok := ruleFor(nil, "1.2.3.4:5", ""); !ok || !reflect.DeepEqual(e, everybody) {
-		t.Errorf("without rules: %v %t", e, ok)
-	}
-}
-
-func mustExport(t testing.TB, s string) Export {
-	t.Helper()
-	e, err := ParseExport(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return e
-}
-
-func TestCaller(t *testing.T) {
-	groupsOf := func(uid uint32) []uint32 { return []uint32{uid + 1000} }
-	for _, c := range []struct {
-		rule string
-		cred metarpc.Cred
-		want perm.Caller
-	}{
-		{"*(rw,no_root_squash)", metarpc.Cred{}, perm.Caller{Privileged: true}},
-		{"*(rw)", metarpc.Cred{Groups: []uint32{0, 5}}, perm.Caller{UID: 65534, GID: 65534, Groups: []uint32{65534, 5}}},
-		{"*(rw,anonuid=3,anongid=4)", metarpc.Cred{UID: 9}, perm.Caller{UID: 9, GID: 4}},
-		{"*(rw,all_squash,anonuid=3,anongid=4)", metarpc.Cred{UID: 9, GID: 8, Groups: []uint32{7}}, perm.Caller{UID: 3, GID: 4}},
-		{"*(rw,uids=5-9+20,gids=8)", metarpc.Cred{UID: 9, GID: 7, Groups: []uint32{8, 10}}, perm.Caller{UID: 9, GID: 65534, Groups: []uint32{8}}},
-		{"*(rw,uids=5-9+20,anonuid=3)", metarpc.Cred{UID: 10, GID: 8, Groups: []uint32{8}}, perm.Caller{UID: 3, GID: 65534}},
-		{"*(rw,no_root_squash,uids=5)", metarpc.Cred{}, perm.Caller{UID: 65534, GID: 65534}},
-		{"*(rw,uids=20)", metarpc.Cred{UID: 20, GID: 5, Groups: []uint32{8}}, perm.Caller{UID: 20, GID: 5, Groups: []uint32{8}}},
-		{"*", metarpc.Cred{UID: 9, GID: 8, ByUID: true}, perm.Caller{UID: 9, GID: 8, Groups: []uint32{1009}, ReadOnly: true}},
-	} {
-		if got := mustExport(t, c.rule).caller(c.cred, groupsOf); !reflect.DeepEqual(*got, c.want) {
-			t.Errorf("%s of %+v: %+v", c.rule, c.cred, *got)
-		}
-	}
-}
-
-func TestGroupCache(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		asked := 0
-		g := newGroupCache()
-		g.lookUp = func(uid uint32) []uint32 {
-			asked++
-			return []uint32{uid, uint32(asked)}
-		}
-		for range 2 {
-			if got := g.of(5); !reflect.DeepEqual(got, []uint32{5, 1}) {
-				t.Errorf("%v", got)
-			}
-		}
-		time.Sleep(groupsValidity)
-		if got := g.of(5); !reflect.DeepEqual(got, []uint32{5, 2}) {
-			t.Errorf("after a minute: %v", got)
-		}
-		for uid := range uint32(2 * groupsKept) {
-			g.of(uid)
-		}
-		if len(g.users) > groupsKept {
-			t.Errorf("%d users are remembered", len(g.users))
-		}
-	})
-	if got := groupsOfUser(0); len(got) == 0 {
-		t.Error("root has no groups")
-	}
-	if got := groupsOfUser(1<<32 - 2); got != nil {
-		t.Errorf("somebody who does not exist has groups %v", got)
-	}
-}
 
 // TestExports is what a client sees of its rule.
 func TestExports(t *testing.T) {
@@ -155,13 +20,13 @@ func TestExports(t *testing.T) {
 	must[metarpc.AttrResult](admin, metarpc.OpSetAttr, &metarpc.SetAttrArgs{ID: layout.RootID, Mask: metarpc.SetMode, Mode: 0o777})
 	f := admin.touch(layout.RootID, "f")
 	rule := func(s string) *client {
-		h.svc.cfg.Exports = []Export{mustExport(t, s)}
+		h.svc.cfg.Exports = admit.Rules{mustExport(t, s)}
 		c := h.client()
 		c.cred = metarpc.Cred{}
 		return c
 	}
 	c := rule("127.0.0.1(rw)")
-	if a := c.attr(c.create(layout.RootID, "squashed")); a.UID != nobodyID || a.GID != nobodyID {
+	if a := c.attr(c.create(layout.RootID, "squashed")); a.UID != 65534 || a.GID != 65534 {
 		t.Errorf("%+v", a)
 	}
 	_, err := ask[metarpc.AttrResult](c, metarpc.OpOpen, &metarpc.OpenArgs{ID: f, Access: metarpc.AccessWrite})
@@ -196,7 +61,7 @@ func TestExports(t *testing.T) {
 			t.Errorf("%v %+v: %v, want %v", call.op, call.args, err, call.want)
 		}
 	}
-	h.svc.cfg.Exports = []Export{mustExport(t, "10.0.0.0/8(rw)")}
+	h.svc.cfg.Exports = admit.Rules{mustExport(t, "10.0.0.0/8(rw)")}
 	conn, w := h.newClient().greet()
 	conn.Close()
 	if w.Status != metarpc.Status(syscall.EACCES) || !strings.Contains(w.Message, "127.0.0.1") {
@@ -336,25 +201,11 @@ func TestTmpFile(t *testing.T) {
 	checkCatalog(t, h.engine)
 }
 
-// Whatever is a rule comes back from its text, and lets in whom it let in.
-func FuzzParseExport(f *testing.F) {
-	for _, s := range []string{
-		"*", "10.0.0.0/8(rw)", "fd00::/8(ro,all_squash)", "cert:tr-*(rw,path=/a//b/../c/,uids=1-2+7,gids=5,ops=9,anonuid=3,anongid=4)", "cert:[a-z]?x", "::ffff:10.0.0.1(rw,no_root_squash)", "*()",
-	} {
-		f.Add(s)
+func mustExport(t testing.TB, s string) admit.Export {
+	t.Helper()
+	e, err := admit.Parse(s)
+	if err != nil {
+		t.Fatal(err)
 	}
-	f.Fuzz(func(t *testing.T, s string) {
-		e, err := ParseExport(s)
-		if err != nil {
-			return
-		}
-		again, err := ParseExport(e.String())
-		if err != nil || !reflect.DeepEqual(again, e) {
-			t.Fatalf("%q is %+v, and %q is %+v, %v", s, e, e.String(), again, err)
-		}
-		if moreSpecific(e, again) != 0 {
-			t.Errorf("%v comes before itself", e)
-		}
-		ruleFor([]Export{e}, "10.0.0.1:5", "trainer")
-	})
+	return e
 }

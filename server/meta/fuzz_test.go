@@ -12,6 +12,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/meta/admit"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -26,7 +27,7 @@ func FuzzConn(f *testing.F) {
 	file := admin.touch(a, "f")
 	other := admin.mkdir(layout.RootID, "other")
 	secret := admin.touch(other, "g")
-	h.svc.cfg.Exports = []Export{mustExport(f, "127.0.0.0/8(rw,no_root_squash)"), mustExport(f, "*(rw,no_root_squash,path=/a)")}
+	h.svc.cfg.Exports = admit.Rules{mustExport(f, "127.0.0.0/8(rw,no_root_squash)"), mustExport(f, "*(rw,no_root_squash,path=/a)")}
 	hello, err := metarpc.AppendHello(nil, &metarpc.Hello{
 		Magic: metarpc.Magic, Lowest: metarpc.Lowest, Highest: metarpc.Version, Client: metarpc.ClientInfo{ID: [16]byte{7}, Host: "fuzz"},
 	})

@@ -14,6 +14,17 @@ import (
 	"github.com/weftfs/weft/server/schema"
 )
 
+// caller finds out on whose behalf c is executed.
+func (s *Service) caller(c *call) *perm.Caller {
+	if c.who == nil {
+		c.sess.mu.Lock()
+		e := c.sess.grant.Export
+		c.sess.mu.Unlock()
+		c.who = e.Caller(c.h.Cred, s.groups.Of)
+	}
+	return c.who
+}
+
 // subject is what of an inode decides who may use it.
 func subject(row *schema.Inode) perm.Inode {
 	return perm.Inode{Mode: row.Mode, UID: row.UID, GID: row.GID, Flags: row.Flags}

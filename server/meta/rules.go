@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"path"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/admit"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -38,21 +38,21 @@ var maxSessions = 4096
 // rules are those of the volume.
 type rules struct {
 	mu     sync.Mutex
-	row    []byte            // what list was made of
-	list   []Export          // the most specific first
-	moves  []byte            // the row that counts when directories changed their parents
-	meters map[string]*meter // by client; guarded by Service.mu
+	row    []byte      // what list was made of
+	list   admit.Rules // the most specific first
+	moves  []byte      // the row that counts when directories changed their parents
+	meters admit.Meters
 }
 
 // grant is what a rule gives a session.
 type grant struct {
-	Export
+	admit.Export
 	top   layout.FileID   // the directory of Path; 0: all of the volume
 	above []layout.FileID // the directories on the way to it, the root last
 }
 
 // admitted finds what holds for a client. An error says why it is not to be let in.
-func (s *Service) admitted(ctx context.Context, in *Incoming) (grant, error) {
+func (s *Service) admitted(ctx context.Context, in *admit.Incoming) (grant, error) {
 	if err := s.cfg.Door.Refuses(in); err != nil {
 		return grant{}, err
 	}
@@ -69,7 +69,7 @@ func (s *Service) granted(ctx context.Context, address, name string) (grant, err
 	s.rules.mu.Lock()
 	list := s.rules.list
 	s.rules.mu.Unlock()
-	e, ok := ruleFor(append(list[:len(list):len(list)], s.cfg.Exports...), address, name)
+	e, ok := append(list[:len(list):len(list)], s.cfg.Exports...).For(address, name)
 	switch {
 	case !ok && name != "":
 		return grant{}, fmt.Errorf("the volume is not exported to %s, nor to certificates of %q", address, name)
@@ -80,39 +80,15 @@ func (s *Service) granted(ctx context.Context, address, name string) (grant, err
 	return g, s.confine(ctx, &g)
 }
 
-// ruleFor is the first rule in a list for a client. There is none for a client that is not to be let in; without rules everybody is.
-func ruleFor(list []Export, address, name string) (Export, bool) {
-	if len(list) == 0 {
-		return everybody, true
-	}
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		host = address
-	}
-	addr, err := netip.ParseAddr(host)
-	addr = addr.Unmap().WithZone("")
-	for _, e := range list {
-		switch {
-		case e.Cert != "":
-			if name != "" && e.matches(name) {
-				return e, true
-			}
-		case !e.Clients.IsValid() || err == nil && e.Clients.Contains(addr):
-			return e, true
-		}
-	}
-	return Export{}, false
-}
-
 // pathError says that a rule names a directory which is not there.
 type pathError struct {
-	rule Export
+	rule admit.Export
 	why  string
 }
 
 func (e *pathError) Error() string {
 	return fmt.Sprintf("the rule for %s says path=%s, and %s: make that directory, or name another one (weft admin client set, or --export of the service)",
-		e.rule.whose(), e.rule.Path, e.why)
+		e.rule.Whose(), e.rule.Path, e.why)
 }
 
 // confine finds the directory of g.Path.
@@ -135,7 +111,7 @@ func (s *Service) confine(ctx context.Context, g *grant) error {
 		case errors.As(err, &missing):
 			return &pathError{g.Export, fmt.Sprintf("the volume has no directory %s", at)}
 		case err != nil:
-			return fmt.Errorf("the rule for %s: path=%s: %w", g.whose(), g.Path, err)
+			return fmt.Errorf("the rule for %s: path=%s: %w", g.Whose(), g.Path, err)
 		case !isDir(row.Mode):
 			return &pathError{g.Export, fmt.Sprintf("%s of the volume is not a directory", at)}
 		}
@@ -172,7 +148,7 @@ func (s *Service) readRules(ctx context.Context) error {
 }
 
 // parseRules reads the row; nil: there is none.
-func parseRules(raw []byte) ([]Export, error) {
+func parseRules(raw []byte) (admit.Rules, error) {
 	if raw == nil {
 		return nil, nil
 	}
@@ -180,10 +156,10 @@ func parseRules(raw []byte) ([]Export, error) {
 	if err := decode(schema.KeyClients, raw, &row); err != nil {
 		return nil, err
 	}
-	list := make([]Export, len(row.Rules))
+	list := make(admit.Rules, len(row.Rules))
 	for i, rule := range row.Rules {
 		var err error
-		if list[i], err = ParseExport(rule); err != nil {
+		if list[i], err = admit.Parse(rule); err != nil {
 			return nil, fmt.Errorf("a rule for clients in the catalog, of a later version maybe: %w", err)
 		}
 	}
@@ -210,12 +186,8 @@ func (s *Service) applyRules() {
 	for _, sess := range s.sessions {
 		sessions = append(sessions, sess)
 	}
-	for name, m := range s.rules.meters {
-		if m.idle() {
-			delete(s.rules.meters, name)
-		}
-	}
 	s.mu.Unlock()
+	s.rules.meters.Tidy()
 	for _, sess := range sessions {
 		sess.mu.Lock()
 		address, name, connected := sess.address, sess.peer.Name, sess.conn != nil
@@ -310,33 +282,6 @@ func (s *Service) below(ctx context.Context, top, id layout.FileID) error {
 	return err
 }
 
-// meter lets so many calls of a client through in a second.
-type meter struct {
-	mu   sync.Mutex
-	next time.Time // when the next call would be let through if they came one after the other
-}
-
-// meterBurst is how much of what was not used can be made up for.
-const meterBurst = 100 * time.Millisecond
-
-func (m *meter) idle() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return time.Since(m.next) > meterBurst
-}
-
-// take returns how long a call has to wait.
-func (m *meter) take(now time.Time, perSecond int) time.Duration {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if earliest := now.Add(-meterBurst); m.next.Before(earliest) {
-		m.next = earliest
-	}
-	wait := m.next.Sub(now)
-	m.next = m.next.Add(time.Second / time.Duration(perSecond))
-	return max(wait, 0)
-}
-
 // client names who a session is of, for what holds for all its sessions; sess.mu is held.
 func (sess *session) clientName() string {
 	if sess.peer.Name != "" {
@@ -365,17 +310,7 @@ func (s *Service) throttle(ctx context.Context, c *call) error {
 		metarpc.OpLayoutError, metarpc.OpLayoutStats, metarpc.OpReportDevices:
 		return nil
 	}
-	s.mu.Lock()
-	m := s.rules.meters[name]
-	if m == nil {
-		if s.rules.meters == nil {
-			s.rules.meters = map[string]*meter{}
-		}
-		m = &meter{}
-		s.rules.meters[name] = m
-	}
-	s.mu.Unlock()
-	wait := m.take(time.Now(), perSecond)
+	wait := s.rules.meters.Take(name, perSecond)
 	if wait == 0 {
 		return nil
 	}
@@ -383,7 +318,7 @@ func (s *Service) throttle(ctx context.Context, c *call) error {
 }
 
 // sessionsOf is how many sessions the client of a connection has.
-func (s *Service) sessionsOf(in *Incoming) (n int) {
+func (s *Service) sessionsOf(in *admit.Incoming) (n int) {
 	from := session{peer: in.Peer, address: in.Conn.RemoteAddr().String()}
 	name := from.clientName()
 	s.mu.Lock()
@@ -417,21 +352,21 @@ func (s *Service) clientSet(ctx context.Context, c *call, a *metarpc.ClientSetAr
 		return nil, refusef(metarpc.Status(syscall.EINVAL), "%v", err)
 	}
 	whose := a.Whose
-	var rule Export
+	var rule admit.Export
 	if a.Rule != "" {
 		var err error
-		if rule, err = ParseExport(a.Rule); err != nil {
+		if rule, err = admit.Parse(a.Rule); err != nil {
 			return refuse(err)
 		}
 		if err := s.confine(ctx, &grant{Export: rule}); err != nil {
 			return refuse(err)
 		}
 	} else {
-		named, err := ParseExport(whose)
+		named, err := admit.Parse(whose)
 		if err != nil {
 			return refuse(err)
 		}
-		whose = named.whose()
+		whose = named.Whose()
 	}
 	_, err := change(ctx, s, nil, func(t *tx) (*struct{}, error) {
 		raw, err := s.find(ctx, schema.KeyClients)
@@ -443,8 +378,8 @@ func (s *Service) clientSet(ctx context.Context, c *call, a *metarpc.ClientSetAr
 			return nil, err
 		}
 		had := len(list)
-		list = slices.DeleteFunc(list, func(e Export) bool {
-			return a.Rule == "" && e.whose() == whose || a.Rule != "" && e.whose() == rule.whose()
+		list = slices.DeleteFunc(list, func(e admit.Export) bool {
+			return a.Rule == "" && e.Whose() == whose || a.Rule != "" && e.Whose() == rule.Whose()
 		})
 		switch {
 		case a.Rule != "":
@@ -452,7 +387,7 @@ func (s *Service) clientSet(ctx context.Context, c *call, a *metarpc.ClientSetAr
 		case len(list) == had:
 			return nil, refusef(metarpc.Status(syscall.ENOENT), "there is no rule for %s", whose)
 		}
-		slices.SortStableFunc(list, moreSpecific)
+		list.Sort()
 		row, size := schema.Clients{}, 0
 		for _, e := range list {
 			row.Rules = append(row.Rules, e.String())
@@ -464,9 +399,9 @@ func (s *Service) clientSet(ctx context.Context, c *call, a *metarpc.ClientSetAr
 		c.sess.mu.Lock()
 		address, name := c.sess.address, c.sess.peer.Name
 		c.sess.mu.Unlock()
-		own, ok := ruleFor(append(list[:len(list):len(list)], s.cfg.Exports...), address, name)
-		if who := own.caller(c.h.Cred, s.groups.of); !ok || own.Path != "" || !who.Privileged || own.ReadOnly {
-			return nil, refusef(metarpc.Status(syscall.EPERM), "nobody could change the rules from here any more: first set one for this host, such as %s", s.forAdmin(address, name))
+		own, ok := append(list[:len(list):len(list)], s.cfg.Exports...).For(address, name)
+		if who := own.Caller(c.h.Cred, s.groups.Of); !ok || own.Path != "" || !who.Privileged || own.ReadOnly {
+			return nil, refusef(metarpc.Status(syscall.EPERM), "nobody could change the rules from here any more: first set one for this host, such as %s", admit.ForAdmin(address, name))
 		}
 		if cut := s.cutBy(list); a.Rule != "" && !a.Force && len(cut) > 0 {
 			return nil, refusef(metarpc.Status(syscall.EBUSY), "this would cut %d clients off, such as %s, which no rule lets in then: first set one for them, or force it", len(cut), cut[0])
@@ -489,30 +424,18 @@ func (s *Service) clientSet(ctx context.Context, c *call, a *metarpc.ClientSetAr
 }
 
 // cutBy are the clients that are connected, and that rules of the volume would not let in.
-func (s *Service) cutBy(list []Export) (names []string) {
+func (s *Service) cutBy(list admit.Rules) (names []string) {
 	list = append(list[:len(list):len(list)], s.cfg.Exports...)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, sess := range s.sessions {
 		sess.mu.Lock()
-		if _, ok := ruleFor(list, sess.address, sess.peer.Name); sess.conn != nil && !ok {
+		if _, ok := list.For(sess.address, sess.peer.Name); sess.conn != nil && !ok {
 			names = append(names, fmt.Sprintf("%s (host %s)", sess.clientName(), sess.client.Host))
 		}
 		sess.mu.Unlock()
 	}
 	return names
-}
-
-// forAdmin is a rule that lets a client do everything.
-func (s *Service) forAdmin(address, name string) string {
-	e := everybody
-	if name != "" {
-		e.Cert = name
-	} else if at, err := netip.ParseAddrPort(address); err == nil {
-		addr := at.Addr().Unmap().WithZone("")
-		e.Clients = netip.PrefixFrom(addr, addr.BitLen())
-	}
-	return e.String()
 }
 
 func (s *Service) clientList(ctx context.Context, c *call, _ *metarpc.Empty) (*metarpc.ClientListResult, error) {

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/admit"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -168,7 +168,7 @@ func TestWithin(t *testing.T) {
 	f := admin.touch(a, "f")
 	dir := admin.mkdir(layout.RootID, "other")
 	g := admin.touch(dir, "g")
-	given := grant{Export: Export{Path: "/a"}}
+	given := grant{Export: admit.Export{Path: "/a"}}
 	if err := h.svc.confine(t.Context(), &given); err != nil || given.top != a || !slices.Equal(given.above, []layout.FileID{layout.RootID}) {
 		t.Fatalf("%+v, %v", given, err)
 	}
@@ -209,26 +209,6 @@ func TestWithin(t *testing.T) {
 	}
 }
 
-func TestMeter(t *testing.T) {
-	var m meter
-	at := time.Unix(1, 0)
-	let := 0
-	for range 1000 {
-		if m.take(at, 100) == 0 {
-			let++
-		}
-	}
-	if let != 11 {
-		t.Errorf("%d calls at once of 100 a second", let)
-	}
-	if wait := m.take(at, 100); wait != 9900*time.Millisecond {
-		t.Errorf("call 1001 waits %v", wait)
-	}
-	if wait := m.take(at.Add(time.Minute), 100); wait != 0 {
-		t.Errorf("a minute later: %v", wait)
-	}
-}
-
 // A client with a rate gets what is left of it, and what it gives back does not wait.
 func TestThrottle(t *testing.T) {
 	h := startMemory(t)
@@ -236,10 +216,9 @@ func TestThrottle(t *testing.T) {
 	if err := setRule(c, "127.0.0.1(rw,no_root_squash,ops=1)"); err != nil {
 		t.Fatal(err)
 	}
-	m := &meter{next: time.Now().Add(time.Hour)} // others have used it up
-	h.svc.mu.Lock()
-	h.svc.rules.meters = map[string]*meter{"127.0.0.1": m}
-	h.svc.mu.Unlock()
+	for range 3600 { // others have used it up, for an hour
+		h.svc.rules.meters.Take("127.0.0.1", 1)
+	}
 	hdr, ch := c.begin(metarpc.OpGetAttr, &metarpc.IDArgs{ID: layout.RootID})
 	must[metarpc.Empty](c, metarpc.OpRenew, &metarpc.Empty{})
 	must[metarpc.Empty](c, metarpc.OpClose, &metarpc.CloseArgs{IDs: []layout.FileID{5}})

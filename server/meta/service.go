@@ -15,6 +15,7 @@ import (
 	"github.com/weftfs/weft/internal/descriptors"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/admit"
 	"github.com/weftfs/weft/server/meta/locktable"
 	"github.com/weftfs/weft/server/schema"
 )
@@ -30,7 +31,7 @@ type Service struct {
 	instance [16]byte
 	started  time.Time
 	numbers  *numbers
-	groups   *groupCache
+	groups   *admit.Groups
 	moving   chan struct{} // has one token, for whoever moves a directory to another parent
 	ctx      context.Context
 	stop     context.CancelFunc
@@ -105,7 +106,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		volume:    volume,
 		started:   time.Now(),
 		numbers:   newNumbers(cfg.Engine, volume.ShardCount()),
-		groups:    newGroupCache(),
+		groups:    admit.NewGroups(),
 		moving:    make(chan struct{}, 1),
 		sessions:  map[metarpc.SessionID]*session{},
 		fading:    map[*session]struct{}{},

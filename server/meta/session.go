@@ -16,6 +16,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/meta/admit"
 	"github.com/weftfs/weft/server/meta/locktable"
 	"github.com/weftfs/weft/server/schema"
 )
@@ -110,7 +111,7 @@ func (sess *session) idle() time.Duration {
 }
 
 // welcome answers a hello and binds the session to the connection. An error tells why the client was refused.
-func (s *Service) welcome(c *conn, in *Incoming, hello *metarpc.Hello) (*session, error) {
+func (s *Service) welcome(c *conn, in *admit.Incoming, hello *metarpc.Hello) (*session, error) {
 	var sess *session
 	var refusal *metarpc.Error
 	s.mu.Lock()
@@ -152,7 +153,7 @@ func (s *Service) welcomeFrame(w *metarpc.Welcome) []byte {
 }
 
 // session returns the session a hello asks for, or makes one.
-func (s *Service) session(in *Incoming, hello *metarpc.Hello) (*session, *metarpc.Error) {
+func (s *Service) session(in *admit.Incoming, hello *metarpc.Hello) (*session, *metarpc.Error) {
 	refuse := func(status metarpc.Status, format string, args ...any) (*session, *metarpc.Error) {
 		return nil, &metarpc.Error{Status: status, Message: fmt.Sprintf(format, args...)}
 	}
@@ -207,7 +208,7 @@ func (s *Service) session(in *Incoming, hello *metarpc.Hello) (*session, *metarp
 
 // attach makes c the session's connection and sends the welcome, unless the session has ended or another client began it. The welcome is queued
 // together with the change: a client that has seen it may make another connection at once, which then is the newest.
-func (s *Service) attach(sess *session, c *conn, in *Incoming, given grant) bool {
+func (s *Service) attach(sess *session, c *conn, in *admit.Incoming, given grant) bool {
 	address := in.Conn.RemoteAddr().String()
 	sess.mu.Lock()
 	if sess.ended || sess.returned && sess.peer != in.Peer {

@@ -18,6 +18,7 @@ import (
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/meta/admit"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -482,8 +483,8 @@ func TestNewestConnection(t *testing.T) {
 func TestUnusedConnections(t *testing.T) {
 	h := newHost(t, memory.New())
 	h.config = func(c *Config) {
-		c.Door = &Door{Log: c.Log}
-		c.Door.callers.Most = 3
+		c.Door = &admit.Door{Log: c.Log}
+		c.Door.Callers.Most = 3
 	}
 	h.start()
 	var silent []net.Conn

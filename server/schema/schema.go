@@ -618,7 +618,7 @@ type Quota struct {
 	Files    int64 // inodes of any kind
 }
 
-// Clients are the rules for clients, as meta.ParseExport reads them.
+// Clients are the rules for clients, as admit.Parse reads them.
 type Clients struct {
 	_msgpack struct{} `msgpack:",as_array"`
 	Rules    []string

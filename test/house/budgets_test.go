@@ -30,19 +30,19 @@ var budgets = []struct {
 	most    int
 	measure func(*tree) (n int, where string)
 }{
-	{"lines of the largest package that is no codec", 14700, largestPackage},
+	{"lines of the largest package that is no codec", 14000, largestPackage},
 	{"packages of more than 4,000 lines that are no codec", 9, largePackages},
-	{"methods of one type, promoted ones and functions whose first parameter it is included", 386, methods},
+	{"methods of one type, promoted ones and functions whose first parameter it is included", 385, methods},
 	{"methods that an interface has of its own", 48, ownMethods},
 	{"functions of more than 60 lines", 70, longFunctions},
 	{"functions that lock a mutex more than twice", 26, lockedAgain},
 	{"functions that release a lock that they were handed", 31, handedLocks},
 	{"types whose methods lock the main mutex of the metadata service", 3, mainMutex},
-	{"arrows between the files of a package in server/ that run back up", 228, backArrows},
+	{"arrows between the files of a package in server/ that run back up", 227, backArrows},
 	{"exported names that one other package uses", 640, usedOnce},
 	{"packages that nobody imports", 1, unimported},
 	{"folders of test/", 33, testFolders},
-	{"lines of code outside test/, without comments and blank ones", 99800, codeLines},
+	{"lines of code outside test/, without comments and blank ones", 99850, codeLines},
 }
 
 func TestBudgets(t *testing.T) {

@@ -654,7 +654,7 @@ type (
 		Quotas   []QuotaInfo
 		EOF      bool // there are no more
 	}
-	// ClientSetArgs sets a rule for clients, as meta.ParseExport reads it, in place of the one for the same clients, which with Force may cut clients
+	// ClientSetArgs sets a rule for clients, as admit.Parse reads it, in place of the one for the same clients, which with Force may cut clients
 	// off that no rule lets in then. Without Rule the one for Whose is removed.
 	ClientSetArgs struct {
 		_msgpack struct{} `msgpack:",as_array"`

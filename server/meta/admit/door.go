@@ -1,4 +1,4 @@
-package meta
+package admit
 
 import (
 	"bufio"
@@ -24,8 +24,8 @@ type Door struct {
 	Log     *slog.Logger
 	TLS     *rpctls.Server // nil: none is offered
 	Require bool           // clear text is refused
+	Callers callers.Table  // its connections
 
-	callers    callers.Table
 	complaints callers.Complaints // about them
 
 	mu      sync.Mutex
@@ -63,8 +63,11 @@ func (g *guest) End() { g.socket.Close() }
 // Use has the connection count as used as long as inUse says so. That does not wait.
 func (in *Incoming) Use(inUse func() bool) { in.guest.inUse.Store(&inUse) }
 
+// Frames counts the frames that have come, for whoever reads them.
+func (in *Incoming) Frames() *atomic.Uint64 { return &in.guest.frames }
+
 // Leave must follow when the connection has ended.
-func (in *Incoming) Leave() { in.door.callers.Leave(in.guest) }
+func (in *Incoming) Leave() { in.door.Callers.Leave(in.guest) }
 
 // Complain logs what is wrong with a connection, unless there was a line about its address a short time ago.
 func (d *Door) Complain(log *slog.Logger, from net.Addr, what string, args ...any) {
@@ -95,7 +98,9 @@ type peeked struct {
 func (c *peeked) Read(p []byte) (int, error) { return c.r.Read(p) }
 
 const (
-	tlsHandshake = 22 // the type of the first record (RFC 8446 section 5.1); a frame that long is none
+	helloTimeout = 10 * time.Second // for the first frame
+	readBuffer   = 16 << 10         // bytes; many calls fit, and a service has many clients
+	tlsHandshake = 22               // the type of the first record (RFC 8446 section 5.1); a frame that long is none
 	// recheckEvery is how soon a client notices that its certificate is revoked, or has expired.
 	recheckEvery = 5 * time.Second
 )
@@ -107,7 +112,7 @@ var errWantsTLS = errors.New("the client wants TLS, and this service has no cert
 // After an error the connection is closed; otherwise Leave must follow.
 func (d *Door) Admit(nc net.Conn) (*Incoming, error) {
 	in := &Incoming{Conn: nc, R: bufio.NewReaderSize(nc, readBuffer), guest: &guest{socket: nc}, door: d}
-	if !d.callers.Enter(in.guest, nc.RemoteAddr()) {
+	if !d.Callers.Enter(in.guest, nc.RemoteAddr()) {
 		nc.Close()
 		return nil, errFull
 	}

@@ -1,8 +1,9 @@
-package meta
+package admit
 
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"net/netip"
 	"path"
 	"slices"
@@ -18,7 +19,7 @@ type Export struct {
 	Clients    netip.Prefix // IPv4 as such; the zero Prefix is everybody
 	Cert       string       // in place of Clients: those with TLS whose certificate has a name like this (path.Match)
 	Path       string       // the directory of the volume that they get, with what is below; empty: all
-	UIDs, GIDs []IDRange    // that users of a client can have; those with others are anonymous. nil: all
+	UIDs, GIDs []idRange    // that users of a client can have; those with others are anonymous. nil: all
 	Ops        int          // metadata operations a second for each client; 0: as many as there are
 	ReadOnly   bool
 	RootSquash bool // root of a client is nobody special
@@ -27,15 +28,15 @@ type Export struct {
 	AnonGID    uint32
 }
 
-// IDRange is a range of users or groups, both ends included.
-type IDRange struct{ First, Last uint32 }
+// idRange is a range of users or groups, both ends included.
+type idRange struct{ First, Last uint32 }
 
-// everybody is the rule where there are none.
+// everybody is the rule where there is no rule.
 var everybody = Export{AnonUID: nobodyID, AnonGID: nobodyID}
 
-// ParseExport reads a rule in the manner of exports(5), such as 10.0.0.0/8(rw,no_root_squash): an address, a network, cert:NAME with a pattern for the
+// Parse reads a rule in the manner of exports(5), such as 10.0.0.0/8(rw,no_root_squash): an address, a network, cert:NAME with a pattern for the
 // names of certificates, or * for everybody, and options, where as in exports(5) ro and root_squash go without saying.
-func ParseExport(s string) (Export, error) {
+func Parse(s string) (Export, error) {
 	e := Export{ReadOnly: true, RootSquash: true, AnonUID: nobodyID, AnonGID: nobodyID}
 	clients, options, found := strings.Cut(s, "(")
 	if found {
@@ -121,13 +122,13 @@ func parseID(s string) (uint32, error) {
 }
 
 // parseIDs reads A-B+C, for example.
-func parseIDs(s string) (list []IDRange, err error) {
+func parseIDs(s string) (list []idRange, err error) {
 	for _, part := range strings.Split(s, "+") {
 		a, b, several := strings.Cut(part, "-")
 		if !several {
 			b = a
 		}
-		var r IDRange
+		var r idRange
 		if r.First, err = parseID(a); err == nil {
 			r.Last, err = parseID(b)
 		}
@@ -153,8 +154,8 @@ const (
 )
 
 // has reports whether a user or group is in the ranges, of which none are all.
-func has(ranges []IDRange, id uint32) bool {
-	return ranges == nil || slices.ContainsFunc(ranges, func(r IDRange) bool { return r.First <= id && id <= r.Last })
+func has(ranges []idRange, id uint32) bool {
+	return ranges == nil || slices.ContainsFunc(ranges, func(r idRange) bool { return r.First <= id && id <= r.Last })
 }
 
 func (e *Export) matches(name string) bool {
@@ -162,8 +163,8 @@ func (e *Export) matches(name string) bool {
 	return ok && err == nil
 }
 
-// whose says which clients it is for.
-func (e Export) whose() string {
+// Whose says which clients it is for.
+func (e Export) Whose() string {
 	switch {
 	case e.Cert != "":
 		return certWord + e.Cert
@@ -188,10 +189,10 @@ func moreSpecific(a, b Export) int {
 	}
 	kindA, longA := rank(a)
 	kindB, longB := rank(b)
-	return cmp.Or(cmp.Compare(kindA, kindB), cmp.Compare(longB, longA), cmp.Compare(a.whose(), b.whose()))
+	return cmp.Or(cmp.Compare(kindA, kindB), cmp.Compare(longB, longA), cmp.Compare(a.Whose(), b.Whose()))
 }
 
-// String is the rule as ParseExport reads it.
+// String is the rule as Parse reads it.
 func (e Export) String() string {
 	word := func(set bool, name, otherwise string) string {
 		if set {
@@ -199,7 +200,7 @@ func (e Export) String() string {
 		}
 		return otherwise
 	}
-	s := fmt.Sprintf("%s(%s,%s,%s,anonuid=%d,anongid=%d", e.whose(), word(e.ReadOnly, "ro", "rw"),
+	s := fmt.Sprintf("%s(%s,%s,%s,anonuid=%d,anongid=%d", e.Whose(), word(e.ReadOnly, "ro", "rw"),
 		word(e.RootSquash, "root_squash", "no_root_squash"), word(e.AllSquash, "all_squash", "no_all_squash"),
 		e.AnonUID, e.AnonGID)
 	if e.Path != "" {
@@ -207,7 +208,7 @@ func (e Export) String() string {
 	}
 	for _, ids := range []struct {
 		name   string
-		ranges []IDRange
+		ranges []idRange
 	}{{"uids", e.UIDs}, {"gids", e.GIDs}} {
 		for i, r := range ids.ranges {
 			s += fmt.Sprintf("%s%d-%d", word(i == 0, ","+ids.name+"=", "+"), r.First, r.Last)
@@ -217,4 +218,47 @@ func (e Export) String() string {
 		s += fmt.Sprintf(",ops=%d", e.Ops)
 	}
 	return s + ")"
+}
+
+// Rules are those of a volume or a service, in the order in which they count.
+type Rules []Export
+
+// Sort puts the most specific ones first.
+func (list Rules) Sort() { slices.SortStableFunc(list, moreSpecific) }
+
+// For is the first rule for a client of an address "IP:port", whose certificate says name. There is none
+// for a client that is not to be let in; without rules all are.
+func (list Rules) For(address, name string) (Export, bool) {
+	if len(list) == 0 {
+		return everybody, true
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		host = address
+	}
+	addr, err := netip.ParseAddr(host)
+	addr = addr.Unmap().WithZone("")
+	for _, e := range list {
+		switch {
+		case e.Cert != "":
+			if name != "" && e.matches(name) {
+				return e, true
+			}
+		case !e.Clients.IsValid() || err == nil && e.Clients.Contains(addr):
+			return e, true
+		}
+	}
+	return Export{}, false
+}
+
+// ForAdmin is a rule that lets a client do everything.
+func ForAdmin(address, name string) Export {
+	e := everybody
+	if name != "" {
+		e.Cert = name
+	} else if at, err := netip.ParseAddrPort(address); err == nil {
+		addr := at.Addr().Unmap().WithZone("")
+		e.Clients = netip.PrefixFrom(addr, addr.BitLen())
+	}
+	return e
 }

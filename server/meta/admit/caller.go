@@ -1,4 +1,4 @@
-package meta
+package admit
 
 import (
 	"os/user"
@@ -11,19 +11,8 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 )
 
-// caller finds out on whose behalf c is executed.
-func (s *Service) caller(c *call) *perm.Caller {
-	if c.who == nil {
-		c.sess.mu.Lock()
-		e := c.sess.grant.Export
-		c.sess.mu.Unlock()
-		c.who = e.caller(c.h.Cred, s.groups.of)
-	}
-	return c.who
-}
-
-// caller is who a credential stands for. groupsOf tells the groups of a user whose client could not.
-func (e Export) caller(cred metarpc.Cred, groupsOf func(uid uint32) []uint32) *perm.Caller {
+// Caller is the user that a credential stands for. groupsOf tells the groups of a user whose client could not.
+func (e Export) Caller(cred metarpc.Cred, groupsOf func(uid uint32) []uint32) *perm.Caller {
 	who := &perm.Caller{UID: cred.UID, GID: cred.GID, Groups: cred.Groups, ReadOnly: e.ReadOnly}
 	switch {
 	case e.AllSquash:
@@ -66,8 +55,8 @@ const (
 	groupsValidity = time.Minute
 )
 
-// groupCache knows the supplementary groups of users as this machine has them.
-type groupCache struct {
+// Groups knows the supplementary groups of users as this machine has them.
+type Groups struct {
 	lookUp func(uid uint32) []uint32
 
 	mu    sync.Mutex
@@ -79,12 +68,12 @@ type userGroups struct {
 	until  time.Time
 }
 
-func newGroupCache() *groupCache {
-	return &groupCache{lookUp: groupsOfUser, users: map[uint32]userGroups{}}
+func NewGroups() *Groups {
+	return &Groups{lookUp: groupsOfUser, users: map[uint32]userGroups{}}
 }
 
-// of returns the groups of a user; nobody changes them.
-func (g *groupCache) of(uid uint32) []uint32 {
+// Of returns the groups of a user; nobody changes them.
+func (g *Groups) Of(uid uint32) []uint32 {
 	now := time.Now()
 	g.mu.Lock()
 	u, ok := g.users[uid]
