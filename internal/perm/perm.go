@@ -68,7 +68,8 @@ func (w *Caller) Access(i Inode, list ACL, want metarpc.Access) syscall.Errno {
 // Sticky reports whether w may take only own names from a directory in which it may write.
 func (w *Caller) Sticky(dir Inode) bool { return dir.Mode&syscall.S_ISVTX != 0 && !w.Owns(dir) }
 
-// MaySet is 0 if w may set what a asks for. The list is as for Access; open says that w has the file open for writing.
+// MaySet is 0 if w may set what a asks for. open says that w has the file open for writing; if not,
+// the list is as for Access.
 func (w *Caller) MaySet(i Inode, list ACL, open bool, a *metarpc.SetAttrArgs) syscall.Errno {
 	has := func(m metarpc.AttrMask) bool { return a.Mask&m != 0 }
 	if w.ReadOnly {

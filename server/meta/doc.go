@@ -128,8 +128,8 @@
 //
 // # Permission
 //
-// The service decides who may do what, as the Linux VFS does and in its order (perm.go, xattr.go, package acl), by the
-// credential of each call after what the client's export rule makes of it (caller.go, export.go). A lookup and every
+// The service decides who may do what, as the Linux VFS does and in its order (package perm, perm.go, xattr.go), by the
+// credential of each call after what the client's export rule makes of it (package admit). A lookup and every
 // operation on a name needs the right to look into the directory, what is done to an inode by its number the right to do
 // that. What open(2) allowed holds as long as the session has the file open: layouts, and SetAttr with Open, ask for no more
 // than that. Getting attributes and reading links is free for all, as it is for whoever has got as far as to the inode.

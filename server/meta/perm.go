@@ -147,11 +147,15 @@ func (s *Service) openForWriting(sess *session, id layout.FileID) bool {
 // maySet finds out whether the caller may set what a asks for.
 func (s *Service) maySet(ctx context.Context, c *call, row *schema.Inode, a *metarpc.SetAttrArgs) error {
 	who := s.caller(c)
-	list, err := s.listFor(ctx, who, a.ID, row)
-	if err != nil {
-		return err
+	open := a.Open && s.openForWriting(c.sess, a.ID)
+	var list perm.ACL
+	if !open {
+		var err error
+		if list, err = s.listFor(ctx, who, a.ID, row); err != nil {
+			return err
+		}
 	}
-	return denied(who.MaySet(subject(row), list, a.Open && s.openForWriting(c.sess, a.ID), a))
+	return denied(who.MaySet(subject(row), list, open, a))
 }
 
 // set adds to t what a asks for, which maySet has allowed, and what follows from it: an inode that gets another owner or is

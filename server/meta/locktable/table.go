@@ -59,7 +59,7 @@ type Ready struct {
 type Request struct {
 	Session *Session
 	*metarpc.LockArgs
-	Open *Open // nil if the session does not have the file open, and then unlocks
+	Open *Open // of the session; nil if it has nothing to do with the file, and then unlocks
 	Sole bool  // no other session has the file open
 	// Unsure says that it is not known yet whether another session has had it open.
 	Unsure bool
