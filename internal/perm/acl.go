@@ -40,8 +40,8 @@ const (
 	entrySize  = 8
 )
 
-// MaxEntries is how many entries a list can have. FUSE gives a list one page of memory, so a longer one could be stored and
-// not be read.
+// MaxEntries is how many entries a list can have. FUSE gives a list one page of memory, so a longer one could be stored
+// and not be read.
 const MaxEntries = (4096 - headerSize) / entrySize
 
 // What is wrong with a list.
@@ -51,8 +51,8 @@ var (
 	ErrTooLong = fmt.Errorf("access control list of more than %d entries", MaxEntries)
 )
 
-// ParseACL reads the value of an extended attribute. A list of no entries is nil and stands for having none. The order of
-// the entries is not looked at; see Check.
+// ParseACL reads the value of an extended attribute. An empty list is nil: there is no list. Check looks at the
+// order of the entries.
 func ParseACL(value []byte) (ACL, error) {
 	if len(value) < headerSize {
 		return nil, fmt.Errorf("%w: %d bytes", ErrInvalid, len(value))
@@ -102,9 +102,9 @@ func (l ACL) Value() []byte {
 	return b
 }
 
-// Check is ErrInvalid for what is no list: one UserObj, the Users, one GroupObj, the Groups, one Mask, which may be missing
-// if there are neither Users nor Groups, and one Other, in this order. As in Linux, two entries may be for the same user;
-// the first counts.
+// Check is ErrInvalid for what is no list: one UserObj, the Users, one GroupObj, the Groups, one Mask, which may be
+// missing if there are neither Users nor Groups, and one Other, in this order. As in Linux, two entries may be for the
+// same user; the first counts.
 func (l ACL) Check() error {
 	next := UserObj // what is expected, or later than that and allowed
 	named, masked := false, false
@@ -142,8 +142,8 @@ func (l ACL) Check() error {
 	return nil
 }
 
-// Mode puts what a list says into the permission bits of mode: as the group's bits the mask, if there is one. whole reports
-// whether that is all that the list says, so that nobody needs it.
+// Mode puts what a list says into the permission bits of mode: as the group's bits the mask, if there is one. whole
+// reports whether that is all that the list says, so that nobody needs it.
 func (l ACL) Mode(mode uint32) (_ uint32, whole bool) {
 	mode &^= 0o777
 	group := l.group()
@@ -188,8 +188,8 @@ func (l ACL) Chmod(mode uint32) ACL {
 	return l
 }
 
-// Inherit returns the mode and the access list of what is made with mode in a directory whose default list is l. The list
-// is nil if the mode says it all.
+// Inherit returns the mode and the access list of what is made with mode in a directory whose default list is l. The
+// list is nil if the mode says it all.
 func (l ACL) Inherit(mode uint32) (uint32, ACL) {
 	l = slices.Clone(l)
 	for i := range l {
@@ -210,8 +210,8 @@ func (l ACL) Inherit(mode uint32) (uint32, ACL) {
 	return mode, l
 }
 
-// Allows reports whether the access list l of an inode of that owner and group lets w do all that want says, in the bits
-// of access(2).
+// Allows reports whether w may do all that want says, in the bits of access(2). The list l belongs to an inode of that
+// owner and group.
 func (l ACL) Allows(w *Caller, owner, group uint32, want uint16) bool {
 	masked := func(e Entry) bool {
 		if i := l.group(); i >= 0 && l[i].Tag == Mask {

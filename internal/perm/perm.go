@@ -36,8 +36,8 @@ func (w *Caller) Asks(i Inode) bool {
 	return !w.Owns(i) && i.Flags&metarpc.AttrACL != 0 && i.Mode&0o070 != 0 // Linux does not ask a list whose mask is empty
 }
 
-// Access is 0 if w may access i as wanted, EACCES if not, and EROFS if w may change nothing at all. The list is that of i
-// if w.Asks, and else nil.
+// Access is 0 if w may access i as wanted, EACCES if not, and EROFS if w may change nothing at all. The list is that of
+// i if w.Asks, or nil.
 func (w *Caller) Access(i Inode, list ACL, want metarpc.Access) syscall.Errno {
 	if w.ReadOnly && want&metarpc.AccessWrite != 0 && (i.is(syscall.S_IFREG) || i.is(syscall.S_IFDIR) || i.is(syscall.S_IFLNK)) {
 		return syscall.EROFS // bytes for devices and pipes do not go into the file system
@@ -111,9 +111,8 @@ func (w *Caller) MaySet(i Inode, list ACL, open bool, a *metarpc.SetAttrArgs) sy
 	return 0
 }
 
-// Set gives i the owner and the mode that a asks for and MaySet has allowed, and what follows from a: an inode that gets another
-// owner or is truncated loses its set-ID bits; disarm says that it loses its file capabilities as well. An access control
-// list follows the mode by ACL.Chmod.
+// Set gives i the owner and the mode that a asks for and MaySet has allowed. An inode that gets another owner or is
+// truncated loses its set-ID bits, and its file capabilities if disarm is true. ACL.Chmod adapts the list to the mode.
 func (w *Caller) Set(i *Inode, a *metarpc.SetAttrArgs) (disarm bool) {
 	const owner = metarpc.SetUID | metarpc.SetGID
 	if !i.is(syscall.S_IFDIR) {
@@ -160,8 +159,9 @@ func (w *Caller) SetMode(i Inode, mode uint32) uint32 {
 	return mode
 }
 
-// New is an inode that w makes in a directory whose default access control list is defaults, and the inode's list, nil if its
-// mode says it all. The mode is that of the system call: umask applies only where the directory has no default list.
+// New returns the inode that w makes in a directory, and its access control list, which is nil if the mode says it all.
+// The directory's default list is defaults. The mode is that of the system call: umask applies only without a default
+// list.
 func (w *Caller) New(dir Inode, defaults ACL, mode, umask uint32) (Inode, ACL) {
 	i := Inode{Mode: mode, UID: w.UID, GID: w.GID}
 	if i.is(syscall.S_IFDIR) {
@@ -188,8 +188,8 @@ func (w *Caller) New(dir Inode, defaults ACL, mode, umask uint32) (Inode, ACL) {
 	return i, list
 }
 
-// MayXattr is 0 if w may read or write an extended attribute, as xattr(7) says. The list is as for Access. The attributes
-// that hold access control lists are not meant.
+// MayXattr is 0 if w may read or write an extended attribute, as xattr(7) says. The list is as for Access. The
+// attributes that hold access control lists are not meant.
 func (w *Caller) MayXattr(i Inode, list ACL, name string, write bool) syscall.Errno {
 	refusal, access := syscall.ENODATA, metarpc.AccessRead
 	if write {

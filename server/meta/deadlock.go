@@ -12,8 +12,8 @@ import (
 const (
 	// deadlockPeriod is how often circles of waits that go through several shards are looked for.
 	deadlockPeriod = 500 * time.Millisecond
-	// maxWaits is how many waits of one shard are looked at; those that began first come first. It bounds the memory of who looks: a circle with a
-	// wait beyond it is found when there are fewer.
+	// maxWaits is how many waits of one shard are looked at; those that began first come first. It bounds the memory of
+	// who looks: a circle with a wait beyond it is found when there are fewer.
 	maxWaits = 1 << 16
 )
 
@@ -38,7 +38,8 @@ func (s *Service) waitsOf(ctx context.Context, shard int) ([]locktable.Wait, err
 	return all, nil
 }
 
-// waitsIn returns who waits for whom in some shards, without those that do not answer in time. It asks all at the same time.
+// waitsIn returns who waits for whom in some shards, without those that do not answer in time. It asks all at the same
+// time.
 func (s *Service) waitsIn(ctx context.Context, shards []int) map[locktable.Edge]bool {
 	ctx, cancel := context.WithTimeout(ctx, deadlockPeriod)
 	defer cancel()

@@ -17,7 +17,8 @@ var (
 	errInGrace = &metarpc.Error{Status: metarpc.StatusGrace}
 )
 
-// meet tells the locks that a session has opened a file that others have open. unsure is as in locktable.Table.Opened. s.mu is held.
+// meet tells the locks that a session has opened a file that others have open. unsure is as in locktable.Table.Opened.
+// s.mu is held.
 func (s *Service) meet(cl *claim, unsure bool) {
 	s.locks.Opened(&cl.locks, unsure, cl.others())
 }
@@ -98,8 +99,8 @@ func (s *Service) dropLocks(sess *session, id layout.FileID) {
 // forgetLocks takes all locks of a file away that does not exist any more. Service.mu may be held.
 func (s *Service) forgetLocks(id layout.FileID) { s.tellReady(s.locks.Drop(id, nil)) }
 
-// readyQueue has the messages to a client that it may have locks. They are sent one after the other, so that no client is
-// flooded.
+// readyQueue has the messages to a client that it may have locks. They are sent one after the other, so that no client
+// is flooded.
 type readyQueue struct {
 	mu      sync.Mutex
 	queue   []metarpc.LockReadyArgs

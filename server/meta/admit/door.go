@@ -107,9 +107,9 @@ const (
 
 var errWantsTLS = errors.New("the client wants TLS, and this service has no certificate (--tls-dir)")
 
-// Admit reads the first frame from a connection that was just made, after the handshake if it is TLS; the peer has some seconds for each. An error
-// that is io.EOF says that there was nothing. A peer that Require does not let in is not told so here (see Refuses).
-// After an error the connection is closed; otherwise Leave must follow.
+// Admit reads the first frame from a connection that was just made, after the handshake if it is TLS; the peer has some
+// seconds for each. An error that is io.EOF says that there was nothing. A peer that Require does not let in is not
+// told so here (see Refuses). After an error the connection is closed; otherwise Leave must follow.
 func (d *Door) Admit(nc net.Conn) (*Incoming, error) {
 	in := &Incoming{Conn: nc, R: bufio.NewReaderSize(nc, readBuffer), guest: &guest{socket: nc}, door: d}
 	if !d.Callers.Enter(in.guest, nc.RemoteAddr()) {

@@ -34,8 +34,9 @@ type idRange struct{ First, Last uint32 }
 // everybody is the rule where there is no rule.
 var everybody = Export{AnonUID: nobodyID, AnonGID: nobodyID}
 
-// Parse reads a rule in the manner of exports(5), such as 10.0.0.0/8(rw,no_root_squash): an address, a network, cert:NAME with a pattern for the
-// names of certificates, or * for everybody, and options, where as in exports(5) ro and root_squash go without saying.
+// Parse reads a rule in the manner of exports(5), such as 10.0.0.0/8(rw,no_root_squash): an address, a network,
+// cert:NAME with a pattern for the names of certificates, or * for everybody, and options, where as in exports(5) ro
+// and root_squash go without saying.
 func Parse(s string) (Export, error) {
 	e := Export{ReadOnly: true, RootSquash: true, AnonUID: nobodyID, AnonGID: nobodyID}
 	clients, options, found := strings.Cut(s, "(")
@@ -174,7 +175,8 @@ func (e Export) Whose() string {
 	return "*"
 }
 
-// moreSpecific orders rules: names of certificates, patterns, those with the longer beginning first, networks, the smaller first, and everybody.
+// moreSpecific orders rules: names of certificates, patterns, those with the longer beginning first, networks, the
+// smaller first, and everybody.
 func moreSpecific(a, b Export) int {
 	rank := func(e Export) (kind, long int) {
 		switch at := strings.IndexAny(e.Cert, `*?[\`); {

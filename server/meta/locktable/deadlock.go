@@ -24,7 +24,8 @@ func (o Owner) compare(p Owner) int {
 	return cmp.Or(bytes.Compare(o.Client[:], p.Client[:]), cmp.Compare(o.Number, p.Number))
 }
 
-// Wait says that one owner of a record lock waits for another one to give up his. Number names the wait, among those of its shard; they count up.
+// Wait says that one owner of a record lock waits for another one to give up his. Number names the wait, among those of
+// its shard; they count up.
 type Wait struct {
 	Number         uint64
 	Waiter, Holder Owner
@@ -43,8 +44,9 @@ type Edge struct {
 
 func (o owner) global() Owner { return Owner{o.sess.Client, o.number} }
 
-// Waits returns who waits for whom, one part at a time: up to WaitsPart of those that come after the given one, by their numbers
-// and then by their holders. If it returns fewer there are no more. Who waits for somebody for several locks is told of once in a part, with the least number.
+// Waits returns who waits for whom, one part at a time: up to WaitsPart of those that come after the given one, by
+// their numbers and then by their holders. If it returns fewer there are no more. Who waits for somebody for several
+// locks is told of once in a part, with the least number.
 func (t *Table) Waits(after Wait) []Wait {
 	now := time.Now()
 	t.mu.Lock()
@@ -90,8 +92,8 @@ func (t *Table) WaitsLong() bool {
 	return false
 }
 
-// victims returns the waits of a shard that end so that others can go on, each with a circle that it is in: of each circle that of the greatest owner, so that all
-// shards choose the same one.
+// victims returns the waits of a shard that end so that others can go on, each with a circle that it is in: of each
+// circle that of the greatest owner, so that all shards choose the same one.
 func victims(shard int, edges []Edge) map[uint64][]Edge {
 	next := map[Owner][]Edge{}
 	for _, e := range edges {
@@ -124,8 +126,8 @@ func victims(shard int, edges []Edge) map[uint64][]Edge {
 	return found
 }
 
-// End has the waits of this shard end that would never end, as the given ones, which have been there at one moment, show. They are marked
-// with their circles, and their clients are to be told.
+// End has the waits of this shard end that would never end, as the given ones, which have been there at one moment,
+// show. They are marked with their circles, and their clients are to be told.
 func (t *Table) End(shard int, edges []Edge) (ready []Ready) {
 	circles := victims(shard, edges)
 	t.mu.Lock()

@@ -39,7 +39,8 @@ type Session struct {
 	Host   string          // for people
 	Life   context.Context // ends with the session
 
-	// Tell has the client ask for a lock again; it does not wait. It is for the caller, who has been told that a lock is ready.
+	// Tell has the client ask for a lock again; it does not wait. It is for the caller, who has been told that a lock
+	// is ready.
 	Tell func(metarpc.LockReadyArgs)
 
 	count int // locks and waits, guarded by the table
@@ -63,7 +64,8 @@ type Request struct {
 	Sole bool  // no other session has the file open
 	// Unsure says that it is not known yet whether another session has had it open.
 	Unsure bool
-	// Checked is the number of the wait whose Circle was looked for again, 0 if none was; Lasts says that it is still there.
+	// Checked is the number of the wait whose Circle was looked for again, 0 if none was; Lasts says that it is still
+	// there.
 	Checked uint64
 	Lasts   bool
 }
@@ -72,8 +74,8 @@ type Request struct {
 type Result struct {
 	Shared bool    // what the session keeps of the file may be older than what others wrote
 	Ready  []Ready // who is to be told, also with an error
-	// Circle, if not nil, is what the call, which has not been answered, would wait for itself through. It is to be made again with
-	// Checked = Wait.
+	// Circle, if not nil, is what the call, which has not been answered, would wait for itself through. It is to be
+	// made again with Checked = Wait.
 	Circle []Edge
 	Wait   uint64
 }
@@ -120,8 +122,8 @@ type wait struct {
 	circle []Edge // not nil: it was found to be one of these, of which none would ever end
 }
 
-// Opened notes that o's session has opened a file that others have open. unsure says that they may have had it open before
-// that was noted.
+// Opened notes that o's session has opened a file that others have open. unsure says that they may have had it open
+// before that was noted.
 func (t *Table) Opened(o *Open, unsure bool, others iter.Seq[*Open]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -170,8 +172,8 @@ func (f *file) table(flock bool) *filelock.Table[owner] {
 	return &f.records
 }
 
-// Lock carries out a call of Lock. The caller may hold a lock of its own that orders this with Opened and Drop: entered is called
-// as soon as they would wait for this.
+// Lock carries out a call of Lock. The caller may hold a lock of its own that orders this with Opened and Drop: entered
+// is called as soon as they would wait for this.
 func (t *Table) Lock(r Request, entered func()) (res Result, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -379,7 +381,8 @@ func (w *wait) tell() Ready {
 	return Ready{w.want.Owner.sess, metarpc.LockReadyArgs{ID: w.file.id, Owner: w.want.Owner.number, Flock: w.flock}}
 }
 
-// Test carries out a call of TestLock: it returns a lock that is in the way of the one that is asked about. entered is as in Lock.
+// Test carries out a call of TestLock: it returns a lock that is in the way of the one that is asked about. entered is
+// as in Lock.
 func (t *Table) Test(r Request, entered func()) *metarpc.LockResult {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -397,8 +400,8 @@ func (t *Table) Test(r Request, entered func()) *metarpc.LockResult {
 	return res
 }
 
-// Drop takes away all that a session has of locks on a file, and what it waits for; all sessions if sess is nil. It returns
-// who may have a lock now.
+// Drop takes away all that a session has of locks on a file, and what it waits for; all sessions if sess is nil. It
+// returns who may have a lock now.
 func (t *Table) Drop(id layout.FileID, sess *Session) (ready []Ready) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -206,8 +206,8 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// A lock is not kept for long for a client that does not come, and a wait that is not asked for again ends, as does that of
-// a session that has ended.
+// A lock is not kept for long for a client that does not come, and a wait that is not asked for again ends, as does
+// that of a session that has ended.
 func TestNobodyComes(t *testing.T) {
 	for name, away := range map[string]func(b *client){
 		"silent": func(*client) { time.Sleep(waitTime) },
@@ -286,7 +286,8 @@ func TestDeadlock(t *testing.T) {
 	b.lock(waiting(whole(f, 1, metarpc.LockWrite)), waits)
 }
 
-// A wait in a circle through other shards has its caller look for the circle again, and is refused only if that is still there.
+// A wait in a circle through other shards has its caller look for the circle again, and is refused only if that is
+// still there.
 func TestEnd(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.client(), w.client()
@@ -357,8 +358,8 @@ func TestDropAll(t *testing.T) {
 	w.empty(a, b)
 }
 
-// An unlock is refused once if another session has the file open, or had since the lock was granted, and a lock is Shared if
-// that was so since the last one.
+// An unlock is refused once if another session has the file open, or had since the lock was granted, and a lock is
+// Shared if that was so since the last one.
 func TestShared(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.client(), w.client()
