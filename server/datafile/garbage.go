@@ -182,6 +182,10 @@ func (d *device) sweepAll(ctx context.Context) (again time.Duration, err error) 
 			again = min(again, settle)
 		}
 		if len(numbers) > 0 {
+			// A row may be seen before it is durable (catalog, Durability). Were the file removed, a crash could bring back the layout that has it.
+			if err := d.m.cfg.Engine.Commit(ctx, &catalog.Batch{}); err != nil {
+				return again, err
+			}
 			settled, pageErr := d.removeFiles(ctx, numbers)
 			if ctx.Err() != nil {
 				return again, pageErr

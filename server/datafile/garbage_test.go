@@ -1,6 +1,7 @@
 package datafile
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/catalog/memory"
 	"github.com/weftfs/weft/server/datafile/store"
 	"github.com/weftfs/weft/server/schema"
 )
@@ -146,26 +148,84 @@ func (c *crash) step(call string) error {
 	return errCrashed
 }
 
+// pause takes a random while.
+func (c *crash) pause(most time.Duration) {
+	c.mu.Lock()
+	d := time.Duration(c.rng.Int64N(int64(most)))
+	c.mu.Unlock()
+	time.Sleep(d)
+}
+
+func (c *crash) coin() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.rng.IntN(2) == 0
+}
+
+// crashingEngine shows commits before they are durable, which takes each of them a while (catalog, Durability).
 type crashingEngine struct {
 	catalog.Engine
-	c *crash
+	c    *crash
+	sync time.Duration // the longest one
+
+	mu        sync.Mutex
+	committed int              // so far
+	durable   int              // of these
+	kept      catalog.Snapshot // with these; nil if there are none yet
 }
 
 func (e *crashingEngine) Commit(ctx context.Context, b *catalog.Batch) error {
 	if err := e.c.step("commit"); err != nil {
 		return err
 	}
+	e.mu.Lock()
 	err := e.Engine.Commit(ctx, b)
-	if crashed := e.c.step("committed"); crashed != nil {
+	view, viewErr := e.Engine.Snapshot(ctx)
+	e.committed++
+	number := e.committed
+	e.mu.Unlock()
+	if err := errors.Join(viewErr, e.c.step("visible")); err != nil {
+		return err
+	}
+	if b.Durability == catalog.NoSync {
+		return err
+	}
+	e.c.pause(e.sync)
+	if crashed := e.c.step("durable"); crashed != nil {
 		return crashed
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if number > e.durable {
+		e.durable, e.kept = number, view
+	}
 	return err
+}
+
+// survives is the catalog after a loss of power: what was durable, or all that there was.
+func (e *crashingEngine) survives(t *testing.T) *memory.Engine {
+	t.Helper()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	kept := catalog.Reader(e.Engine)
+	if e.kept != nil && e.c.coin() {
+		kept = e.kept
+	}
+	after := memory.New()
+	for row, err := range kept.Scan(context.Background(), nil, nil, catalog.ScanOptions{}) {
+		var b catalog.Batch
+		b.Put(bytes.Clone(row.Key), bytes.Clone(row.Value))
+		if err := errors.Join(err, after.Commit(context.Background(), &b)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return after
 }
 
 // After a crash at any point of making, assigning and discarding, and once the garbage is collected, every data
 // file is in one layout or in the pool, and every layout has its data files.
 func TestCrash(t *testing.T) {
-	const lives = 100
+	const lives = 50
 	for seed := range uint64(lives) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1))
@@ -177,10 +237,11 @@ func TestCrash(t *testing.T) {
 			w.net.SetHook(func(ctx context.Context, call string, after bool) error { return c.step(call) })
 			for life := range 4 {
 				c.mu.Lock()
-				c.steps = 1 + rng.IntN(400)
+				c.steps = 1 + rng.IntN(3000)
 				c.late = time.Duration(rng.Int64N(int64(settle)))
 				c.mu.Unlock()
-				w.start(&crashingEngine{w.engine, c})
+				engine := &crashingEngine{Engine: w.engine, c: c, sync: 2 * time.Second}
+				w.start(engine)
 				var wg sync.WaitGroup
 				for worker := range 4 {
 					work := rand.New(rand.NewPCG(seed, uint64(life*4+worker)))
@@ -190,6 +251,7 @@ func TestCrash(t *testing.T) {
 				// The next Manager starts while calls of the last one are still on their way.
 				go w.m.Close()
 				synctest.Wait()
+				w.engine = engine.survives(t)
 				c.mu.Lock()
 				c.steps = 1 << 30
 				c.mu.Unlock()

@@ -657,7 +657,8 @@ func TestNamespaceCrashes(t *testing.T) {
 			if err := w.m.Close(); err != nil {
 				t.Fatal(err)
 			}
-			w.start(&crashingEngine{w.engine, &crash{rng: rng, steps: 60 + rng.IntN(400)}})
+			engine := &crashingEngine{Engine: w.engine, c: &crash{rng: rng, steps: 60 + rng.IntN(400)}, sync: 2 * time.Millisecond}
+			w.start(engine)
 			var work sync.WaitGroup
 			for worker := range 3 {
 				random := func(n int) *rand.Rand { return rand.New(rand.NewPCG(seed, uint64(life*6+2*worker+n))) }
@@ -667,6 +668,7 @@ func TestNamespaceCrashes(t *testing.T) {
 				work.Go(func() { w.cutAll(ctx, random(1), base) })
 			}
 			work.Wait()
+			w.engine = engine.survives(t)
 		}
 		w.restart()
 		w.eventually("nothing is condemned", func() bool {
