@@ -36,8 +36,14 @@ func (r *raw) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 
 func (r *raw) ReleaseDir(in *fuse.ReleaseIn) { r.dirs.remove(in.Fh) }
 
-// FsyncDir has nothing to do: what the service has answered is durable.
-func (r *raw) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status { return fuse.OK }
+// FsyncDir makes durable what the service has shown. What it has done for this mount is durable already, but of what it is
+// just doing for others, names may be seen before they are.
+func (r *raw) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	ctx := r.begin(cancel, &in.InHeader)
+	defer ctx.end()
+	_, err := r.fs.meta.LayoutCommit(ctx, []metarpc.SizeReport{{ID: r.fs.id(in.NodeId)}}, false)
+	return r.status(err)
+}
 
 func (r *raw) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	ctx := r.begin(cancel, &in.InHeader)

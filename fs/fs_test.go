@@ -1501,6 +1501,18 @@ func TestReadDirCalls(t *testing.T) {
 	}
 }
 
+// fsync of a directory has the service make durable what it has shown.
+func TestFsyncDir(t *testing.T) {
+	r := newRig(t, newService(1, 1<<20))
+	in := &fuse.FsyncIn{InHeader: header(layout.RootID)}
+	r.want(r.raw.FsyncDir(nil, in), 0, "fsync of a directory")
+	if n := r.m.called("LayoutCommit"); n != 1 {
+		t.Errorf("%d reports, want 1", n)
+	}
+	r.m.setHook(func(context.Context, string) error { return syscall.EIO })
+	r.want(r.raw.FsyncDir(nil, in), syscall.EIO, "fsync of a directory that the service cannot make durable")
+}
+
 // A mount may show any directory of the volume as its root.
 func TestSubdirectory(t *testing.T) {
 	s := newService(1, 1<<20)

@@ -10,7 +10,7 @@
 //	made            CREATE on the data server; the file now waits in the Manager's memory, in the device's pool
 //	assigned        one batch deletes the garbage row and puts the file into a layout row
 //	discarded       one batch deletes the layout row and writes the garbage row again
-//	removed         REMOVE on the data server, then the garbage row is deleted
+//	removed         when the garbage row is durable: REMOVE on the data server, then the row is deleted
 //
 // A crash at any point leaves a garbage row for every data file that no layout has; the next Manager removes it. A number
 // is never used twice, so a REMOVE that is executed late does no harm. A CREATE of the previous Manager that is executed

@@ -39,6 +39,9 @@
 //
 // Answers in the catalog are stored without leases.
 //
+// What is read may not be durable yet. A call that promises that it is (LayoutCommit), or that tells of copies which a
+// client then makes stable (LayoutGet with Renew), ends with a commit, be it an empty one.
+//
 // A client may make LayoutCommit and LayoutReturn, and nothing else, before it answers a recall or a question. So nothing
 // may be held while calling back that these wait for, and they call back nobody themselves: a LayoutCommit recalls
 // leases only on files that the session has no layout for, which no recall makes a client report. They wait for one thing,

@@ -157,6 +157,7 @@ func (s *Service) renewed(ctx context.Context, sess *session, id layout.FileID) 
 	var l schema.Layout
 	if _, err = s.get(ctx, schema.LayoutKey(id), &l); err == nil {
 		r.Segments = s.cfg.Files.Segments(l, layout.IOModeRW)
+		err = s.engine.Commit(ctx, new(catalog.Batch)) // a copy that it does not have must not become good again in a crash
 	}
 	return r, err
 }

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	cpebble "github.com/cockroachdb/pebble/v2"
@@ -34,6 +35,8 @@ type Engine struct {
 	room    *room // nil: there is no reserve
 	keeper  sync.WaitGroup
 	logging sync.RWMutex // read-locked while a commit writes the log, locked while Checkpoint copies it
+	pending atomic.Int64 // commits that may be visible and are not known to be durable, and barriers under way
+	lazy    atomic.Int64 // those of them that were NoSync and have returned
 
 	snapMu    sync.Mutex
 	snapshots map[*snapshot]struct{} // the open ones
@@ -121,10 +124,12 @@ func (e *Engine) apply(c *commit, b *catalog.Batch) (*cpebble.Batch, error) {
 	if err := e.fill(pb, c, b); err != nil {
 		return nil, errors.Join(err, pb.Close())
 	}
+	e.pending.Add(1) // after an error for good, as the engine stops then
 	if b.Durability == catalog.NoSync {
 		if err := e.db.Apply(pb, cpebble.NoSync); err != nil {
 			return nil, e.unknown(err)
 		}
+		e.lazy.Add(1)
 		return nil, pb.Close()
 	}
 	if err := e.db.ApplyNoSyncWait(pb, cpebble.Sync); err != nil {
@@ -138,11 +143,18 @@ func (e *Engine) await(pb *cpebble.Batch) error {
 	if err := pb.SyncWait(); err != nil {
 		return e.unknown(err)
 	}
+	e.pending.Add(-1)
 	return pb.Close()
 }
 
-// barrier waits until everything visible is durable. A record without content goes through the log behind it all.
+// barrier waits until everything visible is durable. Unless it is already, a record without content goes through the
+// log behind it all.
 func (e *Engine) barrier() error {
+	if e.pending.Load() == 0 {
+		return nil
+	}
+	e.pending.Add(1)
+	lazy := e.lazy.Swap(0)
 	pb := e.db.NewBatch()
 	if err := pb.LogData(nil, nil); err != nil {
 		return errors.Join(err, pb.Close())
@@ -150,7 +162,11 @@ func (e *Engine) barrier() error {
 	if err := e.db.ApplyNoSyncWait(pb, cpebble.Sync); err != nil {
 		return e.unknown(err)
 	}
-	return e.await(pb)
+	err := e.await(pb)
+	if err == nil {
+		e.pending.Add(-lazy)
+	}
+	return err
 }
 
 // unknown stops the engine because a write to the log failed: neither this commit nor any later one can be

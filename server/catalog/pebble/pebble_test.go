@@ -3,9 +3,11 @@ package pebble
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -170,6 +172,105 @@ func TestHotKeysShareSyncs(t *testing.T) {
 	t.Logf("%d commits took %d syncs", callers*rounds, n)
 	if n == 0 || n > callers*rounds/4 {
 		t.Errorf("%d commits took %d syncs", callers*rounds, n)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestBarrier checks that a commit without changes waits until all that can be seen is durable, and for nothing if it is.
+func TestBarrier(t *testing.T) {
+	var syncs atomic.Int64
+	begun, end := make(chan bool), make(chan bool)
+	var slow atomic.Bool
+	cfg := testConfig(t, "catalog")
+	cfg.fs = errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind == errorfs.OpFileSyncData && strings.HasSuffix(op.Path, ".log") {
+			syncs.Add(1)
+			if slow.CompareAndSwap(true, false) {
+				begun <- true
+				<-end
+			}
+		}
+		return nil
+	}))
+	e := mustOpen(t, cfg)
+	put := func(key string, d catalog.Durability) error {
+		b := &catalog.Batch{Durability: d}
+		b.Put([]byte(key), nil)
+		return e.Commit(t.Context(), b)
+	}
+	barriers := map[string]func() error{
+		"empty": func() error { return e.Commit(t.Context(), new(catalog.Batch)) },
+		"guard that holds": func() error {
+			b := new(catalog.Batch)
+			b.GuardAbsent([]byte("nobody puts this"))
+			return e.Commit(t.Context(), b)
+		},
+		"guard that does not hold": func() error {
+			b := new(catalog.Batch)
+			b.GuardPresent([]byte("nobody puts this"))
+			var guard *catalog.GuardError
+			if err := e.Commit(t.Context(), b); !errors.As(err, &guard) {
+				return fmt.Errorf("no GuardError: %w", err)
+			}
+			return nil
+		},
+	}
+	for name, barrier := range barriers {
+		syncsOf := func(f func() error) int64 {
+			n := syncs.Load()
+			if err := f(); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			return syncs.Load() - n
+		}
+		if n := syncsOf(func() error { return put("a", catalog.Sync) }); n == 0 {
+			t.Errorf("%s: a commit without a sync", name)
+		}
+		if n := syncsOf(barrier); n != 0 {
+			t.Errorf("%s: %d syncs when all is durable", name, n)
+		}
+		syncsOf(func() error { return errors.Join(put("b", catalog.NoSync), put("c", catalog.NoSync)) })
+		if n := syncsOf(barrier); n == 0 {
+			t.Errorf("%s: no sync behind commits with NoSync", name)
+		}
+		if n := syncsOf(barrier); n != 0 {
+			t.Errorf("%s: %d syncs after a barrier", name, n)
+		}
+		slow.Store(true)
+		var group sync.WaitGroup
+		group.Go(func() { syncsOf(func() error { return put(name, catalog.Sync) }) })
+		<-begun
+		for {
+			if _, err := e.Get(t.Context(), []byte(name)); err == nil {
+				break // it can be seen before it is durable
+			}
+			runtime.Gosched()
+		}
+		returned := make(chan bool)
+		var durable atomic.Bool
+		group.Go(func() {
+			syncsOf(barrier)
+			if !durable.Load() {
+				t.Errorf("%s: returned before what can be seen was durable", name)
+			}
+			close(returned)
+		})
+		for e.pending.Load() < 2 { // the barrier has looked
+			select {
+			case <-returned:
+				t.Fatalf("%s: did not wait", name)
+			default:
+				runtime.Gosched()
+			}
+		}
+		durable.Store(true)
+		end <- true
+		group.Wait()
+	}
+	if n := e.pending.Load(); n != 0 {
+		t.Errorf("%d commits count as pending", n)
 	}
 	if err := e.Close(); err != nil {
 		t.Fatal(err)
