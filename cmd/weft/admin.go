@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"strings"
@@ -247,29 +247,13 @@ func findDevice(ctx context.Context, mc *metaclient.Volume, name string) (metarp
 }
 
 func runDeviceList(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("")
-	server := serviceFlag(fl)
-	asJSON := fl.Bool("json", false, "print an array of objects")
-	if err := c.parse(fl, args, 0, 0); err != nil {
-		return err
-	}
-	return withService(ctx, server, "admin device ls", func(ctx context.Context, mc *metaclient.Volume) error {
-		infos, err := mc.Devices(ctx)
-		if err != nil {
-			return err
-		}
+	return printAnswer(ctx, c, args, "print an array of objects", (*metaclient.Volume).Devices, func(infos []metarpc.DeviceInfo, asJSON bool) error {
 		list := []deviceStatus{}
 		for _, info := range infos {
 			list = append(list, deviceOf(info))
 		}
-		if *asJSON {
-			return json.NewEncoder(os.Stdout).Encode(list)
-		}
-		if len(list) == 0 {
-			fmt.Println("no data servers yet; add one with: weft admin device add nfs://HOST:PORT/EXPORT, or nvme://HOST:PORT/NQN#NSID")
-		}
-		printDevices(os.Stdout, list, "")
-		return nil
+		return printList(list, asJSON, "no data servers yet; add one with: weft admin device add nfs://HOST:PORT/EXPORT, or nvme://HOST:PORT/NQN#NSID",
+			func(io.Writer) { printDevices(os.Stdout, list, "") })
 	})
 }
 

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"text/tabwriter"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -474,7 +473,7 @@ func (r *benchReport) hints() []string {
 }
 
 func (r *benchReport) print(out io.Writer) {
-	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	w := newTable(out)
 	rate := func(n float64) string { return humanize.IBytes(uint64(n)) + "/s" }
 	fmt.Fprintf(w, "data on\tby\twrite\tread\t4 KiB read, half\t99 of 100\n")
 	for _, d := range append(slices.Clone(r.Devices), r.Striped) {

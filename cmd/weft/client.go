@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
@@ -42,19 +40,7 @@ func runClientRemove(ctx context.Context, c *command, args []string) error {
 }
 
 func runClientList(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("")
-	server := serviceFlag(fl)
-	asJSON := fl.Bool("json", false, "print an array of objects")
-	if err := c.parse(fl, args, 0, 0); err != nil {
-		return err
-	}
-	return withService(ctx, server, c.name, func(ctx context.Context, mc *metaclient.Volume) error {
-		rules, err := mc.ClientRules(ctx)
-		if err != nil {
-			return err
-		}
-		return printRules(os.Stdout, rules, *asJSON)
-	})
+	return printAnswer(ctx, c, args, "print an array of objects", (*metaclient.Volume).ClientRules, printRules)
 }
 
 // clientRule is the form of `weft admin client ls --json`.
@@ -64,7 +50,7 @@ type clientRule struct {
 	From    string `json:"from"` // catalog, or --export of the service
 }
 
-func printRules(w io.Writer, rules *metarpc.ClientListResult, asJSON bool) error {
+func printRules(rules *metarpc.ClientListResult, asJSON bool) error {
 	list := []clientRule{}
 	add := func(from string, rules []string) {
 		for _, rule := range rules {
@@ -74,18 +60,12 @@ func printRules(w io.Writer, rules *metarpc.ClientListResult, asJSON bool) error
 	}
 	add("catalog", rules.Rules)
 	add("--export", rules.Given)
-	if asJSON {
-		return json.NewEncoder(w).Encode(list)
-	}
-	if len(list) == 0 {
-		fmt.Fprintln(w, "no rules: everybody who reaches a metadata service may do everything; set one with: weft admin client set 'WHO(OPTION,...)'")
-	}
-	for _, rule := range list {
-		given := ""
-		if rule.From != "catalog" {
-			given = "  (by " + rule.From + ")"
+	none := "no rules: everybody who reaches a metadata service may do everything; set one with: weft admin client set 'WHO(OPTION,...)'"
+	return printList(list, asJSON, none, func(w io.Writer) {
+		for _, rule := range list {
+			fmt.Fprintf(w, "%s(%s)", rule.Who, rule.Options)
+			also(w, rule.From != "catalog", "  (by %s)", rule.From)
+			fmt.Fprintln(w)
 		}
-		fmt.Fprintf(w, "%s(%s)%s\n", rule.Who, rule.Options, given)
-	}
-	return nil
+	})
 }

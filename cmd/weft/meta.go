@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"slices"
-	"text/tabwriter"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -72,39 +71,24 @@ func metaOf(r *metarpc.MetaListResult) metaStatus {
 }
 
 func (st *metaStatus) print(out io.Writer) {
-	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	w := newTable(out)
 	for _, s := range st.Services {
 		state := s.State
 		if state == "silent" {
 			state = fmt.Sprintf("silent for %v", time.Duration(s.Silent*float64(time.Second)).Round(time.Second))
 		}
-		version := s.Version
-		if s.Protocol != "" {
-			version += ", protocol " + s.Protocol
-		}
-		fmt.Fprintf(w, "%s\t%s\tshards %s\t%d sessions\t%s\ton %s, started %s\n", s.Address, state, shardList(s.Shards), s.Sessions, version, filename.Quote(s.Host),
-			humanize.Time(s.Started))
+		fmt.Fprintf(w, "%s\t%s\tshards %s\t%d sessions\t%s", s.Address, state, shardList(s.Shards), s.Sessions, s.Version)
+		also(w, s.Protocol != "", ", protocol %s", s.Protocol)
+		fmt.Fprintf(w, "\ton %s, started %s\n", filename.Quote(s.Host), humanize.Time(s.Started))
 	}
 	w.Flush()
-	if len(st.Unserved) > 0 {
-		fmt.Fprintf(out, "nobody has shards %s\n", shardList(st.Unserved))
-	}
+	also(out, len(st.Unserved) > 0, "nobody has shards %s\n", shardList(st.Unserved))
 }
 
 func runMetaList(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("")
-	server := serviceFlag(fl)
-	asJSON := fl.Bool("json", false, "print an object")
-	if err := c.parse(fl, args, 0, 0); err != nil {
-		return err
-	}
-	return withService(ctx, server, "admin meta ls", func(ctx context.Context, mc *metaclient.Volume) error {
-		r, err := mc.MetaList(ctx)
-		if err != nil {
-			return err
-		}
+	return printAnswer(ctx, c, args, "print an object", (*metaclient.Volume).MetaList, func(r *metarpc.MetaListResult, asJSON bool) error {
 		st := metaOf(r)
-		if *asJSON {
+		if asJSON {
 			return json.NewEncoder(os.Stdout).Encode(st)
 		}
 		st.print(os.Stdout)

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -326,14 +327,10 @@ func (p *moveProgress) state(took time.Duration) progress.State {
 
 // summary says what has become of it.
 func (p *moveProgress) summary(took time.Duration) string {
-	s := fmt.Sprintf("%d files moved, %s in %v, %s/s", p.moved, humanize.IBytes(uint64(p.copied)), took.Round(100*time.Millisecond), humanize.IBytes(uint64(p.rate(took))))
-	for _, part := range []struct {
-		n    int
-		what string
-	}{{p.there, "were there already"}, {p.empty, "have no data yet"}, {p.failed, "could not be moved"}} {
-		if part.n > 0 {
-			s += fmt.Sprintf("; %d %s", part.n, part.what)
-		}
-	}
-	return s
+	var s strings.Builder
+	fmt.Fprintf(&s, "%d files moved, %s in %v, %s/s", p.moved, humanize.IBytes(uint64(p.copied)), took.Round(100*time.Millisecond), humanize.IBytes(uint64(p.rate(took))))
+	also(&s, p.there > 0, "; %d were there already", p.there)
+	also(&s, p.empty > 0, "; %d have no data yet", p.empty)
+	also(&s, p.failed > 0, "; %d could not be moved", p.failed)
+	return s.String()
 }

@@ -394,14 +394,8 @@ func (d *discoveryStatus) String() string {
 
 func (p *pathUse) print(w io.Writer, indent string) {
 	fmt.Fprintf(w, "%spath %s is %s, %s", indent, p.Address, p.State, p.Use)
-	if p.Ops > 0 {
-		fmt.Fprintf(w, "; %s in %d commands, latency %v", humanize.IBytes(p.Bytes), p.Ops, rough(p.Latency))
-	}
-	if p.Errors > 0 {
-		fmt.Fprintf(w, ", %d failed", p.Errors)
-	}
-	if p.Why != "" {
-		fmt.Fprintf(w, ": %s", p.Why)
-	}
+	also(w, p.Ops > 0, "; %s in %d commands, latency %v", humanize.IBytes(p.Bytes), p.Ops, rough(p.Latency))
+	also(w, p.Errors > 0, ", %d failed", p.Errors)
+	also(w, p.Why != "", ": %s", p.Why)
 	fmt.Fprintln(w)
 }

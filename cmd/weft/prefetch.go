@@ -242,20 +242,15 @@ func (t *cacheTally) summary(ctx context.Context, err error) error {
 	for _, line := range t.left {
 		fmt.Fprintf(os.Stderr, "weft: not cached: %s\n", line)
 	}
-	if t.more > 0 {
-		fmt.Fprintf(os.Stderr, "weft: not cached: %d more files\n", t.more)
-	}
+	also(os.Stderr, t.more > 0, "weft: not cached: %d more files\n", t.more)
 	took := time.Since(t.began)
 	fmt.Printf("cached %d files with %s in %v (%s/s)", t.copied, humanize.IBytes(uint64(t.bytes)), took.Round(time.Millisecond),
 		humanize.IBytes(uint64(float64(t.bytes)/max(took.Seconds(), 1e-3))))
-	for _, n := range []struct {
-		count int
-		what  string
-	}{{t.had, "there already"}, {t.empty, "empty"}, {len(t.left) + t.more, "left out"}, {t.found - t.done, "not begun"}} {
-		if n.count > 0 {
-			fmt.Printf("; %d %s", n.count, n.what)
-		}
-	}
+	left, rest := len(t.left)+t.more, t.found-t.done
+	also(os.Stdout, t.had > 0, "; %d there already", t.had)
+	also(os.Stdout, t.empty > 0, "; %d empty", t.empty)
+	also(os.Stdout, left > 0, "; %d left out", left)
+	also(os.Stdout, rest > 0, "; %d not begun", rest)
 	fmt.Println()
 	switch {
 	case t.full != nil:

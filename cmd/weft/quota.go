@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,7 +9,6 @@ import (
 	"os/user"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/dustin/go-humanize"
 	"github.com/pkg/xattr"
@@ -156,7 +154,7 @@ func runQuotaGet(ctx context.Context, c *command, args []string) error {
 		if err != nil {
 			return err
 		}
-		return printQuotas(os.Stdout, []metarpc.QuotaInfo{info}, *asJSON)
+		return printQuotas([]metarpc.QuotaInfo{info}, *asJSON)
 	})
 }
 
@@ -172,7 +170,7 @@ func runQuotaList(ctx context.Context, c *command, args []string) error {
 		if err != nil {
 			return err
 		}
-		return printQuotas(os.Stdout, infos, *asJSON)
+		return printQuotas(infos, *asJSON)
 	})
 }
 
@@ -204,17 +202,10 @@ func quotaStatusOf(info metarpc.QuotaInfo) quotaStatus {
 	return q
 }
 
-func printQuotas(w io.Writer, infos []metarpc.QuotaInfo, asJSON bool) error {
+func printQuotas(infos []metarpc.QuotaInfo, asJSON bool) error {
 	list := []quotaStatus{}
 	for _, info := range infos {
 		list = append(list, quotaStatusOf(info))
-	}
-	if asJSON {
-		return json.NewEncoder(w).Encode(list)
-	}
-	if len(list) == 0 {
-		fmt.Fprintln(w, "no quotas; set one with: weft admin quota set DIR --bytes SIZE")
-		return nil
 	}
 	limit := func(n int64, format func(uint64) string) string {
 		if n == 0 {
@@ -223,16 +214,16 @@ func printQuotas(w io.Writer, infos []metarpc.QuotaInfo, asJSON bool) error {
 		return format(uint64(n))
 	}
 	plain := func(n uint64) string { return strconv.FormatUint(n, 10) }
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "OF\tBYTES\tLIMIT\tFILES\tLIMIT")
-	for _, q := range list {
-		name := plain(q.ID)
-		if q.Name != "" {
-			name = filename.Quote(string(q.Name))
+	return printList(list, asJSON, "no quotas; set one with: weft admin quota set DIR --bytes SIZE", func(w io.Writer) {
+		fmt.Fprintln(w, "OF\tBYTES\tLIMIT\tFILES\tLIMIT")
+		for _, q := range list {
+			name := plain(q.ID)
+			if q.Name != "" {
+				name = filename.Quote(string(q.Name))
+			}
+			fmt.Fprintf(w, "%s %s\t%s\t%s\t%d\t%s\n", q.Kind, name, humanize.IBytes(uint64(max(q.UsedBytes, 0))), limit(q.Bytes, humanize.IBytes), q.UsedFiles, limit(q.Files, plain))
 		}
-		fmt.Fprintf(tw, "%s %s\t%s\t%s\t%d\t%s\n", q.Kind, name, humanize.IBytes(uint64(max(q.UsedBytes, 0))), limit(q.Bytes, humanize.IBytes), q.UsedFiles, limit(q.Files, plain))
-	}
-	return tw.Flush()
+	})
 }
 
 // dirUsage is the form of `weft du --json`.
@@ -270,18 +261,15 @@ func runDu(ctx context.Context, c *command, args []string) error {
 		}
 		list = append(list, u)
 	}
-	if *asJSON {
-		return json.NewEncoder(os.Stdout).Encode(list)
-	}
-	tw := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	for _, u := range list {
-		size := humanize.IBytes(uint64(max(u.Bytes, 0)))
-		if *exact {
-			size = strconv.FormatInt(u.Bytes, 10)
+	return printList(list, *asJSON, "", func(w io.Writer) {
+		for _, u := range list {
+			size := humanize.IBytes(uint64(max(u.Bytes, 0)))
+			if *exact {
+				size = strconv.FormatInt(u.Bytes, 10)
+			}
+			fmt.Fprintf(w, "%s\t%d files\t%d directories\t%s\n", size, u.Files, u.Dirs, filename.Quote(string(u.Path)))
 		}
-		fmt.Fprintf(tw, "%s\t%d files\t%d directories\t%s\n", size, u.Files, u.Dirs, filename.Quote(string(u.Path)))
-	}
-	return tw.Flush()
+	})
 }
 
 // tellSizes has the mount of path make stable what it has written: the service counts what is. It does nothing for a

@@ -4,14 +4,12 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -216,51 +214,42 @@ func runStatus(ctx context.Context, c *command, args []string) error {
 		st.Mountpoint, st.Source = filename.JSON(m.Mountpoint), filename.JSON(m.Source)
 		list = append(list, st)
 	}
-	if *asJSON {
-		return errors.Join(json.NewEncoder(os.Stdout).Encode(list), failed)
-	}
-	if len(list) == 0 {
-		fmt.Println("no weft mounts")
-	}
-	for _, st := range list {
-		st.print()
-	}
-	return failed
+	return errors.Join(printList(list, *asJSON, "no weft mounts", func(io.Writer) {
+		for _, st := range list {
+			st.print(os.Stdout)
+		}
+	}), failed)
 }
 
-func (st *mountStatus) print() {
-	fmt.Printf("%s on %s\n", filename.Quote(string(st.Source)), filename.Quote(string(st.Mountpoint)))
+func (st *mountStatus) print(out io.Writer) {
+	fmt.Fprintf(out, "%s on %s\n", filename.Quote(string(st.Source)), filename.Quote(string(st.Mountpoint)))
 	if st.Error != "" {
 		return
 	}
-	fmt.Printf("  served by   process %d, weft %s, since %s\n", st.PID, st.Version, humanize.Time(st.Since))
-	fmt.Printf("  requests    up to %s, transport=%s; %s written and not stable yet\n",
+	fmt.Fprintf(out, "  served by   process %d, weft %s, since %s\n", st.PID, st.Version, humanize.Time(st.Since))
+	fmt.Fprintf(out, "  requests    up to %s, transport=%s; %s written and not stable yet\n",
 		humanize.IBytes(uint64(st.MaxWrite)), st.Transport, humanize.IBytes(uint64(st.Retained)))
 	if s := st.Service; s.Connected && s.Problem == "" || s.Shards > 1 && s.Version != "" {
-		secret := ""
-		if s.XprtSec != string(rpctls.None) {
-			secret = " (xprtsec=" + s.XprtSec + ")"
-		}
-		fmt.Printf("  metadata    %s%s, %s, %d sessions, %d data files to remove%s\n", s.Address, secret, s.Version, s.Sessions, s.Garbage,
-			map[bool]string{true: ", in grace after a restart"}[s.Grace])
+		fmt.Fprintf(out, "  metadata    %s", s.Address)
+		also(out, s.XprtSec != string(rpctls.None), " (xprtsec=%s)", s.XprtSec)
+		fmt.Fprintf(out, ", %s, %d sessions, %d data files to remove", s.Version, s.Sessions, s.Garbage)
+		also(out, s.Grace, ", in grace after a restart")
+		fmt.Fprintln(out)
 		if s.Stale > 0 || s.Copied > 0 {
-			wait := ""
-			if s.NoServer > 0 {
-				wait = fmt.Sprintf(" (%d wait for one more data server)", s.NoServer)
-			}
-			fmt.Printf("  mirrors     %d files with copies to be made anew%s; %s copied\n", s.Stale, wait, humanize.IBytes(uint64(s.Copied)))
+			fmt.Fprintf(out, "  mirrors     %d files with copies to be made anew", s.Stale)
+			also(out, s.NoServer > 0, " (%d wait for one more data server)", s.NoServer)
+			fmt.Fprintf(out, "; %s copied\n", humanize.IBytes(uint64(s.Copied)))
 		}
-		if trouble := s.Catalog.trouble(); trouble != "" {
-			fmt.Printf("  catalog     %s\n", trouble)
-		}
+		trouble := s.Catalog.trouble()
+		also(out, trouble != "", "  catalog     %s\n", trouble)
 	} else {
-		fmt.Printf("  metadata    %s: %s\n", s.Address, s.Problem)
+		fmt.Fprintf(out, "  metadata    %s: %s\n", s.Address, s.Problem)
 	}
-	st.printSlow(os.Stdout)
-	st.Service.printShards(os.Stdout)
-	st.printDiscovery(os.Stdout)
-	printDevices(os.Stdout, st.Devices, "  ")
-	st.printPassthrough(os.Stdout)
+	st.printSlow(out)
+	st.Service.printShards(out)
+	st.printDiscovery(out)
+	printDevices(out, st.Devices, "  ")
+	st.printPassthrough(out)
 }
 
 // printShards writes where the shards are, if there are several, and which of them the mount cannot reach.
@@ -277,9 +266,7 @@ func (s *serviceStatus) printShards(out io.Writer) {
 	}
 	fmt.Fprintf(out, "  shards      %d, sessions for %d; %s\n", s.Shards, len(s.Parts), strings.Join(parts, "; "))
 	for _, p := range s.Parts {
-		if !p.Connected {
-			fmt.Fprintf(out, "  shard %-5d %s\n", p.Shard, p.Problem)
-		}
+		also(out, !p.Connected, "  shard %-5d %s\n", p.Shard, p.Problem)
 	}
 }
 
@@ -333,9 +320,7 @@ func (st *mountStatus) printPassthrough(out io.Writer) {
 	for _, held := range st.Service.HeldUp {
 		fmt.Fprintf(out, "  held up     %s of inode %d waits, since %s, until it is closed at %s", held.What, held.Inode, humanize.Time(held.Since), filename.Escape(strings.Join(held.Hosts, ", ")))
 		for _, f := range st.Passthrough {
-			if f.Inode == held.Inode {
-				fmt.Fprintf(out, "; here it was opened by processes %s", strings.Trim(fmt.Sprint(f.PIDs), "[]"))
-			}
+			also(out, f.Inode == held.Inode, "; here it was opened by processes %s", strings.Trim(fmt.Sprint(f.PIDs), "[]"))
 		}
 		fmt.Fprintln(out)
 	}
@@ -343,37 +328,23 @@ func (st *mountStatus) printPassthrough(out io.Writer) {
 
 func printDevices(out io.Writer, devices []deviceStatus, indent string) {
 	var table bytes.Buffer // a line for each device, in columns
-	w := tabwriter.NewWriter(&table, 0, 8, 2, ' ', 0)
+	w := newTable(&table)
 	for _, d := range devices {
-		state := cmp.Or(d.Problem, "ok")
-		if d.Complaints > 0 {
-			state = fmt.Sprintf("%s for the metadata service, but does not answer %d of the clients", state, d.Complaints)
-		}
-		if d.Draining {
-			state += ", is drained"
-		}
-		if d.Waiting > 0 {
-			state += fmt.Sprintf(", %d files wait for it", d.Waiting)
-		}
-		if d.Load >= 0.1 {
-			state += fmt.Sprintf(", load %.1f", d.Load)
-		}
-		if d.Caches > 0 {
-			state += fmt.Sprintf(", %d files cached with %s", d.Caches, humanize.IBytes(uint64(d.CacheBytes)))
-		}
-		if d.Fencing != "" {
-			state += ", fenced by " + d.Fencing
-		}
-		fmt.Fprintf(w, "%sdevice %s\t%s\t%s free of %s\t%d data files\t%s\n", indent, d.ID[:8], d.Address,
-			humanize.IBytes(uint64(d.Free)), humanize.IBytes(uint64(d.Total)), d.DataFiles, state)
+		fmt.Fprintf(w, "%sdevice %s\t%s\t%s free of %s\t%d data files\t%s", indent, d.ID[:8], d.Address,
+			humanize.IBytes(uint64(d.Free)), humanize.IBytes(uint64(d.Total)), d.DataFiles, cmp.Or(d.Problem, "ok"))
+		also(w, d.Complaints > 0, " for the metadata service, but does not answer %d of the clients", d.Complaints)
+		also(w, d.Draining, ", is drained")
+		also(w, d.Waiting > 0, ", %d files wait for it", d.Waiting)
+		also(w, d.Load >= 0.1, ", load %.1f", d.Load)
+		also(w, d.Caches > 0, ", %d files cached with %s", d.Caches, humanize.IBytes(uint64(d.CacheBytes)))
+		also(w, d.Fencing != "", ", fenced by %s", d.Fencing)
+		fmt.Fprintln(w)
 	}
 	w.Flush()
 	for _, d := range devices {
 		line, _ := table.ReadString('\n')
 		io.WriteString(out, line)
-		if len(d.Portals) > 1 {
-			fmt.Fprintf(out, "%s  reached at %s\n", indent, strings.Join(d.Portals, ", "))
-		}
+		also(out, len(d.Portals) > 1, "%s  reached at %s\n", indent, strings.Join(d.Portals, ", "))
 		switch {
 		case d.Local && d.Reason != "":
 			fmt.Fprintf(out, "%s  local: yes, for reading only, because %s", indent, d.Reason)
@@ -382,12 +353,8 @@ func printDevices(out io.Writer, devices []deviceStatus, indent string) {
 		case d.Reason != "":
 			fmt.Fprintf(out, "%s  local: no, because %s", indent, d.Reason)
 		}
-		if d.OpsLocal > 0 {
-			fmt.Fprintf(out, "; %d requests without RPC, %d with it", d.OpsLocal, d.OpsRPC)
-		}
-		if d.Local || d.Reason != "" {
-			fmt.Fprintln(out)
-		}
+		also(out, d.OpsLocal > 0, "; %d requests without RPC, %d with it", d.OpsLocal, d.OpsRPC)
+		also(out, d.Local || d.Reason != "", "\n")
 		if d.Mount != nil {
 			d.Mount.print(out, indent+"  ")
 		}

@@ -197,37 +197,22 @@ func (u *deviceUse) print(w io.Writer, indent string) {
 	default:
 		fmt.Fprintf(w, "%s%s (%s), %d of %d connections up, %d outstanding", indent, u.Path, u.Why, up, len(u.Connections), u.Outstanding)
 	}
-	if u.Down {
-		fmt.Fprint(w, ", mirrored data goes on without it")
-	}
-	if u.Resent > 0 {
-		fmt.Fprintf(w, ", %d resent", u.Resent)
-	}
-	if u.Jukebox > 0 {
-		fmt.Fprintf(w, ", %d JUKEBOX", u.Jukebox)
-	}
+	also(w, u.Down, ", mirrored data goes on without it")
+	also(w, u.Resent > 0, ", %d resent", u.Resent)
+	also(w, u.Jukebox > 0, ", %d JUKEBOX", u.Jukebox)
 	fmt.Fprintln(w)
 	for i := range u.Paths {
 		u.Paths[i].print(w, indent)
 	}
 	u.Reads.print(w, indent+"read    ")
 	u.Writes.print(w, indent+"written ")
-	if u.Trouble != "" {
-		if u.Since.IsZero() {
-			fmt.Fprintf(w, "%s%s\n", indent, u.Trouble)
-		} else {
-			fmt.Fprintf(w, "%sconnections lost %s and not back: %s\n", indent, humanize.Time(u.Since), u.Trouble)
-		}
-	}
-	if u.Errors > 0 {
-		fmt.Fprintf(w, "%s%d requests failed, the last one %s: %s\n", indent, u.Errors, humanize.Time(u.ErrorAt), u.Error)
-	}
+	also(w, u.Trouble != "" && u.Since.IsZero(), "%s%s\n", indent, u.Trouble)
+	also(w, u.Trouble != "" && !u.Since.IsZero(), "%sconnections lost %s and not back: %s\n", indent, humanize.Time(u.Since), u.Trouble)
+	also(w, u.Errors > 0, "%s%d requests failed, the last one %s: %s\n", indent, u.Errors, humanize.Time(u.ErrorAt), u.Error)
 }
 
 func (u *opUse) print(w io.Writer, what string) {
-	if u.Ops > 0 {
-		fmt.Fprintf(w, "%s%s in %d requests, p50 %v, p99 %v\n", what, humanize.IBytes(u.Bytes), u.Ops, rough(u.P50), rough(u.P99))
-	}
+	also(w, u.Ops > 0, "%s%s in %d requests, p50 %v, p99 %v\n", what, humanize.IBytes(u.Bytes), u.Ops, rough(u.P50), rough(u.P99))
 }
 
 // rough rounds a time to the two digits that a histogram has at most.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -159,15 +160,12 @@ func (v *verifier) all(ctx context.Context, path string, dev uint64) error {
 	v.shown.Stop()
 	p := v.now()
 	fmt.Printf("%d files compared, %s in %v", p.mirrored, humanize.IBytes(uint64(p.compared)), v.shown.Took().Round(100*time.Millisecond))
-	for _, part := range []struct {
-		n    int64
-		what string
-	}{{p.looked - p.mirrored - p.failed, "have one copy, or no data"}, {p.stale, "have copies that are being made anew"},
-		{p.differ, "have copies that differ"}, {p.repaired, "of these are repaired"}, {p.failed, "could not be compared"}} {
-		if part.n > 0 {
-			fmt.Printf("; %d %s", part.n, part.what)
-		}
-	}
+	single := p.looked - p.mirrored - p.failed
+	also(os.Stdout, single > 0, "; %d have one copy, or no data", single)
+	also(os.Stdout, p.stale > 0, "; %d have copies that are being made anew", p.stale)
+	also(os.Stdout, p.differ > 0, "; %d have copies that differ", p.differ)
+	also(os.Stdout, p.repaired > 0, "; %d of these are repaired", p.repaired)
+	also(os.Stdout, p.failed > 0, "; %d could not be compared", p.failed)
 	fmt.Println()
 	switch {
 	case ctx.Err() != nil:
