@@ -51,13 +51,13 @@ func (s *service) addrs() ([]string, error) {
 }
 
 func runDeviceAdd(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nThe data server or NVMe target must be running. Adding one that is known already changes nothing, except that a namespace is then used through\n" +
+	fl := c.Flags("\nThe data server or NVMe target must be running. Adding one that is known already changes nothing, except that a namespace is then used through\n" +
 		"the address that was given, too. With nvme://HOST[:PORT], the address of a discovery controller (port " + discoveryPort + " if not said), all\n" +
 		"namespaces are added that it leads this host to.\n")
 	server := serviceFlag(fl)
 	secretFile := fl.String("nvme-secretfile", "", "file with the secrets by which this host proves itself to the targets that a discovery controller leads to, as of the mount option")
 	force := fl.Bool("force", false, "take a namespace though there is something on it, which is lost")
-	if err := c.parse(fl, args, 1, 1); err != nil {
+	if err := parse(c, fl, args, 1, 1); err != nil {
 		return err
 	}
 	discovery, err := discoveryAddr(fl.Arg(0))
@@ -85,13 +85,13 @@ func runDeviceAdd(ctx context.Context, c *command, args []string) error {
 }
 
 func runDeviceDrain(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nThe data files move in the background, while the files are read and written; ls shows how many are left. When there are\n" +
+	fl := c.Flags("\nThe data files move in the background, while the files are read and written; ls shows how many are left. When there are\n" +
 		"none the data server can be taken away with weft admin device remove. DEVICE is the beginning of its id, or its address.\n")
 	server := serviceFlag(fl)
 	cancel := fl.Bool("cancel", false, "use it again as before")
 	wait := fl.Bool("wait", false, "return when there are no data files left; who interrupts that does not interrupt the moving")
 	form := progress.Flag(fl)
-	if err := c.parse(fl, args, 1, 1); err != nil {
+	if err := parse(c, fl, args, 1, 1); err != nil {
 		return err
 	}
 	if *wait && *cancel {
@@ -160,10 +160,10 @@ func await(ctx context.Context, form progress.Form, look func(context.Context) (
 }
 
 func runResilver(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nThe metadata services make copies anew by themselves; who interrupts this does not interrupt them.\n")
+	fl := c.Flags("\nThe metadata services make copies anew by themselves; who interrupts this does not interrupt them.\n")
 	server := serviceFlag(fl)
 	form := progress.Flag(fl)
-	if err := c.parse(fl, args, 0, 0); err != nil {
+	if err := parse(c, fl, args, 0, 0); err != nil {
 		return err
 	}
 	return withSession(ctx, server, "admin resilver", func(ctx context.Context, mc *metaclient.Volume) error {
@@ -208,11 +208,11 @@ func awaitedServers(ctx context.Context, mc *metaclient.Volume, st *metarpc.Stat
 }
 
 func runDeviceRemove(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nIt must have been drained, and ls must show no data files there any more. What is left there is the directory of the volume, without data files;\n" +
+	fl := c.Flags("\nIt must have been drained, and ls must show no data files there any more. What is left there is the directory of the volume, without data files;\n" +
 		"the data server can be added again. DEVICE is the beginning of its id, or its address.\n")
 	server := serviceFlag(fl)
 	lost := fl.Bool("lost", false, "it is gone for good: do not remove what nobody needs there")
-	if err := c.parse(fl, args, 1, 1); err != nil {
+	if err := parse(c, fl, args, 1, 1); err != nil {
 		return err
 	}
 	return withService(ctx, server, "admin device remove", func(ctx context.Context, mc *metaclient.Volume) error {

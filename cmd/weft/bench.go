@@ -75,13 +75,13 @@ type bench struct {
 }
 
 func runBench(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nIt writes and reads a file on each data server, one after the other, and files that are laid out as the directory says; it makes and removes\n" +
+	fl := c.Flags("\nIt writes and reads a file on each data server, one after the other, and files that are laid out as the directory says; it makes and removes\n" +
 		"files; and it names what stands out. It works in a directory of its own, which it removes, and takes up to " + humanize.IBytes(benchFile) + " at a time.\n" +
 		"Others who use the volume meanwhile make it slower, and it makes them slower.\n")
 	long := fl.Duration("time", 2*time.Minute, "how long, at least 10s")
 	form := progress.Flag(fl)
 	asJSON := fl.Bool("json", false, "print one object; rates are in bytes and calls per second, times in nanoseconds")
-	if err := c.parse(fl, args, 0, 1); err != nil {
+	if err := parse(c, fl, args, 0, 1); err != nil {
 		return err
 	}
 	if *long < benchLeast {

@@ -11,7 +11,7 @@ import (
 )
 
 func runClientSet(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nRULE is WHO(OPTION,...), in the manner of exports(5). WHO is a network, an address, cert:NAME for clients with a certificate of that name, in which *\n" +
+	fl := c.Flags("\nRULE is WHO(OPTION,...), in the manner of exports(5). WHO is a network, an address, cert:NAME for clients with a certificate of that name, in which *\n" +
 		"stands for anything, or * for everybody. Options are ro (as without), rw, root_squash (as without), no_root_squash, all_squash, no_all_squash, anonuid=N, anongid=N, and:\n" +
 		"path=DIR       they get this directory of the volume and what is below it, and cannot leave it\n" +
 		"uids=A-B+C     users that they can have; those with others are anonymous. gids= is the same for groups\n" +
@@ -20,21 +20,21 @@ func runClientSet(ctx context.Context, c *command, args []string) error {
 		"first; after them those of weftd --export. As soon as there is a rule, whom none lets in is refused. What was open stays as it was opened.\n")
 	server := serviceFlag(fl)
 	force := fl.Bool("force", false, "also if it cuts clients off that are connected, and that no rule lets in then")
-	if err := c.parse(fl, args, 1, 1); err != nil {
+	if err := parse(c, fl, args, 1, 1); err != nil {
 		return err
 	}
-	return withService(ctx, server, c.name, func(ctx context.Context, mc *metaclient.Volume) error {
+	return withService(ctx, server, c.Name, func(ctx context.Context, mc *metaclient.Volume) error {
 		return mc.SetClientRule(ctx, fl.Arg(0), *force)
 	})
 }
 
 func runClientRemove(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nWHO is as ls shows it. Clients that no other rule lets in lose their sessions, and with them what they have not made stable.\n")
+	fl := c.Flags("\nWHO is as ls shows it. Clients that no other rule lets in lose their sessions, and with them what they have not made stable.\n")
 	server := serviceFlag(fl)
-	if err := c.parse(fl, args, 1, 1); err != nil {
+	if err := parse(c, fl, args, 1, 1); err != nil {
 		return err
 	}
-	return withService(ctx, server, c.name, func(ctx context.Context, mc *metaclient.Volume) error {
+	return withService(ctx, server, c.Name, func(ctx context.Context, mc *metaclient.Volume) error {
 		return mc.RemoveClientRule(ctx, fl.Arg(0))
 	})
 }

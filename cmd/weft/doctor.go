@@ -42,10 +42,10 @@ type doctor struct {
 }
 
 func runDoctor(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nIt works also when a mount hangs or its serving process has died. The report has versions, limits, the state of mounts, what their processes are doing, and\n" +
+	fl := c.Flags("\nIt works also when a mount hangs or its serving process has died. The report has versions, limits, the state of mounts, what their processes are doing, and\n" +
 		"the ends of their logs: names of hosts and directories, but no keys, secrets, or contents of files. The exit code is 2 if something was found.\n")
 	to := fl.String("report", "", "also write all that was looked at to this file, for a report of a bug; - is standard output")
-	if err := c.parse(fl, args, 0, 1); err != nil {
+	if err := parse(c, fl, args, 0, 1); err != nil {
 		return err
 	}
 	mounts, err := selectMounts(fl.Args())

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/cli"
 	"github.com/weftfs/weft/internal/filename"
 )
 
@@ -24,22 +25,22 @@ var helpers []*command
 
 func init() {
 	helpers = []*command{
-		{"mount.weft", "HOST[:PORT][,HOST...]:/[SUBDIR] MOUNTPOINT [-sfnv] [-N NAMESPACE] [-o OPTION,...] [-t TYPE]", "mount a file system, or remount it, for mount(8)", runMountHelper},
-		{"umount.weft", "MOUNTPOINT [-flnrv] [-N NAMESPACE] [-t TYPE]", "make everything stable, unmount, and wait until the serving process has ended, for umount(8)", runUmountHelper},
+		{Name: "mount.weft", Args: "HOST[:PORT][,HOST...]:/[SUBDIR] MOUNTPOINT [-sfnv] [-N NAMESPACE] [-o OPTION,...] [-t TYPE]", Short: "mount a file system, or remount it, for mount(8)", Run: runMountHelper},
+		{Name: "umount.weft", Args: "MOUNTPOINT [-flnrv] [-N NAMESPACE] [-t TYPE]", Short: "make everything stable, unmount, and wait until the serving process has ended, for umount(8)", Run: runUmountHelper},
 	}
 }
 
 // helperOf is the helper that a program of that name is, or nil.
 func helperOf(name string) *command {
 	name = strings.Replace(name, ".fuse.", ".", 1)
-	if i := slices.IndexFunc(helpers, func(c *command) bool { return c.name == name }); i >= 0 {
+	if i := slices.IndexFunc(helpers, func(c *command) bool { return c.Name == name }); i >= 0 {
 		return helpers[i]
 	}
 	return nil
 }
 
 func runMountHelper(ctx context.Context, c *command, args []string) error {
-	fl := c.flags(optionsHelp())
+	fl := c.Flags(optionsHelp())
 	lists := fl.StringArrayP("options", "o", nil, "`OPTION`s, separated by commas, see below")
 	sloppy := fl.BoolP("sloppy", "s", false, "ignore options that there are none of")
 	fake := fl.BoolP("fake", "f", false, "look whether everything is right, and do not mount")
@@ -47,7 +48,7 @@ func runMountHelper(ctx context.Context, c *command, args []string) error {
 	verbose := fl.BoolP("verbose", "v", false, "say what is done")
 	namespace := namespaceFlag(fl)
 	fl.StringP("types", "t", fsType, "type of the file system, of which there is one")
-	if err := c.parse(fl, args, 2, 2); err != nil {
+	if err := parse(c, fl, args, 2, 2); err != nil {
 		return err
 	}
 	if err := enterNamespace(*namespace, c, args); err != nil {
@@ -66,7 +67,7 @@ func runMountHelper(ctx context.Context, c *command, args []string) error {
 			return mountErr(err)
 		}
 		if *verbose {
-			fmt.Printf("%s: %s remounted with %s\n", program, filename.Quote(cfg.mountpoint), strings.Join(words, ","))
+			fmt.Printf("%s: %s remounted with %s\n", program.Name, filename.Quote(cfg.mountpoint), strings.Join(words, ","))
 		}
 		return nil
 	}
@@ -75,7 +76,7 @@ func runMountHelper(ctx context.Context, c *command, args []string) error {
 	}
 	if *fake {
 		if *verbose {
-			fmt.Printf("%s: %s would be mounted on %s with the options %s\n", program, filename.Quote(cfg.name), filename.Quote(cfg.mountpoint), strings.Join(words, ","))
+			fmt.Printf("%s: %s would be mounted on %s with the options %s\n", program.Name, filename.Quote(cfg.name), filename.Quote(cfg.mountpoint), strings.Join(words, ","))
 		}
 		return nil
 	}
@@ -87,7 +88,7 @@ func runMountHelper(ctx context.Context, c *command, args []string) error {
 		keepInTable(cfg.name, cfg.mountpoint, *verbose)
 	}
 	if m, err := mountAt(cfg.mountpoint); err == nil && *verbose {
-		fmt.Printf("%s: %s mounted on %s type %s, served by process %d\n", program, filename.Quote(m.Source), filename.Quote(m.Mountpoint), fsType, serverOf(ctx, m))
+		fmt.Printf("%s: %s mounted on %s type %s, served by process %d\n", program.Name, filename.Quote(m.Source), filename.Quote(m.Mountpoint), fsType, serverOf(ctx, m))
 	}
 	return nil
 }
@@ -104,7 +105,7 @@ func keptByMount(word string) bool {
 func keepInTable(source, mountpoint string, verbose bool) {
 	cmd := exec.Command("mount", "--fake", "--internal-only", "-t", fsType, "-o", "_netdev", "--", source, mountpoint)
 	if out, err := cmd.CombinedOutput(); err != nil && verbose {
-		fmt.Printf("%s: not noted by mount(8), so umount(8) does not call us: %v %s\n", program, err, oneLine(errors.New(strings.TrimSpace(string(out)))))
+		fmt.Printf("%s: not noted by mount(8), so umount(8) does not call us: %v %s\n", program.Name, err, filename.OneLine(errors.New(strings.TrimSpace(string(out)))))
 	}
 }
 
@@ -119,7 +120,7 @@ func dropFromTable(mountpoint string) {
 }
 
 func runUmountHelper(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("")
+	fl := c.Flags("")
 	var how umountConfig
 	fl.BoolVarP(&how.force, "force", "f", false, "unmount even if servers are dead or programs use the mount: what is not stable yet is lost")
 	fl.BoolVarP(&how.lazy, "lazy", "l", false, "take the mount out of the tree now; it is served until nobody uses it, and what was written made stable then")
@@ -128,7 +129,7 @@ func runUmountHelper(ctx context.Context, c *command, args []string) error {
 	fl.BoolVarP(&how.verbose, "verbose", "v", false, "say what is done")
 	namespace := namespaceFlag(fl)
 	fl.StringP("types", "t", fsType, "type of the file system, of which there is one")
-	if err := c.parse(fl, args, 1, 1); err != nil {
+	if err := parse(c, fl, args, 1, 1); err != nil {
 		return err
 	}
 	if err := enterNamespace(*namespace, c, args); err != nil {
@@ -166,7 +167,7 @@ func enterNamespace(name string, c *command, args []string) error {
 		err = unix.Setns(fd, unix.CLONE_NEWNS)
 	}
 	if err == nil {
-		err = unix.Exec("/proc/self/exe", append([]string{program}, args...), os.Environ())
+		err = unix.Exec("/proc/self/exe", append([]string{program.Name}, args...), os.Environ())
 	}
-	return &exitError{exitFailed, fmt.Errorf("-N %s: %w", name, err)}
+	return cli.Exit(exitFailed, fmt.Errorf("-N %s: %w", name, err))
 }

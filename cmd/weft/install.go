@@ -27,12 +27,12 @@ type installed struct {
 }
 
 func runInstall(_ context.Context, c *command, args []string) error {
-	fl := c.flags("\nmount(8) looks for mount.weft in /sbin, which is /usr/sbin: so mount -t weft works with the prefix /usr. With another one it is said what to link.\n" +
+	fl := c.Flags("\nmount(8) looks for mount.weft in /sbin, which is /usr/sbin: so mount -t weft works with the prefix /usr. With another one it is said what to link.\n" +
 		"weftd is installed if it lies beside weft.\n")
 	prefix := fl.String("prefix", "/usr", "`directory` below which all goes: bin, sbin, share and lib")
 	root := fl.String("root", "", "`directory` that will be the root of the file system, for packages and images; names in what is installed do not have it")
 	remove := fl.Bool("remove", false, "remove what was installed instead")
-	if err := c.parse(fl, args, 0, 0); err != nil {
+	if err := parse(c, fl, args, 0, 0); err != nil {
 		return err
 	}
 	if !filepath.IsAbs(*prefix) {
@@ -88,10 +88,10 @@ func toInstall(self, prefix string) ([]installed, error) {
 	}
 	page("weft", func(w io.Writer) error { return p.Page(w, sectionSources, sectionFiles, sectionExit, sectionSee) })
 	page("mount.weft", func(w io.Writer) error {
-		return manual.HelperPage(w, helpers[0].describe(), p.Options, sectionSources, sectionFstab, sectionMountExit, sectionSee)
+		return helpers[0].Manual().Page(w, p.Options, sectionSources, sectionFstab, sectionMountExit, sectionSee)
 	})
 	page("umount.weft", func(w io.Writer) error {
-		return manual.HelperPage(w, helpers[1].describe(), nil, sectionMountExit, sectionSee)
+		return helpers[1].Manual().Page(w, nil, sectionMountExit, sectionSee)
 	})
 	for _, h := range []string{"mount", "umount"} {
 		files = append(files, installed{name: "share/man/man8/" + h + ".fuse.weft.8", link: h + ".weft.8"})

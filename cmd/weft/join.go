@@ -14,12 +14,12 @@ import (
 )
 
 func runJoin(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nHOST is where weftd ca serve runs. The key is made here and stays here. With --renew a certificate that is there makes place for one that is good for as long\n" +
+	fl := c.Flags("\nHOST is where weftd ca serve runs. The key is made here and stays here. With --renew a certificate that is there makes place for one that is good for as long\n" +
 		"again, and what is known of revoked ones is brought up to date: let a timer do that. Mounts and services read the files again by themselves.\n")
 	file := fl.String("token-file", "", "file with the token that weftd ca token has made, which nobody else can read; - is standard input")
 	renew := fl.Bool("renew", false, "renew the certificate that is there")
 	dir := fl.String("dir", tlsDir, "directory for ca.pem, cert.pem, key.pem and crl.pem, made if missing")
-	if err := c.parse(fl, args, 1, 1); err != nil {
+	if err := parse(c, fl, args, 1, 1); err != nil {
 		return err
 	}
 	addr, err := parseHostPort(fl.Arg(0), strconv.Itoa(ca.DefaultPort))
@@ -27,7 +27,7 @@ func runJoin(ctx context.Context, c *command, args []string) error {
 		return usagef("join: %v", err)
 	}
 	if *renew == (*file != "") {
-		return usagef("join: one of --token-file and --renew is needed; usage: weft join %s", c.args)
+		return usagef("join: one of --token-file and --renew is needed; usage: weft join %s", c.Args)
 	}
 	if *renew {
 		cert, err := ca.Renew(ctx, addr, *dir)

@@ -83,9 +83,9 @@ type dirPolicy struct {
 }
 
 func runLayout(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("")
+	fl := c.Flags("")
 	asJSON := fl.Bool("json", false, "print one JSON object")
-	if err := c.parse(fl, args, 1, 1); err != nil {
+	if err := parse(c, fl, args, 1, 1); err != nil {
 		return err
 	}
 	path := fl.Arg(0)
@@ -152,13 +152,13 @@ func showPolicy(path string, asJSON bool) error {
 }
 
 func runLayoutSet(_ context.Context, c *command, args []string) error {
-	fl := c.flags("\nWhat is not given stays as it is. Directories made below inherit it; files that exist keep their layout.\n")
+	fl := c.Flags("\nWhat is not given stays as it is. Directories made below inherit it; files that exist keep their layout.\n")
 	unit := fl.String("stripe-unit", "", "bytes on one data server before the next one's turn, a multiple of 4KiB")
 	count := fl.Int("stripe-count", 0, "data servers a file is striped over")
 	mirrors := fl.Int("mirrors", 0, "copies of each file, on different data servers")
 	least := fl.Int("min-copies", 0, "new files are made if there are data servers for so many copies, and get the others later; what is\nsynced is at so many good copies (default 1)")
 	placement := fl.String("placement", "", "local: a file lies, unstriped, on a data server on the host of whoever writes it first, further copies elsewhere;\nspread: on all data servers in turn")
-	if err := c.parse(fl, args, 1, 1); err != nil {
+	if err := parse(c, fl, args, 1, 1); err != nil {
 		return err
 	}
 	var p layout.Policy

@@ -38,13 +38,13 @@ func printList[T any](list []T, asJSON bool, none string, print func(io.Writer))
 // printAnswer runs a command without operands: print gets what ask has asked a metadata service for.
 func printAnswer[T any](ctx context.Context, c *command, args []string, jsonHelp string,
 	ask func(*metaclient.Volume, context.Context) (T, error), print func(answer T, asJSON bool) error) error {
-	fl := c.flags("")
+	fl := c.Flags("")
 	server := serviceFlag(fl)
 	asJSON := fl.Bool("json", false, jsonHelp)
-	if err := c.parse(fl, args, 0, 0); err != nil {
+	if err := parse(c, fl, args, 0, 0); err != nil {
 		return err
 	}
-	return withService(ctx, server, c.name, func(ctx context.Context, mc *metaclient.Volume) error {
+	return withService(ctx, server, c.Name, func(ctx context.Context, mc *metaclient.Volume) error {
 		answer, err := ask(mc, ctx)
 		if err != nil {
 			return err

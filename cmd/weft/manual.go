@@ -4,46 +4,28 @@ import (
 	"context"
 	"os"
 
-	"github.com/spf13/pflag"
-
 	"github.com/weftfs/weft/internal/manual"
 )
 
-// describe is what the manual says of a command: what its --help would.
-func (c *command) describe() manual.Command {
-	d := manual.Command{Name: c.name, Args: c.args, Short: c.short}
-	helpTo = func(fl *pflag.FlagSet, more string) { d.Flags, d.More = manual.FlagsOf(fl), more }
-	defer func() { helpTo = nil }()
-	c.run(context.Background(), c, []string{"--help"}) // which every command looks for first
-	return d
-}
-
-// describeOptions is what the manual says of the options for -o.
-func describeOptions() (list []manual.Option) {
+func describeProgram() *manual.Program {
+	p := program.Manual()
 	for i := range mountOptionTable {
-		list = append(list, manual.Option{Usage: mountOptionTable[i].usage(), Help: mountOptionTable[i].help})
+		p.AddOption(mountOptionTable[i].usage(), mountOptionTable[i].help, false)
 	}
 	for i := range generalOptionTable {
-		list = append(list, manual.Option{Usage: generalOptionTable[i].usage(), Help: generalOptionTable[i].help, General: true})
+		p.AddOption(generalOptionTable[i].usage(), generalOptionTable[i].help, true)
 	}
-	return list
-}
-
-func describeProgram() *manual.Program {
-	p := &manual.Program{Name: "weft", Short: "a parallel file system client", Options: describeOptions()}
-	for _, c := range commands {
-		d := c.describe()
-		if c.name == "mount" {
-			d.More = "" // the options, which have a section of their own
+	for i := range p.Commands {
+		if p.Commands[i].Name == "mount" {
+			p.Commands[i].More = "" // the options, which have a section of their own
 		}
-		p.Commands = append(p.Commands, d)
 	}
 	return p
 }
 
 func runCompletion(_ context.Context, c *command, args []string) error {
-	fl := c.flags("\nFor bash: source <(weft completion bash). weft install puts them where shells look for them.\n")
-	if err := c.parse(fl, args, 1, 1); err != nil {
+	fl := c.Flags("\nFor bash: source <(weft completion bash). weft install puts them where shells look for them.\n")
+	if err := parse(c, fl, args, 1, 1); err != nil {
 		return err
 	}
 	if err := describeProgram().Completion(os.Stdout, fl.Arg(0)); err != nil {

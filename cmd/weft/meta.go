@@ -97,10 +97,10 @@ func runMetaList(ctx context.Context, c *command, args []string) error {
 }
 
 func runMetaDrain(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nClients go on with their sessions at the others. When ls shows no shards there any more the service can be stopped, and nobody waits for it.\n")
+	fl := c.Flags("\nClients go on with their sessions at the others. When ls shows no shards there any more the service can be stopped, and nobody waits for it.\n")
 	server := serviceFlag(fl)
 	cancel := fl.Bool("cancel", false, "let it have shards again")
-	if err := c.parse(fl, args, 1, 1); err != nil {
+	if err := parse(c, fl, args, 1, 1); err != nil {
 		return err
 	}
 	addr, err := parseHost(fl.Arg(0))

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/cli"
 	"github.com/weftfs/weft/internal/filename"
 )
 
@@ -42,12 +43,12 @@ type backgroundError struct{ error }
 const readyEnv = "WEFT_READY_FD"
 
 func runMount(ctx context.Context, c *command, args []string) error {
-	fl := c.flags(optionsHelp())
+	fl := c.Flags(optionsHelp())
 	foreground := fl.BoolP("foreground", "f", false, "serve in the foreground until unmounted")
 	readyFD := fl.Int("ready-fd", 0, "with -f: descriptor that gets a line when the mount can be used, and is closed")
 	readyFile := fl.String("ready-file", "", "with -f: `FILE` that is there while the mount can be used")
 	lists := fl.StringArrayP("options", "o", nil, "`OPTION`s, separated by commas, see below")
-	if err := c.parse(fl, args, 2, 2); err != nil {
+	if err := parse(c, fl, args, 2, 2); err != nil {
 		return err
 	}
 	switch {
@@ -169,7 +170,7 @@ func startServer(ctx context.Context, cfg mountConfig, args []string) error {
 	defer log.Close()
 	r, w, err := os.Pipe()
 	if err != nil {
-		return &exitError{exitFailed, err}
+		return cli.Exit(exitFailed, err)
 	}
 	defer r.Close()
 	server := exec.Command("/proc/self/exe", append([]string{"mount", "-f"}, args...)...)
@@ -185,21 +186,21 @@ func startServer(ctx context.Context, cfg mountConfig, args []string) error {
 	err = server.Start()
 	w.Close()
 	if err != nil {
-		return &exitError{exitFailed, fmt.Errorf("the serving process cannot be started: %w", err)}
+		return cli.Exit(exitFailed, fmt.Errorf("the serving process cannot be started: %w", err))
 	}
 	stop := context.AfterFunc(ctx, func() { server.Process.Signal(syscall.SIGTERM) })
 	defer stop()
 	said, err := bufio.NewReader(r).ReadString('\n')
 	if why, ok := strings.CutPrefix(strings.TrimSpace(said), inBackground); ok {
 		fmt.Fprintf(os.Stderr, "%s: %s: %s; tried again in the background by process %d, whose log is %s\n",
-			program, filename.Quote(cfg.mountpoint), why, server.Process.Pid, filename.Quote(log.Name()))
+			program.Name, filename.Quote(cfg.mountpoint), why, server.Process.Pid, filename.Quote(log.Name()))
 		return server.Process.Release()
 	} else if said = strings.TrimSpace(said); said != "" {
 		code := exitMount
 		if exit := (*exec.ExitError)(nil); errors.As(server.Wait(), &exit) && exit.ExitCode() > 0 {
 			code = exit.ExitCode()
 		}
-		return &exitError{code, errors.New(said)}
+		return cli.Exit(code, errors.New(said))
 	}
 	if err != io.EOF {
 		return err
@@ -226,9 +227,9 @@ func readiness() func(error) {
 	return func(err error) {
 		unix.Setsid() // leaves the caller's session, with its terminal
 		if later := (*backgroundError)(nil); errors.As(err, &later) {
-			fmt.Fprintln(f, inBackground+oneLine(err))
+			fmt.Fprintln(f, inBackground+filename.OneLine(err))
 		} else if err != nil {
-			fmt.Fprintln(f, oneLine(err))
+			fmt.Fprintln(f, filename.OneLine(err))
 		}
 		f.Close() // nobody reads what is said after that
 	}

@@ -127,14 +127,14 @@ type moveProgress struct {
 }
 
 func runLayoutMove(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nThe data is copied while the files are in use. A file of which there is one copy lies on that data server as a whole afterwards; of a mirrored\n" +
+	fl := c.Flags("\nThe data is copied while the files are in use. A file of which there is one copy lies on that data server as a whole afterwards; of a mirrored\n" +
 		"file the first copy does, of each part that has no copy there. Of a directory all regular files below it are moved. DEVICE is the beginning of\n" +
 		"a data server's id, or its address, as weft status shows it; local is one on this host, that with the most free space if there are several.\n" +
 		"Who interrupts it leaves files behind that are being moved: with these it goes on. It takes the file's owner, or root, who must be who mounted the\n" +
 		"file system. Exit code 2 says that not everything could be moved.\n")
 	to := fl.String("to", "", "DEVICE, or local")
 	form := progress.Flag(fl)
-	if err := c.parse(fl, args, 1, 1); err != nil {
+	if err := parse(c, fl, args, 1, 1); err != nil {
 		return err
 	}
 	if *to == "" {
@@ -293,7 +293,7 @@ func (mv *mover) fail(err error) {
 	mv.mu.Lock()
 	mv.progress.failed++
 	mv.mu.Unlock()
-	mv.shown.Print("weft: " + oneLine(err))
+	mv.shown.Print("weft: " + filename.OneLine(err))
 }
 
 // now is how far it is.

@@ -164,7 +164,7 @@ func (d *daemon) dialNamespace(dev layout.Device) (dataplane.Target, error) {
 		if d.ctx.Err() == nil && !mayComeBack(err) {
 			return nil, err
 		}
-		slog.Warn("an NVMe namespace cannot be reached, trying again", "device", dev.ID, "err", oneLine(err))
+		slog.Warn("an NVMe namespace cannot be reached, trying again", "device", dev.ID, "err", filename.OneLine(err))
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
@@ -312,15 +312,15 @@ func (s *subsystem) add(nsid uint32, add func(url string) (metarpc.DeviceInfo, e
 	}
 	printDevices(out, []deviceStatus{deviceOf(info)}, "  ")
 	if failed != nil {
-		fmt.Fprintf(out, "    not used: %s\n", oneLine(failed))
+		fmt.Fprintf(out, "    not used: %s\n", filename.OneLine(failed))
 	}
 	return nil
 }
 
 // runPolicy has a mount choose among paths in another way.
 func runPolicy(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nIt holds until the mount ends; the mount option of the same name says how it begins.\n")
-	if err := c.parse(fl, args, 2, 2); err != nil {
+	fl := c.Flags("\nIt holds until the mount ends; the mount option of the same name says how it begins.\n")
+	if err := parse(c, fl, args, 2, 2); err != nil {
 		return err
 	}
 	if _, err := nvmetcp.ParsePolicy(fl.Arg(1)); err != nil {
@@ -346,7 +346,7 @@ func (u *deviceUse) addPaths(all []nvmetcp.SubsystemStats, ns *layout.Namespace)
 		n := &s.Namespaces[i]
 		paths, u.Resent = n.Paths, n.Failovers
 		if n.Waiting > 0 && n.Trouble != nil {
-			u.Trouble = fmt.Sprintf("%d requests wait for a path: %s", n.Waiting, oneLine(n.Trouble))
+			u.Trouble = fmt.Sprintf("%d requests wait for a path: %s", n.Waiting, filename.OneLine(n.Trouble))
 		}
 	}
 	for _, c := range s.Controllers {
@@ -356,7 +356,7 @@ func (u *deviceUse) addPaths(all []nvmetcp.SubsystemStats, ns *layout.Namespace)
 			p.Use, p.Why, p.Group, p.Latency = at.Use, at.Why, at.Group, int64(at.Latency)
 			p.Ops, p.Bytes, p.Errors = at.Commands, at.Bytes, at.Errors
 		} else if err := errors.Join(append(slices.Clone(c.Refused), c.Err)...); err != nil {
-			p.Why = oneLine(err)
+			p.Why = filename.OneLine(err)
 		}
 		u.Paths = append(u.Paths, p)
 	}
@@ -375,7 +375,7 @@ func discoveryOf(all []nvmetcp.DiscoveryStats) []discoveryStatus {
 	for _, s := range all {
 		st := discoveryStatus{Address: s.Addr, Connected: s.Connected, Addresses: s.Portals}
 		if !s.Connected && s.Err != nil {
-			st.Problem = oneLine(s.Err)
+			st.Problem = filename.OneLine(s.Err)
 		}
 		list = append(list, st)
 	}

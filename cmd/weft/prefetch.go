@@ -147,7 +147,7 @@ func (t *cacheTally) leave(path string, err error) {
 		t.more++
 		return
 	}
-	t.left = append(t.left, fmt.Sprintf("%s: %s", filename.Quote(path), oneLine(err)))
+	t.left = append(t.left, fmt.Sprintf("%s: %s", filename.Quote(path), filename.OneLine(err)))
 }
 
 // state is how far it is.
@@ -161,12 +161,12 @@ func (t *cacheTally) state() progress.State {
 }
 
 func runPrefetch(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nEach file gets a copy on a data server of this host, which is read there from then on, until somebody writes the file anywhere: that\n" +
+	fl := c.Flags("\nEach file gets a copy on a data server of this host, which is read there from then on, until somebody writes the file anywhere: that\n" +
 		"drops the copy. A file that is being written meanwhile is left out. What is cached stays cached when the command is interrupted.\n")
 	to := fl.String("mirror-to", localDevices, "the data server that gets the copies: local (one on this host), or the beginning of its id, or its address")
 	form := progress.Flag(fl)
 	size := fl.String("cache-size", "", "bytes that all caches there may have, such as 500GiB; those used longest ago go for new ones (default: what room there is)")
-	if err := c.parse(fl, args, 1, maxPaths); err != nil {
+	if err := parse(c, fl, args, 1, maxPaths); err != nil {
 		return err
 	}
 	limit := uint64(0)
@@ -293,9 +293,9 @@ func (j *cacheJob) each(ctx context.Context, paths []string, found func(size int
 }
 
 func runEvict(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("")
+	fl := c.Flags("")
 	from := fl.String("from", localDevices, "the data servers that lose their copies: local (those on this host), all, or the beginning of one's id, or its address")
-	if err := c.parse(fl, args, 1, maxPaths); err != nil {
+	if err := parse(c, fl, args, 1, maxPaths); err != nil {
 		return err
 	}
 	var mu sync.Mutex // guards what follows

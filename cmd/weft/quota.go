@@ -47,7 +47,7 @@ func (t quotaTarget) name(c *command, fl *pflag.FlagSet) (name metarpc.QuotaName
 		}
 	}
 	if given != 1 {
-		return name, nil, usagef("%s: name one directory, --user or --group; usage: weft %s %s", c.name, c.name, c.args)
+		return name, nil, usagef("%s: name one directory, --user or --group; usage: weft %s %s", c.Name, c.Name, c.Args)
 	}
 	switch {
 	case *t.user != "":
@@ -107,49 +107,49 @@ func lookUpID(s string, find func(string) (string, error)) (uint64, error) {
 }
 
 func runQuotaSet(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nA limit of 0 is none, and what is not given stays as it is; without limits there is no quota any more. It holds for root as well. Bytes are those\n" +
+	fl := c.Flags("\nA limit of 0 is none, and what is not given stays as it is; without limits there is no quota any more. It holds for root as well. Bytes are those\n" +
 		"that files are long, files those of any kind, directories too. What is there already stays, however much it is.\n")
 	size := fl.String("bytes", "", "how many bytes, such as 10GiB")
 	files := fl.Int64("files", metarpc.QuotaKeep, "how many files and directories")
 	target := quotaFlags(fl)
-	if err := c.parse(fl, args, 0, 1); err != nil {
+	if err := parse(c, fl, args, 0, 1); err != nil {
 		return err
 	}
 	bytes := int64(metarpc.QuotaKeep)
 	if *size != "" {
 		n, err := humanize.ParseBytes(*size)
 		if err != nil || n > 1<<62 {
-			return usagef("%s: --bytes %q is not a size such as 10GiB", c.name, *size)
+			return usagef("%s: --bytes %q is not a size such as 10GiB", c.Name, *size)
 		}
 		bytes = int64(n)
 	}
 	if fl.Changed("files") && *files < 0 {
-		return usagef("%s: --files %d: want 0 or more", c.name, *files)
+		return usagef("%s: --files %d: want 0 or more", c.Name, *files)
 	}
 	if bytes < 0 && *files < 0 {
-		return usagef("%s: nothing to set; give --bytes or --files", c.name)
+		return usagef("%s: nothing to set; give --bytes or --files", c.Name)
 	}
 	name, server, err := target.name(c, fl)
 	if err != nil {
 		return err
 	}
-	return withService(ctx, server, c.name, func(ctx context.Context, mc *metaclient.Volume) error {
+	return withService(ctx, server, c.Name, func(ctx context.Context, mc *metaclient.Volume) error {
 		return mc.SetQuota(ctx, name, bytes, *files)
 	})
 }
 
 func runQuotaGet(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("")
+	fl := c.Flags("")
 	asJSON := fl.Bool("json", false, "print an array of objects")
 	target := quotaFlags(fl)
-	if err := c.parse(fl, args, 0, 1); err != nil {
+	if err := parse(c, fl, args, 0, 1); err != nil {
 		return err
 	}
 	name, server, err := target.name(c, fl)
 	if err != nil {
 		return err
 	}
-	return withService(ctx, server, c.name, func(ctx context.Context, mc *metaclient.Volume) error {
+	return withService(ctx, server, c.Name, func(ctx context.Context, mc *metaclient.Volume) error {
 		info, err := mc.Quota(ctx, name)
 		if err != nil {
 			return err
@@ -159,13 +159,13 @@ func runQuotaGet(ctx context.Context, c *command, args []string) error {
 }
 
 func runQuotaList(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("")
+	fl := c.Flags("")
 	asJSON := fl.Bool("json", false, "print an array of objects")
 	server := serviceFlag(fl)
-	if err := c.parse(fl, args, 0, 0); err != nil {
+	if err := parse(c, fl, args, 0, 0); err != nil {
 		return err
 	}
-	return withService(ctx, server, c.name, func(ctx context.Context, mc *metaclient.Volume) error {
+	return withService(ctx, server, c.Name, func(ctx context.Context, mc *metaclient.Volume) error {
 		infos, err := mc.Quotas(ctx)
 		if err != nil {
 			return err
@@ -235,13 +235,13 @@ type dirUsage struct {
 }
 
 func runDu(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nNothing is walked: directories know what is below them. Bytes are those that files are long. A file with several names is counted once, where\n" +
+	fl := c.Flags("\nNothing is walked: directories know what is below them. Bytes are those that files are long. A file with several names is counted once, where\n" +
 		"it was made, or moved to since. What this mount has written is made stable first, if you may ask it to, and counted. What other clients have\n" +
 		"written and not yet made stable is not counted.\n")
 	asJSON := fl.Bool("json", false, "print an array of objects")
 	exact := fl.BoolP("bytes", "b", false, "print exact bytes")
 	const many = 1 << 20
-	if err := c.parse(fl, args, 1, many); err != nil {
+	if err := parse(c, fl, args, 1, many); err != nil {
 		return err
 	}
 	list := []dirUsage{}
@@ -285,6 +285,6 @@ func tellSizes(ctx context.Context, path string, done map[uint64]bool) {
 		return
 	}
 	if err := control(ctx, m, controlRequest{Op: "sync", Reachable: true}, &struct{}{}); err != nil {
-		fmt.Fprintf(os.Stderr, "weft: what was written last may not be counted: %s\n", oneLine(err))
+		fmt.Fprintf(os.Stderr, "weft: what was written last may not be counted: %s\n", filename.OneLine(err))
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/fs"
+	"github.com/weftfs/weft/internal/cli"
 	"github.com/weftfs/weft/internal/filename"
 )
 
@@ -38,7 +39,7 @@ func remount(ctx context.Context, cfg mountConfig, fake bool) error {
 		return err
 	}
 	if os.Geteuid() != 0 {
-		return &exitError{exitUsage, fmt.Errorf("remount %s: only root may", filename.Quote(m.Mountpoint))}
+		return cli.Exit(exitUsage, fmt.Errorf("remount %s: only root may", filename.Quote(m.Mountpoint)))
 	}
 	if fake {
 		return nil

@@ -192,9 +192,9 @@ func selectMounts(args []string) ([]mountEntry, error) {
 }
 
 func runStatus(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("")
+	fl := c.Flags("")
 	asJSON := fl.Bool("json", false, "print an array of objects, one for each mount")
-	if err := c.parse(fl, args, 0, 1); err != nil {
+	if err := parse(c, fl, args, 0, 1); err != nil {
 		return err
 	}
 	mounts, err := selectMounts(fl.Args())
@@ -362,8 +362,8 @@ func printDevices(out io.Writer, devices []deviceStatus, indent string) {
 }
 
 func runSync(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("")
-	if err := c.parse(fl, args, 0, 1); err != nil {
+	fl := c.Flags("")
+	if err := parse(c, fl, args, 0, 1); err != nil {
 		return err
 	}
 	mounts, err := selectMounts(fl.Args())

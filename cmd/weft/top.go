@@ -85,10 +85,10 @@ const topHelp = "\nShows each second what a mount does: how much is read and wri
 	"service. Keys: q ends it, Tab shows the next mount, Space stops and goes on.\n"
 
 func runTop(ctx context.Context, c *command, args []string) error {
-	fl := c.flags(topHelp)
+	fl := c.Flags(topHelp)
 	once := fl.Bool("once", false, "print one screen and end, also where there is no terminal")
 	every := fl.Duration("every", time.Second, "how long between two looks, 100ms to 1m")
-	if err := c.parse(fl, args, 0, 1); err != nil {
+	if err := parse(c, fl, args, 0, 1); err != nil {
 		return err
 	}
 	if *every < 100*time.Millisecond || *every > time.Minute {

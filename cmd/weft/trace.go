@@ -136,12 +136,12 @@ const traceHelp = "\nPrints a line for each request of the kernel that a mount h
 	"GLOB is a pattern as of the shell for a file, or a directory above it: a path below the mount point, or without a slash any name.\n"
 
 func runTrace(ctx context.Context, c *command, args []string) error {
-	fl := c.flags(traceHelp)
+	fl := c.Flags(traceHelp)
 	slow := fl.Duration("slow", 0, "only requests that took at least so long, as 100ms")
 	ops := fl.StringSlice("op", nil, "only requests of these kinds, as read,write,lookup")
 	pattern := fl.String("path", "", "only requests for what `GLOB` matches")
 	asJSON := fl.Bool("json", false, "print an object for each request, in a line")
-	if err := c.parse(fl, args, 0, 1); err != nil {
+	if err := parse(c, fl, args, 0, 1); err != nil {
 		return err
 	}
 	for _, op := range *ops {

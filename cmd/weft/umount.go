@@ -20,9 +20,9 @@ import (
 )
 
 func runUmount(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("")
+	fl := c.Flags("")
 	force := fl.BoolP("force", "f", false, "unmount even if servers are dead or programs use the mount: what is not stable yet is lost")
-	if err := c.parse(fl, args, 1, 1); err != nil {
+	if err := parse(c, fl, args, 1, 1); err != nil {
 		return err
 	}
 	if err := umount(ctx, fl.Arg(0), umountConfig{force: *force}); err != nil {
@@ -53,7 +53,7 @@ func umount(ctx context.Context, path string, how umountConfig) error {
 	}
 	say := func(what string) {
 		if how.verbose {
-			fmt.Printf("%s: %s (%s) %s\n", program, filename.Quote(m.Mountpoint), filename.Quote(m.Source), what)
+			fmt.Printf("%s: %s (%s) %s\n", program.Name, filename.Quote(m.Mountpoint), filename.Quote(m.Source), what)
 		}
 	}
 	if how.force {

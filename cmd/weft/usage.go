@@ -12,6 +12,7 @@ import (
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/dataplane/nfs3"
 	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -83,7 +84,7 @@ func useOf(st *dataplane.DeviceStats, secret rpctls.Policy) *deviceUse {
 		Errors: st.Errors, ErrorAt: st.ErrTime,
 	}
 	if st.Err != nil {
-		u.Error = oneLine(st.Err)
+		u.Error = filename.OneLine(st.Err)
 	}
 	target := rpcTarget(st.Target)
 	if target == nil {
@@ -96,7 +97,7 @@ func useOf(st *dataplane.DeviceStats, secret rpctls.Policy) *deviceUse {
 	}
 	u.Resent, u.Jukebox = t.Resent, t.Jukebox
 	if u.Since = t.Trouble; !t.Trouble.IsZero() {
-		u.Trouble = oneLine(t.Err)
+		u.Trouble = filename.OneLine(t.Err)
 	}
 	for _, c := range t.Connections {
 		use := connectionUse{
@@ -104,7 +105,7 @@ func useOf(st *dataplane.DeviceStats, secret rpctls.Policy) *deviceUse {
 			Ops: c.Ops, Read: c.BytesRead, Written: c.BytesWritten, RTT: int64(c.RTT), Retransmits: c.Retransmits,
 		}
 		if c.Err != nil {
-			use.Error = oneLine(c.Err)
+			use.Error = filename.OneLine(c.Err)
 		}
 		u.Connections = append(u.Connections, use)
 	}

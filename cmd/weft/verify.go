@@ -12,6 +12,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/cli"
 	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/progress"
 	"github.com/weftfs/weft/internal/wire/metarpc"
@@ -106,7 +107,7 @@ type verifyProgress struct {
 }
 
 func runVerify(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nThe copies of a mirrored file, or of all files below a directory (by default the current one), are compared while the files are in use: writers wait for\n" +
+	fl := c.Flags("\nThe copies of a mirrored file, or of all files below a directory (by default the current one), are compared while the files are in use: writers wait for\n" +
 		"the range that is being compared, 4 MiB at most. Each place where they differ is named, with the data servers that have what most copies have, and those\n" +
 		"that have not. Two copies that differ have no majority. With --repair the copies that disagree are made anew from the others, without a majority from\n" +
 		"the first one; weft admin resilver waits for that. Copies that are already known to be out of date are not compared. It takes whoever has mounted the file\n" +
@@ -114,7 +115,7 @@ func runVerify(ctx context.Context, c *command, args []string) error {
 	repair := fl.Bool("repair", false, "have copies made anew that are not as the others are")
 	rate := fl.String("rate", "", "compare so many bytes of files per second at most, such as 100MiB")
 	form := progress.Flag(fl)
-	if err := c.parse(fl, args, 0, 1); err != nil {
+	if err := parse(c, fl, args, 0, 1); err != nil {
 		return err
 	}
 	path := "."
@@ -171,7 +172,7 @@ func (v *verifier) all(ctx context.Context, path string, dev uint64) error {
 	case ctx.Err() != nil:
 		return errors.New("interrupted")
 	case p.differ > 0:
-		return &exitError{exitDiffer, fmt.Errorf("%d files have copies that differ", p.differ)}
+		return cli.Exit(exitDiffer, fmt.Errorf("%d files have copies that differ", p.differ))
 	case p.failed > 0:
 		return fmt.Errorf("%d files could not be compared", p.failed)
 	}
@@ -244,7 +245,7 @@ func (v *verifier) add(change func(*verifyProgress)) {
 // fail says what could not be compared.
 func (v *verifier) fail(err error) {
 	v.add(func(p *verifyProgress) { p.failed++ })
-	v.shown.Print("weft: " + oneLine(err))
+	v.shown.Print("weft: " + filename.OneLine(err))
 }
 
 // now is how far it is.

@@ -25,10 +25,10 @@ func lifeFlag(fl *pflag.FlagSet) *time.Duration {
 }
 
 func runCAInit(_ context.Context, c *command, args []string) error {
-	fl := c.flags("")
+	fl := c.Flags("")
 	dir := caDirFlag(fl)
 	name := fl.String("name", "weft-ca", "its name")
-	if err := c.parse(fl, args, "dir"); err != nil {
+	if err := parse(c, fl, args, "dir"); err != nil {
 		return err
 	}
 	_, err := ca.Init(*dir, *name)
@@ -36,13 +36,13 @@ func runCAInit(_ context.Context, c *command, args []string) error {
 }
 
 func runCAIssue(_ context.Context, c *command, args []string) error {
-	fl := c.flags("\nThe directory of --out gets " + rpctls.CAFile + ", " + rpctls.CertFile + " and " + rpctls.KeyFile + ".\n")
+	fl := c.Flags("\nThe directory of --out gets " + rpctls.CAFile + ", " + rpctls.CertFile + " and " + rpctls.KeyFile + ".\n")
 	dir := caDirFlag(fl)
 	name := fl.String("name", "", "who the certificate is for")
 	hosts := fl.StringArray("host", nil, "name or IP address by which a service is reached (may be repeated); data servers are reached by address")
 	out := fl.String("out", "", "directory for the certificate and its key, made if missing")
 	life := lifeFlag(fl)
-	if err := c.parse(fl, args, "dir", "name", "out"); err != nil {
+	if err := parse(c, fl, args, "dir", "name", "out"); err != nil {
 		return err
 	}
 	authority, err := ca.Open(*dir)
@@ -65,11 +65,11 @@ func runCAIssue(_ context.Context, c *command, args []string) error {
 }
 
 func runCARenew(_ context.Context, c *command, args []string) error {
-	fl := c.flags("\nThe key stays. Servers and mounts read the files again by themselves.\n")
+	fl := c.Flags("\nThe key stays. Servers and mounts read the files again by themselves.\n")
 	dir := caDirFlag(fl)
 	out := fl.String("out", "", "directory of the certificate, as ca issue made it")
 	life := lifeFlag(fl)
-	if err := c.parse(fl, args, "dir", "out"); err != nil {
+	if err := parse(c, fl, args, "dir", "out"); err != nil {
 		return err
 	}
 	authority, err := ca.Open(*dir)
@@ -89,10 +89,10 @@ func runCARenew(_ context.Context, c *command, args []string) error {
 }
 
 func runCARevoke(_ context.Context, c *command, args []string) error {
-	fl := c.flags("\nServers go by it as soon as they have DIR/" + rpctls.CRLFile + ", which --tls-crl names and which they read again by themselves.\n")
+	fl := c.Flags("\nServers go by it as soon as they have DIR/" + rpctls.CRLFile + ", which --tls-crl names and which they read again by themselves.\n")
 	dir := caDirFlag(fl)
 	name := fl.String("name", "", "name, or serial number as ca ls shows it")
-	if err := c.parse(fl, args, "dir", "name"); err != nil {
+	if err := parse(c, fl, args, "dir", "name"); err != nil {
 		return err
 	}
 	authority, err := ca.Open(*dir)
@@ -107,14 +107,14 @@ func runCARevoke(_ context.Context, c *command, args []string) error {
 }
 
 func runCAToken(_ context.Context, c *command, args []string) error {
-	fl := c.flags("\nThe host that it is told to runs: weft join HOST[:PORT] --token-file FILE, while weftd ca serve runs here.\n")
+	fl := c.Flags("\nThe host that it is told to runs: weft join HOST[:PORT] --token-file FILE, while weftd ca serve runs here.\n")
 	dir := caDirFlag(fl)
 	name := fl.String("name", "", "who the certificate is for")
 	hosts := fl.StringArray("host", nil, "name or IP address by which a service is reached (may be repeated); data servers are reached by address")
 	out := fl.String("out", "", "file for the token, which only its owner can read, in place of standard output")
 	good := fl.Duration("good", time.Hour, "how long the token is good")
 	life := lifeFlag(fl)
-	if err := c.parse(fl, args, "dir", "name"); err != nil {
+	if err := parse(c, fl, args, "dir", "name"); err != nil {
 		return err
 	}
 	authority, err := ca.Open(*dir)
@@ -133,12 +133,12 @@ func runCAToken(_ context.Context, c *command, args []string) error {
 }
 
 func runCAServe(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nHosts join with a token (weftd ca token) and weft join, and renew their certificates with weft join --renew, which also brings them the list of\n" +
+	fl := c.Flags("\nHosts join with a token (weftd ca token) and weft join, and renew their certificates with weft join --renew, which also brings them the list of\n" +
 		"those that are revoked. Runs until SIGTERM or SIGINT.\n")
 	dir := caDirFlag(fl)
 	addr := fl.String("listen", fmt.Sprintf(":%d", ca.DefaultPort), "address HOST:PORT")
 	watching := newWatchFlags(fl)
-	if err := c.parse(fl, args, "dir"); err != nil {
+	if err := parse(c, fl, args, "dir"); err != nil {
 		return err
 	}
 	authority, err := ca.Open(*dir)
@@ -165,9 +165,9 @@ func runCAServe(ctx context.Context, c *command, args []string) error {
 }
 
 func runCAList(_ context.Context, c *command, args []string) error {
-	fl := c.flags("")
+	fl := c.Flags("")
 	dir := caDirFlag(fl)
-	if err := c.parse(fl, args, "dir"); err != nil {
+	if err := parse(c, fl, args, "dir"); err != nil {
 		return err
 	}
 	authority, err := ca.Open(*dir)

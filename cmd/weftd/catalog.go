@@ -178,7 +178,7 @@ func catalogFlags(c *command, fl *pflag.FlagSet, args []string) (progress.Form, 
 	fl.String("from", "", "where it comes from")
 	fl.String("to", "", "where it goes to")
 	form := progress.Flag(fl)
-	err := c.parse(fl, args, "from", "to")
+	err := parse(c, fl, args, "from", "to")
 	return *form, err
 }
 
@@ -190,7 +190,7 @@ func quiet() *slog.Logger {
 }
 
 func runExport(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\n" + catalogHelp + ", which no service may use meanwhile; FILE may be - for standard output. Import it with\n" +
+	fl := c.Flags("\n" + catalogHelp + ", which no service may use meanwhile; FILE may be - for standard output. Import it with\n" +
 		"weftd catalog import, and start no service on CATALOG any more then: the volume is where it was imported. Clients that wait go on there.\n")
 	form, err := catalogFlags(c, fl, args)
 	if err != nil {
@@ -212,7 +212,7 @@ func runExport(ctx context.Context, c *command, args []string) error {
 }
 
 func runBackup(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\n" + catalogHelp + "; its service may be running, which must be on this host then; FILE may\n" +
+	fl := c.Flags("\n" + catalogHelp + "; its service may be running, which must be on this host then; FILE may\n" +
 		"be - for standard output. The file is the catalog of one moment. Whoever imports it goes back to that: what was made since is lost, and the bytes\n" +
 		"of files that were removed since are. Clients mount anew then, and weftd fsck --repair should be run first.\n")
 	form, err := catalogFlags(c, fl, args)
@@ -302,7 +302,7 @@ func publish(f *os.File, name string) error {
 }
 
 func runImport(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\n" + catalogHelp + ", which must be empty, or not be there. What was imported is read again and compared.\n" +
+	fl := c.Flags("\n" + catalogHelp + ", which must be empty, or not be there. What was imported is read again and compared.\n" +
 		"FILE may be - for standard input. An import that was interrupted leaves a catalog that no service uses; run it again.\n")
 	shards := fl.Int("shards", 0, "among how many shards metadata services divide the volume; more than one only if they share the catalog. Clients mount\nanew if that is another number than before (default: as many as it has; in a directory one)")
 	form, err := catalogFlags(c, fl, args)

@@ -510,7 +510,7 @@ func TestStandby(t *testing.T) {
 }
 
 func TestMetaCatalog(t *testing.T) {
-	c := &command{args: "ARGS"}
+	c := &command{Args: "ARGS"}
 	for _, row := range []struct {
 		dir, name string
 		want      catalogName
@@ -522,7 +522,7 @@ func TestMetaCatalog(t *testing.T) {
 		}
 	}
 	for _, row := range [][2]string{{"", ""}, {"", "nosql://h"}, {"d", "pebble:e"}} {
-		if got, err := metaCatalog(c, row[0], row[1]); !errors.As(err, new(usageError)) {
+		if got, err := metaCatalog(c, row[0], row[1]); program.ExitCode(err) != exitUsage {
 			t.Errorf("%v: %+v, %v", row, got, err)
 		}
 	}

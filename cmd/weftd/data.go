@@ -18,7 +18,7 @@ import (
 const shutdownTime = 20 * time.Second
 
 func runData(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nEach directory is exported as / at the address of the same place in the list. Clients and the metadata\n" +
+	fl := c.Flags("\nEach directory is exported as / at the address of the same place in the list. Clients and the metadata\n" +
 		"service need no port mapper. Runs until SIGTERM or SIGINT, which let requests that have begun end. It tells its clients, which wait for it, for 5 s at most.\n")
 	dirs := fl.StringSlice("dir", nil, "directories for data files, made if missing")
 	addrs := fl.StringSlice("listen", nil, "addresses HOST:PORT, as many as directories")
@@ -26,7 +26,7 @@ func runData(ctx context.Context, c *command, args []string) error {
 	local := localFlag(fl)
 	secret := newTLSFlags(fl).accepting()
 	watching := newWatchFlags(fl)
-	if err := c.parse(fl, args, "dir", "listen"); err != nil {
+	if err := parse(c, fl, args, "dir", "listen"); err != nil {
 		return err
 	}
 	io, err := data.ParseIO(*ioMode)

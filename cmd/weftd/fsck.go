@@ -9,6 +9,7 @@ import (
 	"os"
 	"sync/atomic"
 
+	"github.com/weftfs/weft/internal/cli"
 	"github.com/weftfs/weft/internal/progress"
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/cluster"
@@ -22,19 +23,13 @@ const (
 	fsckCouldNotRun = 2
 )
 
-// exitStatus ends the program with a code; whatever there is to say has been said.
-type exitStatus int
-
-func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
-
 // couldNotRun gives an error of fsck its exit code.
 func couldNotRun(err error) error {
-	fmt.Fprintf(os.Stderr, "weftd: fsck: %s\n", oneLine(err))
-	return exitStatus(fsckCouldNotRun)
+	return cli.Exit(fsckCouldNotRun, fmt.Errorf("fsck: %w", err))
 }
 
 func runFsck(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nExit codes: 0 clean, 1 problems found (repaired or not), 2 could not run. The data servers must be running,\n" +
+	fl := c.Flags("\nExit codes: 0 clean, 1 problems found (repaired or not), 2 could not run. The data servers must be running,\n" +
 		"except those of weftd single, which fsck starts and stops if it is not --online. Without --repair nothing is changed. With --online what seems wrong on\n" +
 		"data servers is looked at several times, as it may be on its way; repairs need the services stopped, and keep\n" +
 		"those of a shared catalog from starting.\n" + catalogHelp + ".\n")
@@ -48,12 +43,12 @@ func runFsck(ctx context.Context, c *command, args []string) error {
 	asJSON := fl.Bool("json", false, "print one JSON object")
 	form := progress.Flag(fl)
 	verbose := fl.BoolP("verbose", "v", false, "log more")
-	if err := c.parse(fl, args); err != nil {
+	if err := parse(c, fl, args); err != nil {
 		return err
 	}
 	switch {
 	case fl.Changed("dir") == fl.Changed("catalog"):
-		return usagef("fsck: give --dir or --catalog; usage: weftd %s %s", c.name, c.args)
+		return usagef("fsck: give --dir or --catalog; usage: weftd %s %s", c.Name, c.Args)
 	case *online && *repair:
 		return usagef("fsck: --online --repair: stop the services to repair what they use")
 	case fl.Changed("rate") && (!*online || *rate < 1):
@@ -108,7 +103,7 @@ func runFsck(ctx context.Context, c *command, args []string) error {
 		return couldNotRun(err)
 	}
 	if !report.Clean() {
-		return exitStatus(fsckFound)
+		return cli.Exit(fsckFound, errors.New("")) // the findings have been printed
 	}
 	return nil
 }

@@ -1,29 +1,14 @@
 package main
 
 import (
-	"context"
 	"os"
-
-	"github.com/spf13/pflag"
 
 	"github.com/weftfs/weft/internal/manual"
 )
 
-// describe is what the manual says of a command: what its --help would.
-func (c *command) describe() manual.Command {
-	d := manual.Command{Name: c.name, Args: c.args, Short: c.short}
-	helpTo = func(fl *pflag.FlagSet, more string) { d.Flags, d.More = manual.FlagsOf(fl), more }
-	defer func() { helpTo = nil }()
-	c.run(context.Background(), c, []string{"--help"}) // which every command looks for first
-	return d
-}
-
 // runManual writes the manual page, or what a shell sources, for weft install.
 func runManual(args []string) error {
-	p := &manual.Program{Name: "weftd", Short: "the servers of the weft parallel file system"}
-	for _, other := range commands {
-		p.Commands = append(p.Commands, other.describe())
-	}
+	p := program.Manual()
 	switch {
 	case len(args) == 1 && args[0] == "man":
 		return p.Page(os.Stdout,

@@ -26,7 +26,7 @@ import (
 var defaultPort = strconv.Itoa(metarpc.DefaultPort)
 
 func runMeta(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nRuns until SIGTERM or SIGINT, which let requests that have begun end, and give what the service has to others if it shares a catalog.\n")
+	fl := c.Flags("\nRuns until SIGTERM or SIGINT, which let requests that have begun end, and give what the service has to others if it shares a catalog.\n")
 	dir := fl.String("dir", "", "directory for the catalog and for what the service keeps by itself, made if missing")
 	name := fl.String("catalog", "", "catalog that several services can share, as URL : etcd://HOST:PORT[,HOST:PORT].../NAME or postgres://...; made if missing")
 	advertise := fl.String("advertise", "", "address HOST:PORT at which clients and other services reach this one, on a shared catalog (default: that of --listen)")
@@ -41,7 +41,7 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 	nvme := discoveryFlag(fl)
 	secret := newTLSFlags(fl).accepting().dialing("data servers and other metadata services")
 	watching := newWatchFlags(fl)
-	if err := c.parse(fl, args); err != nil {
+	if err := parse(c, fl, args); err != nil {
 		return err
 	}
 	where, err := metaCatalog(c, *dir, *name)
@@ -119,7 +119,7 @@ func runMeta(ctx context.Context, c *command, args []string) error {
 func metaCatalog(c *command, dir, name string) (catalogName, error) {
 	if name == "" {
 		if dir == "" {
-			return catalogName{}, usagef("meta: --dir or --catalog is missing; usage: weftd meta %s", c.args)
+			return catalogName{}, usagef("meta: --dir or --catalog is missing; usage: weftd meta %s", c.Args)
 		}
 		return catalogName{dir: dir}, nil
 	}

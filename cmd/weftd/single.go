@@ -33,7 +33,7 @@ type singleState struct {
 const maxDataServers = 256
 
 func runSingle(ctx context.Context, c *command, args []string) error {
-	fl := c.flags("\nThe catalog is in DIR/catalog, data server N's files are in DIR/data/N, namespace N is the file DIR/nvme/N. The number of data\n" +
+	fl := c.Flags("\nThe catalog is in DIR/catalog, data server N's files are in DIR/data/N, namespace N is the file DIR/nvme/N. The number of data\n" +
 		"servers and of namespaces may grow from one start to the next, not shrink. Runs until SIGTERM or SIGINT, which let requests that\n" +
 		"have begun end.\n")
 	dir := fl.String("dir", "", "directory for everything, made if missing")
@@ -50,7 +50,7 @@ func runSingle(ctx context.Context, c *command, args []string) error {
 	secretFile := secretFlag(fl)
 	secret := newTLSFlags(fl).accepting()
 	watching := newWatchFlags(fl)
-	if err := c.parse(fl, args, "dir"); err != nil {
+	if err := parse(c, fl, args, "dir"); err != nil {
 		return err
 	}
 	if *spaces < 0 || *spaces > maxNamespaces {

@@ -55,10 +55,10 @@ func (f watchFlags) log(c *command) (*slog.Logger, error) {
 	case "json":
 		handler = slog.NewJSONHandler(os.Stderr, options)
 	default:
-		return nil, usagef("%s: --log-format %q: want text or json", c.name, *f.format)
+		return nil, usagef("%s: --log-format %q: want text or json", c.Name, *f.format)
 	}
 	if *f.profile && *f.metrics == "" {
-		return nil, usagef("%s: --pprof needs --metrics", c.name)
+		return nil, usagef("%s: --pprof needs --metrics", c.Name)
 	}
 	log := slog.New(handler)
 	slog.SetDefault(log)

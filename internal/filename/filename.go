@@ -51,6 +51,9 @@ func Escape(text string) string {
 	return b.String()
 }
 
+// OneLine is the escaped text of an error without the line breaks between joined errors.
+func OneLine(err error) string { return Escape(strings.ReplaceAll(err.Error(), "\n", "; ")) }
+
 // each goes over the characters of a text, and bytes that are not part of one.
 func each(text string) func(yield func(part string) bool) {
 	return func(yield func(string) bool) {

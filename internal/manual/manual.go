@@ -33,13 +33,12 @@ type Flag struct {
 	Help      string
 }
 
-// FlagsOf are the flags of a set.
-func FlagsOf(fl *pflag.FlagSet) (list []Flag) {
+// AddFlags adds the flags of a set.
+func (c *Command) AddFlags(fl *pflag.FlagSet) {
 	fl.VisitAll(func(f *pflag.Flag) {
 		value, help := pflag.UnquoteUsage(f)
-		list = append(list, Flag{Name: f.Name, Shorthand: f.Shorthand, Value: value, Help: help})
+		c.Flags = append(c.Flags, Flag{Name: f.Name, Shorthand: f.Shorthand, Value: value, Help: help})
 	})
-	return list
 }
 
 // Option is one for the flag -o.
@@ -47,6 +46,11 @@ type Option struct {
 	Usage   string // NAME or NAME=VALUE
 	Help    string
 	General bool // of all file systems
+}
+
+// AddOption adds one for the flag -o.
+func (p *Program) AddOption(usage, help string, general bool) {
+	p.Options = append(p.Options, Option{usage, help, general})
 }
 
 // Section is what else a page has.
@@ -78,8 +82,8 @@ func (p *Program) Page(w io.Writer, sections ...Section) error {
 	return t.err
 }
 
-// HelperPage writes a page about one command, with the options for its flag -o.
-func HelperPage(w io.Writer, c Command, options []Option, sections ...Section) error {
+// Page writes a page about the command alone, with the options for its flag -o.
+func (c Command) Page(w io.Writer, options []Option, sections ...Section) error {
 	t := &troff{w: w}
 	t.head(c.Name, c.Short)
 	t.macro("SH", "SYNOPSIS")

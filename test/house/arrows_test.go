@@ -51,6 +51,7 @@ var outside = map[string][]string{
 	"internal":              {},
 	"internal/wire/metarpc": {"github.com/vmihailenco/msgpack/v5"},
 	"internal/wire/peerrpc": {"github.com/vmihailenco/msgpack/v5"},
+	"internal/cli":          {"github.com/spf13/pflag"},
 	"internal/iobuf":        {"golang.org/x/sys/unix"},
 	"internal/ca":           {"golang.org/x/sys/unix"},
 	"internal/fileio":       {"golang.org/x/sys/unix"},
