@@ -138,8 +138,8 @@ func (b *bench) room(path string) error {
 
 // run does all parts in the time given.
 func (b *bench) run(path string, long time.Duration, form progress.Form) (*benchReport, error) {
-	var st mountStatus
-	if err := control(b.ctx, b.mount, controlRequest{Op: "status"}, &st); err != nil {
+	st, err := b.mount.status(b.ctx)
+	if err != nil {
 		return nil, err
 	}
 	r := &benchReport{Directory: filename.JSON(path), Hints: []string{}}
@@ -223,8 +223,8 @@ func (b *bench) place(devices []deviceStatus) (map[string]string, error) {
 
 // by is how requests went to a device since its status before.
 func (b *bench) by(before deviceStatus) (string, error) {
-	var st mountStatus
-	if err := control(b.ctx, b.mount, controlRequest{Op: "status"}, &st); err != nil {
+	st, err := b.mount.status(b.ctx)
+	if err != nil {
 		return "", err
 	}
 	for _, d := range st.Devices {

@@ -236,8 +236,8 @@ func (d *doctor) mount(m mountEntry) {
 		d.attachFile(defaultLog(m.Mountpoint))
 		return
 	}
-	var st mountStatus
-	if err := control(d.ctx, m, controlRequest{Op: "status"}, &st); err != nil {
+	st, err := m.status(d.ctx)
+	if err != nil {
 		d.find("mount", "%s is served by process %d, which does not say how it is: %v. If that lasts, weft umount --force %s and mount it again", filename.Quote(m.Mountpoint), pid, err, filename.Quote(m.Mountpoint))
 	} else {
 		d.say("mount", "%s is a mount of %s, served by process %d, weft %s, since %s", filename.Quote(m.Mountpoint), filename.Quote(m.Source), pid, st.Version, humanize.Time(st.Since))
@@ -251,7 +251,7 @@ func (d *doctor) mount(m mountEntry) {
 	all, _ := json.MarshalIndent(st, "", "  ")
 	d.attach("status of "+m.Mountpoint, all)
 	var stacks string
-	if err := control(d.ctx, m, controlRequest{Op: "stacks"}, &stacks); err != nil {
+	if err := m.look(d.ctx, "stacks", &stacks); err != nil {
 		stacks = err.Error()
 	}
 	d.attach("what process "+strconv.Itoa(pid)+" is doing", []byte(stacks))

@@ -31,8 +31,8 @@ func remount(ctx context.Context, cfg mountConfig, fake bool) error {
 	if there, err := parseSource(m.Source); err != nil || there.String() != cfg.source.String() {
 		return fmt.Errorf("%s is a mount of %s, not of %s", filename.Quote(m.Mountpoint), filename.Quote(m.Source), filename.Quote(cfg.name))
 	}
-	var st mountStatus
-	if err := control(ctx, m, controlRequest{Op: "status"}, &st); err != nil {
+	st, err := m.status(ctx)
+	if err != nil {
 		return err
 	}
 	if err := sameOptions(strings.Split(st.Options, ","), cfg.own); err != nil {

@@ -182,6 +182,22 @@ type deviceStatus struct {
 	Mount *deviceUse `json:"mount,omitempty"` // what this mount does there; nil = nothing so far
 }
 
+// lookTime bounds how long a serving process is asked how its mount is.
+const lookTime = 10 * time.Second
+
+// look asks the serving process how the mount is: status, top or stacks.
+func (m mountEntry) look(ctx context.Context, op string, seen any) error {
+	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
+	return control(ctx, m, controlRequest{Op: op}, seen)
+}
+
+// status is the state of the mount. Without an answer it is empty.
+func (m mountEntry) status(ctx context.Context) (st mountStatus, err error) {
+	err = m.look(ctx, "status", &st)
+	return st, err
+}
+
 // selectMounts is the mount at the operand, or all.
 func selectMounts(args []string) ([]mountEntry, error) {
 	if len(args) == 0 {
@@ -204,13 +220,11 @@ func runStatus(ctx context.Context, c *command, args []string) error {
 	list := []mountStatus{}
 	var failed error
 	for _, m := range mounts {
-		var st mountStatus
-		asked, cancel := context.WithTimeout(ctx, 10*time.Second)
-		if err := control(asked, m, controlRequest{Op: "status"}, &st); err != nil {
-			st = mountStatus{Error: filename.JSON(err.Error())}
+		st, err := m.status(ctx)
+		if err != nil {
+			st.Error = filename.JSON(err.Error())
 			failed = errors.Join(failed, err)
 		}
-		cancel()
 		st.Mountpoint, st.Source = filename.JSON(m.Mountpoint), filename.JSON(m.Source)
 		list = append(list, st)
 	}

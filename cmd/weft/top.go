@@ -183,10 +183,8 @@ type topView struct {
 // look asks the serving process.
 func (v *topView) look(ctx context.Context, m mountEntry) {
 	v.mount = m
-	ctx, cancel := context.WithTimeout(ctx, statusTime+2*time.Second)
-	defer cancel()
 	s := new(topSample)
-	if v.err = control(ctx, m, controlRequest{Op: "top"}, s); v.err == nil {
+	if v.err = m.look(ctx, "top", s); v.err == nil {
 		v.before, v.now = v.now, s
 	}
 }
@@ -298,14 +296,8 @@ func (v *topView) devices(r rates, width int) []string {
 		if d.Local {
 			path = "local"
 		}
-		up := 0
-		for _, c := range now.Connections {
-			if c.Up {
-				up++
-			}
-		}
 		if !d.Local && len(now.Connections) > 0 {
-			path += fmt.Sprintf(" %d/%d", up, len(now.Connections))
+			path += fmt.Sprintf(" %d/%d", now.up(), len(now.Connections))
 		}
 		was, is := joined(&old.Reads, &old.Writes), joined(&now.Reads, &now.Writes)
 		p50, p99 := between(&was, &is)

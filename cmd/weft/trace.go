@@ -196,10 +196,8 @@ func runTrace(ctx context.Context, c *command, args []string) error {
 
 // tellNetworks prints how fast the networks to data servers are, with which the times at devices can be compared.
 func tellNetworks(ctx context.Context, m mountEntry) error {
-	ctx, cancel := context.WithTimeout(ctx, statusTime+2*time.Second)
-	defer cancel()
-	var st mountStatus
-	if err := control(ctx, m, controlRequest{Op: "status"}, &st); err != nil {
+	st, err := m.status(ctx)
+	if err != nil {
 		return err
 	}
 	for i := range st.Devices {

@@ -177,26 +177,30 @@ func opUseOf(st *dataplane.OpStats) opUse {
 	return u
 }
 
-// print writes some lines below that of the device.
-func (u *deviceUse) print(w io.Writer, indent string) {
-	up := 0
+// up counts the connections that are there, and the paths that are usable.
+func (u *deviceUse) up() (n int) {
 	for _, c := range u.Connections {
 		if c.Up {
-			up++
+			n++
 		}
 	}
 	for _, p := range u.Paths {
 		if p.Use != "out" {
-			up++
+			n++
 		}
 	}
+	return n
+}
+
+// print writes some lines below that of the device.
+func (u *deviceUse) print(w io.Writer, indent string) {
 	switch {
 	case u.Path == "":
 		fmt.Fprintf(w, "%sno connections, %d outstanding", indent, u.Outstanding)
 	case len(u.Paths) > 0:
-		fmt.Fprintf(w, "%s%s (%s), %d of %d paths usable, %d outstanding", indent, u.Path, u.Why, up, len(u.Paths), u.Outstanding)
+		fmt.Fprintf(w, "%s%s (%s), %d of %d paths usable, %d outstanding", indent, u.Path, u.Why, u.up(), len(u.Paths), u.Outstanding)
 	default:
-		fmt.Fprintf(w, "%s%s (%s), %d of %d connections up, %d outstanding", indent, u.Path, u.Why, up, len(u.Connections), u.Outstanding)
+		fmt.Fprintf(w, "%s%s (%s), %d of %d connections up, %d outstanding", indent, u.Path, u.Why, u.up(), len(u.Connections), u.Outstanding)
 	}
 	also(w, u.Down, ", mirrored data goes on without it")
 	also(w, u.Resent > 0, ", %d resent", u.Resent)
