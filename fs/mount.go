@@ -1,11 +1,9 @@
 package fs
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -20,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/fs/device"
+	"github.com/weftfs/weft/internal/mountinfo"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 )
 
@@ -164,7 +163,7 @@ func (fs *FS) Mount(cfg MountConfig) (*Server, error) {
 		s.device.Close()
 		return nil, errors.Join(err, detach(mountpoint))
 	}
-	s.minor = entry.minor
+	s.minor = unix.Minor(entry.Dev)
 	// The goroutine answers the kernel and ends when the mount is gone.
 	go func() {
 		s.transport.Serve()
@@ -342,8 +341,8 @@ func checkMountpoint(path string) (string, error) {
 	if dir, err := filepath.EvalSymlinks(filepath.Dir(abs)); err == nil {
 		abs = filepath.Join(dir, filepath.Base(abs))
 	}
-	if m, err := findMount(abs); err == nil && m.fsType == fsType {
-		return "", fmt.Errorf("mount point %s is already a weft mount of %s", abs, m.source)
+	if m, err := findMount(abs); err == nil && m.Type == fsType {
+		return "", fmt.Errorf("mount point %s is already a weft mount of %s", abs, m.Source)
 	}
 	var st unix.Stat_t
 	switch err := unix.Stat(abs, &st); {
@@ -359,61 +358,17 @@ func checkMountpoint(path string) (string, error) {
 	return filepath.EvalSymlinks(abs)
 }
 
-// mounted is one line of /proc/self/mountinfo (proc(5)).
-type mounted struct {
-	fsType, source string
-	minor          uint32
-}
-
 // findMount finds the topmost mount on a directory, without touching that.
-func findMount(mountpoint string) (found mounted, err error) {
-	f, err := os.Open("/proc/self/mountinfo")
+func findMount(mountpoint string) (mountinfo.Mount, error) {
+	all, err := mountinfo.Read("self")
 	if err != nil {
-		return found, err
+		return mountinfo.Mount{}, err
 	}
-	defer f.Close()
-	return parseMountinfo(f, mountpoint)
-}
-
-func parseMountinfo(r io.Reader, mountpoint string) (found mounted, err error) {
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		left, right, ok := strings.Cut(lines.Text(), " - ")
-		l, r := strings.Fields(left), strings.Fields(right)
-		if !ok || len(l) < 6 || len(r) < 2 || unescape(l[4]) != mountpoint {
-			continue
-		}
-		_, minor, _ := strings.Cut(l[2], ":")
-		n, err := strconv.ParseUint(minor, 10, 32)
-		if err != nil {
-			return mounted{}, fmt.Errorf("/proc/self/mountinfo: bad device %q", l[2])
-		}
-		found = mounted{fsType: r[0], source: unescape(r[1]), minor: uint32(n)}
+	m, ok := mountinfo.At(all, mountpoint)
+	if !ok {
+		return m, fmt.Errorf("nothing is mounted on %s", mountpoint)
 	}
-	if err := lines.Err(); err != nil {
-		return mounted{}, err
-	}
-	if found.fsType == "" {
-		return mounted{}, fmt.Errorf("nothing is mounted on %s", mountpoint)
-	}
-	return found, nil
-}
-
-// unescape undoes the octal escapes of /proc/self/mountinfo.
-func unescape(s string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if c, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(c))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
+	return m, nil
 }
 
 // mountDirect mounts as root does. go-fuse could, but knows fewer flags and leaks the descriptor to child processes.

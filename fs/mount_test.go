@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/internal/mountinfo"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -862,7 +863,7 @@ func TestMountEnds(t *testing.T) { eachTransport(t, testMountEnds) }
 
 func testMountEnds(t *testing.T) {
 	m := startMount(t)
-	if e := must[mounted](t)(findMount(m.dir)); e.fsType != fsType || e.source != "meta.example:7049:/" || fmt.Sprint(e.minor) != m.id {
+	if e := must[mountinfo.Mount](t)(findMount(m.dir)); e.Type != fsType || e.Source != "meta.example:7049:/" || fmt.Sprint(unix.Minor(e.Dev)) != m.id {
 		t.Errorf("mounted as %+v, connection %s", e, m.id)
 	}
 	f := must[*os.File](t)(os.Create(m.path("f")))
@@ -976,7 +977,7 @@ func testMountHelper(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
-	if e := must[mounted](t)(findMount(dir)); e.fsType != fsType || e.source != "meta.example:7049:/" {
+	if e := must[mountinfo.Mount](t)(findMount(dir)); e.Type != fsType || e.Source != "meta.example:7049:/" {
 		t.Errorf("mounted as %+v", e)
 	}
 	if got := m.command("unmount"); got != "ok" {
@@ -1019,31 +1020,6 @@ func TestChooseMaxWrite(t *testing.T) {
 		if got != c.want {
 			t.Errorf("%+v: %d", c, got)
 		}
-	}
-}
-
-func TestParseMountinfo(t *testing.T) {
-	const info = `22 1 254:0 / / rw,relatime - ext4 /dev/root rw
-90 22 0:44 / /mnt/a\040b rw,nosuid shared:5 master:2 - fuse.weft host:7049:/dir\134x rw,user_id=0
-91 90 0:45 / /mnt/a\040b rw - tmpfs tmpfs rw
-92 22 0:46 / /mnt/c rw - fuse.weft other:/ rw
-`
-	for _, c := range []struct {
-		at   string
-		want mounted
-		bad  bool
-	}{
-		{"/mnt/a b", mounted{"tmpfs", "tmpfs", 45}, false},
-		{"/mnt/c", mounted{"fuse.weft", "other:/", 46}, false},
-		{"/mnt", mounted{}, true},
-	} {
-		got, err := parseMountinfo(strings.NewReader(info), c.at)
-		if got != c.want || (err != nil) != c.bad {
-			t.Errorf("%s: %+v, %v", c.at, got, err)
-		}
-	}
-	if _, err := parseMountinfo(strings.NewReader("1 2 x:y / /m rw - t s rw\n"), "/m"); err == nil {
-		t.Error("nonsense is accepted")
 	}
 }
 

@@ -1,11 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/internal/filename"
+	"github.com/weftfs/weft/internal/mountinfo"
 )
 
 // fsType is how the kernel names weft mounts.
@@ -49,8 +49,8 @@ func (m mountEntry) pin() (release func(), err error) {
 		return nil, fmt.Errorf("%s: %w", filename.Quote(m.Mountpoint), err)
 	}
 	release = sync.OnceFunc(func() { unix.Close(fd) })
-	is, err := mountedAs(fd)
-	if dev := fmt.Sprintf("%d:%d", unix.Major(m.Dev), unix.Minor(m.Dev)); err == nil && is != dev {
+	dev, err := mountedAs(fd)
+	if err == nil && dev != m.Dev {
 		err = fmt.Errorf("%s was unmounted meanwhile", filename.Quote(m.Mountpoint))
 	}
 	if err != nil {
@@ -60,89 +60,48 @@ func (m mountEntry) pin() (release func(), err error) {
 	return release, nil
 }
 
-// mountedAs is the device number of the mount that a descriptor is on, as in mountinfo. fstat(2) would ask the serving
-// process.
-func mountedAs(fd int) (dev string, err error) {
+// mountedAs is the device number of the mount that a descriptor is on, or 0 if it was unmounted. fstat(2) would ask the
+// serving process.
+func mountedAs(fd int) (dev uint64, err error) {
 	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
 	if err != nil {
-		return "", err
+		return 0, err
 	}
 	_, rest, _ := strings.Cut(string(info), "mnt_id:")
 	id, _, _ := strings.Cut(strings.TrimSpace(rest), "\n")
-	list, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return "", err
+	list, err := mountinfo.Read("self")
+	if i := slices.IndexFunc(list, func(m mountinfo.Mount) bool { return m.ID == id }); i >= 0 {
+		dev = list[i].Dev
 	}
-	for line := range strings.Lines(string(list)) {
-		if l := strings.Fields(line); len(l) > 2 && l[0] == id {
-			return l[2], nil
-		}
-	}
-	return "", nil // it was unmounted
+	return dev, err
 }
 
 // weftMounts lists the weft mounts in mount order.
 func weftMounts() ([]mountEntry, error) {
-	f, err := os.Open("/proc/self/mountinfo")
+	all, err := mountinfo.Read("self")
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	return parseMounts(f)
+	return pickMounts(all)
 }
 
-// parseMounts picks the weft mounts of a mountinfo file (proc(5)).
-func parseMounts(file io.Reader) ([]mountEntry, error) {
-	var list []mountEntry
-	lines := bufio.NewScanner(file)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		left, right, ok := strings.Cut(lines.Text(), " - ")
-		l, r := strings.Fields(left), strings.Fields(right)
-		if !ok || len(l) < 6 || len(r) < 3 || r[0] != fsType {
+// pickMounts returns those that are weft's.
+func pickMounts(all []mountinfo.Mount) (list []mountEntry, err error) {
+	for _, m := range all {
+		if m.Type != fsType {
 			continue
 		}
-		major, minor, _ := strings.Cut(l[2], ":")
-		maj, err := strconv.ParseUint(major, 10, 32)
-		if err != nil {
-			return nil, fmt.Errorf("/proc/self/mountinfo: bad device %q", l[2])
-		}
-		min, err := strconv.ParseUint(minor, 10, 32)
-		if err != nil {
-			return nil, fmt.Errorf("/proc/self/mountinfo: bad device %q", l[2])
-		}
 		owner := -1
-		for opt := range strings.SplitSeq(r[2], ",") {
+		for opt := range strings.SplitSeq(m.Super, ",") {
 			if id, ok := strings.CutPrefix(opt, "user_id="); ok {
 				if owner, err = strconv.Atoi(id); err != nil {
 					return nil, fmt.Errorf("/proc/self/mountinfo: bad option %q", opt)
 				}
 			}
 		}
-		list = append(list, mountEntry{
-			Dev:        unix.Mkdev(uint32(maj), uint32(min)),
-			Owner:      owner,
-			Mountpoint: unescape(l[4]),
-			Source:     unescape(r[1]),
-		})
+		list = append(list, mountEntry{m.Dev, owner, m.Mountpoint, m.Source})
 	}
-	return list, lines.Err()
-}
-
-// unescape undoes the octal escapes of /proc/self/mountinfo.
-func unescape(s string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if c, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(c))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
+	return list, nil
 }
 
 // mountAt finds the topmost weft mount at path without touching the mount itself, which may hang.
@@ -166,21 +125,15 @@ func mountAt(path string) (mountEntry, error) {
 // topmost returns the mount's own options as the kernel shows them, or an error if another mount lies over it, which whatever is done by
 // the mount point's name would befall.
 func topmost(m mountEntry) (options string, err error) {
-	b, err := os.ReadFile("/proc/self/mountinfo")
+	all, err := mountinfo.Read("self")
 	if err != nil {
 		return "", err
 	}
-	dev, over := "", ""
-	for line := range strings.Lines(string(b)) {
-		left, right, _ := strings.Cut(line, " - ")
-		if l := strings.Fields(left); len(l) > 5 && unescape(l[4]) == m.Mountpoint {
-			dev, options, over = l[2], l[5], strings.TrimSpace(right)
-		}
+	top, _ := mountinfo.At(all, m.Mountpoint)
+	if top.Dev != m.Dev {
+		return "", fmt.Errorf("another file system is mounted over the one on %s (%s %s %s): unmount that first", filename.Quote(m.Mountpoint), top.Type, top.Source, top.Super)
 	}
-	if dev != fmt.Sprintf("%d:%d", unix.Major(m.Dev), unix.Minor(m.Dev)) {
-		return "", fmt.Errorf("another file system is mounted over the one on %s (%s): unmount that first", filename.Quote(m.Mountpoint), over)
-	}
-	return options, nil
+	return top.Options, nil
 }
 
 // mountOf finds the mount that serves the file with the given device number.

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/internal/mountinfo"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -203,22 +204,13 @@ func TestEdits(t *testing.T) {
 	}
 }
 
-func TestUnescape(t *testing.T) {
-	for in, want := range map[string]string{
-		"": "", "/mnt": "/mnt", `/a\040b\011c\012d\134e`: "/a b\tc\nd\\e", `/a\`: `/a\`, `/a\04`: `/a\04`, `/a\999`: `/a\999`, `\0401`: " 1",
-	} {
-		if got := unescape(in); got != want {
-			t.Errorf("%q: %q, want %q", in, got, want)
-		}
-	}
-}
-
-func TestParseMounts(t *testing.T) {
-	got, err := parseMounts(strings.NewReader(`22 1 8:1 / / rw,relatime shared:1 master:2 - ext4 /dev/sda1 rw
-40 22 0:52 / /mnt/a\040b rw,nosuid,nodev shared:7 - fuse.weft 127.0.0.1:7049:/ rw,user_id=1000,group_id=100,default_permissions
-41 22 0:53 / /mnt/c rw - fuse.sshfs host:/ rw,user_id=0
-42 22 0:300 / /mnt/a\040b ro - fuse.weft [::1]:9,h:1:/with\040space ro,user_id=0,group_id=0
-`))
+func TestPickMounts(t *testing.T) {
+	got, err := pickMounts([]mountinfo.Mount{
+		{Dev: unix.Mkdev(8, 1), Mountpoint: "/", Type: "ext4", Source: "/dev/sda1", Super: "rw"},
+		{Dev: unix.Mkdev(0, 52), Mountpoint: "/mnt/a b", Type: "fuse.weft", Source: "127.0.0.1:7049:/", Super: "rw,user_id=1000,group_id=100,default_permissions"},
+		{Dev: unix.Mkdev(0, 53), Mountpoint: "/mnt/c", Type: "fuse.sshfs", Source: "host:/", Super: "rw,user_id=0"},
+		{Dev: unix.Mkdev(0, 300), Mountpoint: "/mnt/a b", Type: "fuse.weft", Source: "[::1]:9,h:1:/with space", Super: "ro,user_id=0,group_id=0"},
+	})
 	want := []mountEntry{
 		{unix.Mkdev(0, 52), 1000, "/mnt/a b", "127.0.0.1:7049:/"},
 		{unix.Mkdev(0, 300), 0, "/mnt/a b", "[::1]:9,h:1:/with space"},
@@ -229,14 +221,8 @@ func TestParseMounts(t *testing.T) {
 	if got[1].minor() != 300 {
 		t.Errorf("minor %d", got[1].minor())
 	}
-	for _, bad := range []string{
-		"40 22 0-52 / /mnt rw - fuse.weft h:/ rw,user_id=0",
-		"40 22 0:x / /mnt rw - fuse.weft h:/ rw,user_id=0",
-		"40 22 0:52 / /mnt rw - fuse.weft h:/ rw,user_id=root",
-	} {
-		if got, err := parseMounts(strings.NewReader(bad)); err == nil {
-			t.Errorf("%q: %+v", bad, got)
-		}
+	if got, err := pickMounts([]mountinfo.Mount{{Type: "fuse.weft", Super: "rw,user_id=root"}}); err == nil {
+		t.Errorf("an owner that is no number: %+v", got)
 	}
 }
 

@@ -1,14 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/internal/filename"
+	"github.com/weftfs/weft/internal/mountinfo"
 )
 
 func runUmount(ctx context.Context, c *command, args []string) error {
@@ -121,9 +120,6 @@ func waitServer(ctx context.Context, m mountEntry, server int) error {
 	return fmt.Errorf("unmounted, but the serving process %d has not ended", server)
 }
 
-// rootEntry is what is mounted on the root, in /proc/PID/mountinfo.
-var rootEntry = regexp.MustCompile(`(?m)^\S+ \S+ \S+ \S+ / `)
-
 // elsewhere names a process of each other mount namespace that has the mount, as far as /proc shows them, and one of each
 // namespace of which that is not to be seen, as all of its processes are in a chroot: they see what is mounted there.
 func elsewhere(m mountEntry) (found, hidden []string) {
@@ -136,15 +132,14 @@ func elsewhere(m mountEntry) (found, hidden []string) {
 		if err != nil || seen[ns] {
 			continue
 		}
-		text, err := os.ReadFile(p + "/mountinfo")
+		list, err := mountinfo.Read(filepath.Base(p))
 		if err != nil {
 			continue // it ended meanwhile: another process of the namespace may tell
 		}
-		list, _ := parseMounts(bytes.NewReader(text))
 		comm, _ := os.ReadFile(p + "/comm")
 		name := fmt.Sprintf("%s (pid %s)", filename.Escape(strings.TrimSpace(string(comm))), filepath.Base(p))
-		has := slices.ContainsFunc(list, func(o mountEntry) bool { return o.Dev == m.Dev })
-		whole := rootEntry.Match(text)
+		has := slices.ContainsFunc(list, func(o mountinfo.Mount) bool { return o.Dev == m.Dev })
+		_, whole := mountinfo.At(list, "/")
 		switch seen[ns] = has || whole; {
 		case has:
 			found = append(found, "that of "+name)

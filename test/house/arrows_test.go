@@ -54,6 +54,7 @@ var outside = map[string][]string{
 	"internal/cli":          {"github.com/spf13/pflag"},
 	"internal/iobuf":        {"golang.org/x/sys/unix"},
 	"internal/ca":           {"golang.org/x/sys/unix"},
+	"internal/mountinfo":    {"golang.org/x/sys/unix"},
 	"internal/fileio":       {"golang.org/x/sys/unix"},
 	"internal/manual":       {"github.com/spf13/pflag"},
 	"internal/progress":     {"github.com/spf13/pflag", "github.com/dustin/go-humanize", "golang.org/x/sys/unix"},
