@@ -253,7 +253,7 @@ func runDeviceList(ctx context.Context, c *command, args []string) error {
 			list = append(list, deviceOf(info))
 		}
 		return printList(list, asJSON, "no data servers yet; add one with: weft admin device add nfs://HOST:PORT/EXPORT, or nvme://HOST:PORT/NQN#NSID",
-			func(io.Writer) { printDevices(os.Stdout, list, "") })
+			func(out io.Writer) { printDevices(out, list, "") })
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/weftfs/weft/internal/filename"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/metaclient"
 )
@@ -63,7 +64,7 @@ func printRules(rules *metarpc.ClientListResult, asJSON bool) error {
 	none := "no rules: everybody who reaches a metadata service may do everything; set one with: weft admin client set 'WHO(OPTION,...)'"
 	return printList(list, asJSON, none, func(w io.Writer) {
 		for _, rule := range list {
-			fmt.Fprintf(w, "%s(%s)", rule.Who, rule.Options)
+			fmt.Fprintf(w, "%s(%s)", filename.Escape(rule.Who), filename.Escape(rule.Options))
 			also(w, rule.From != "catalog", "  (by %s)", rule.From)
 			fmt.Fprintln(w)
 		}

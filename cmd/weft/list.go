@@ -14,14 +14,14 @@ import (
 // newTable writes lines, in which tabs end cells, with the cells in columns.
 func newTable(out io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(out, 0, 8, 2, ' ', 0) }
 
-// also prints a phrase if it is true.
+// also prints a phrase if is holds.
 func also(out io.Writer, is bool, format string, args ...any) {
 	if is {
 		fmt.Fprintf(out, format, args...)
 	}
 }
 
-// printList prints a list as JSON, or none if it is empty, or else what print writes to a table.
+// printList prints a list as JSON, or the hint none if it is empty, or else what print writes to a table.
 func printList[T any](list []T, asJSON bool, none string, print func(io.Writer)) error {
 	switch {
 	case asJSON:

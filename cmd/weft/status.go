@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -228,9 +227,9 @@ func runStatus(ctx context.Context, c *command, args []string) error {
 		st.Mountpoint, st.Source = filename.JSON(m.Mountpoint), filename.JSON(m.Source)
 		list = append(list, st)
 	}
-	return errors.Join(printList(list, *asJSON, "no weft mounts", func(io.Writer) {
+	return errors.Join(printList(list, *asJSON, "no weft mounts", func(out io.Writer) {
 		for _, st := range list {
-			st.print(os.Stdout)
+			st.print(out)
 		}
 	}), failed)
 }

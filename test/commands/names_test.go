@@ -31,6 +31,9 @@ func TestNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	harness.Weft(t, "admin", "quota", "set", dir, "--files", "9", "--server", v.Addr)
+	for _, rule := range []string{"*(rw,no_root_squash)", "192.0.2.1(path=/" + odd + ")"} {
+		harness.Weft(t, "admin", "client", "set", rule, "--server", v.Addr)
+	}
 	quoted := func(name string) string { return filename.Quote(name) }
 	// In the text there is the name as a shell reads it, and nothing else that a terminal would obey.
 	for _, c := range []struct {
@@ -42,6 +45,7 @@ func TestNames(t *testing.T) {
 		{quoted(dir) + ": ", false, []string{"layout", dir}},
 		{quoted(dir), false, []string{"du", dir}},
 		{quoted("/" + odd), false, []string{"admin", "quota", "ls", "--server", v.Addr}},
+		{",path=/" + filename.Escape(odd), false, []string{"admin", "client", "ls", "--server", v.Addr}},
 		{quoted(file+"-") + ": no such", true, []string{"layout", file + "-"}},
 		{quoted(file) + ": not a directory", true, []string{"du", file}},
 		{quoted(dir) + " is not a weft mount", true, []string{"umount", dir}},
