@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -62,6 +63,9 @@ func TestControl(t *testing.T) {
 				far.bytes.Add(5)
 				<-ctx.Done()
 				return nil, fmt.Errorf("in order again: %w", unix.EBUSY)
+			case "status":
+				<-ctx.Done()
+				return mountStatus{PID: 1}, nil
 			}
 			return nil, fmt.Errorf("no %s here", req.Op)
 		})
@@ -95,6 +99,14 @@ func TestControl(t *testing.T) {
 	})
 	if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "in order again") {
 		t.Errorf("at the end: %v", err)
+	}
+	// A process that does not say how its mount is keeps no command waiting for ever.
+	long := answerTime
+	answerTime = 10 * time.Millisecond
+	st, err := m.status(t.Context())
+	answerTime = long
+	if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, errNoServer) || st.PID != 0 {
+		t.Errorf("without an answer: process %d, %v", st.PID, err)
 	}
 	// What belongs to another user is not asked.
 	other := m

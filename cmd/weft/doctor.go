@@ -251,7 +251,7 @@ func (d *doctor) mount(m mountEntry) {
 	all, _ := json.MarshalIndent(st, "", "  ")
 	d.attach("status of "+m.Mountpoint, all)
 	var stacks string
-	if err := m.look(d.ctx, "stacks", &stacks); err != nil {
+	if err := m.askState(d.ctx, "stacks", &stacks); err != nil {
 		stacks = err.Error()
 	}
 	d.attach("what process "+strconv.Itoa(pid)+" is doing", []byte(stacks))

@@ -181,20 +181,23 @@ type deviceStatus struct {
 	Mount *deviceUse `json:"mount,omitempty"` // what this mount does there; nil = nothing so far
 }
 
-// lookTime bounds how long a serving process is asked how its mount is.
-const lookTime = 10 * time.Second
+// answerTime bounds how long a serving process is asked how its mount is. Tests make it shorter.
+var answerTime = 10 * time.Second
 
-// look asks the serving process how the mount is: status, top or stacks.
-func (m mountEntry) look(ctx context.Context, op string, seen any) error {
-	ctx, cancel := context.WithTimeout(ctx, lookTime)
+// askState asks the serving process how the mount is: status, top or stacks.
+func (m mountEntry) askState(ctx context.Context, op string, state any) error {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
-	return control(ctx, m, controlRequest{Op: op}, seen)
+	return control(ctx, m, controlRequest{Op: op}, state)
 }
 
-// status is the state of the mount. Without an answer it is empty.
-func (m mountEntry) status(ctx context.Context) (st mountStatus, err error) {
-	err = m.look(ctx, "status", &st)
-	return st, err
+// status is the state of the mount. It is empty if there is an error.
+func (m mountEntry) status(ctx context.Context) (mountStatus, error) {
+	var st mountStatus
+	if err := m.askState(ctx, "status", &st); err != nil {
+		return mountStatus{}, err
+	}
+	return st, nil
 }
 
 // selectMounts is the mount at the operand, or all.

@@ -180,11 +180,13 @@ type topView struct {
 	err         error      // why there is no later one
 }
 
-// look asks the serving process.
+// look asks the serving process, which waits for the metadata service for statusTime. Keys wait meanwhile.
 func (v *topView) look(ctx context.Context, m mountEntry) {
+	ctx, cancel := context.WithTimeout(ctx, statusTime+2*time.Second)
+	defer cancel()
 	v.mount = m
 	s := new(topSample)
-	if v.err = m.look(ctx, "top", s); v.err == nil {
+	if v.err = m.askState(ctx, "top", s); v.err == nil {
 		v.before, v.now = v.now, s
 	}
 }
