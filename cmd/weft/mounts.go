@@ -129,9 +129,13 @@ func topmost(m mountEntry) (options string, err error) {
 	if err != nil {
 		return "", err
 	}
-	top, _ := mountinfo.At(all, m.Mountpoint)
-	if top.Dev != m.Dev {
-		return "", fmt.Errorf("another file system is mounted over the one on %s (%s %s %s): unmount that first", filename.Quote(m.Mountpoint), top.Type, top.Source, top.Super)
+	top, found := mountinfo.At(all, m.Mountpoint)
+	switch {
+	case !found:
+		return "", fmt.Errorf("%s was unmounted meanwhile", filename.Quote(m.Mountpoint))
+	case top.Dev != m.Dev:
+		return "", fmt.Errorf("another file system is mounted over the one on %s (%s %s %s): unmount that first",
+			filename.Quote(m.Mountpoint), top.Type, filename.Quote(top.Source), top.Super)
 	}
 	return top.Options, nil
 }

@@ -36,6 +36,17 @@ func hungMount(t *testing.T) (m mountEntry, connected func() bool) {
 	}
 }
 
+func TestTopmost(t *testing.T) {
+	for at, want := range map[string]string{
+		"/proc":      "another file system is mounted over the one on /proc (proc ",
+		"/proc/none": "/proc/none was unmounted meanwhile",
+	} {
+		if _, err := topmost(mountEntry{Mountpoint: at}); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
 // A mount that has the number of one that is gone stays as it is when that one is unmounted by force.
 func TestForceUmountOfAnother(t *testing.T) {
 	m, connected := hungMount(t)
