@@ -1,5 +1,5 @@
-// Package cli is what the programs have in common: they consist of commands, each of which has flags, a help page and an entry in the
-// manual, and they end with an exit code and a message of one line.
+// Package cli is what the programs have in common. They consist of commands, each of which has flags, a help page and an
+// entry in the manual. They end with an exit code and a message of one line.
 package cli
 
 import (
@@ -37,7 +37,7 @@ type Command struct {
 	program string // with a space; empty if the command is a program by itself
 }
 
-// New makes a program. The exit codes are for a wrong command line, and for all other errors without a code of their own.
+// New makes a program of commands. See Program for the exit codes usage and failed.
 func New(name, short string, usage, failed int, commands []*Command) *Program {
 	for _, c := range commands {
 		c.program = name + " "

@@ -1,4 +1,5 @@
-// Package mountinfo reads which file systems are mounted where, as proc(5) shows it. No mount is touched, since one may hang.
+// Package mountinfo reads which file systems are mounted where, as proc(5) shows it. It touches no mount, since one may
+// hang.
 package mountinfo
 
 import (
@@ -47,7 +48,8 @@ func parse(text string) (list []Mount, err error) {
 			return nil, fmt.Errorf("bad device %q", l[2])
 		}
 		list = append(list, Mount{
-			ID: l[0], Dev: unix.Mkdev(major, minor), Mountpoint: unescape(l[4]), Options: l[5], Type: r[0], Source: unescape(r[1]), Super: r[2],
+			ID: l[0], Dev: unix.Mkdev(major, minor), Mountpoint: unescape(l[4]), Options: l[5],
+			Type: r[0], Source: unescape(r[1]), Super: r[2],
 		})
 	}
 	return list, nil
