@@ -44,9 +44,12 @@ func addCaptured(f *testing.F, file string) {
 
 func FuzzLayout(f *testing.F) {
 	addCaptured(f, "testdata/layouts.txt")
+	addCaptured(f, "testdata/knfsd-6.12.txt")
 	f.Add(AppendLayout(nil, exampleSegment()))
 	fuzzDecoder(f, func(d *xdr.Decoder) (any, []byte, error) {
-		s, err := DecodeLayout(d.FixedOpaque(len(d.Rest())&^3), wholeFile, layout.IOModeRead)
+		body := d.Rest()
+		d.FixedOpaque(len(body) &^ 3)
+		s, err := DecodeLayout(body, wholeFile, layout.IOModeRead)
 		if err != nil {
 			return nil, nil, err
 		}

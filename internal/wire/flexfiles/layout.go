@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 
 	"github.com/weftfs/weft/internal/wire/xdr"
@@ -63,8 +64,11 @@ func AppendLayout(b []byte, s *layout.Segment) []byte {
 }
 
 // DecodeLayout decodes body, the whole of an ff_layout4, for the range and iomode that came with it. The segment is valid.
+//
+// The length that knfsd declares for the body does not count padding as XDR does. A body is extended with zeros to whole
+// units of four bytes, since its end may lie in the padding behind it. Bytes behind the last field are ignored.
 func DecodeLayout(body []byte, r layout.Range, mode layout.IOMode) (*layout.Segment, error) {
-	d := xdr.NewDecoder(body)
+	d := xdr.NewDecoder(append(slices.Clip(body), xdr.Padding(len(body))...))
 	s := &layout.Segment{Range: r, IOMode: mode}
 	unit := d.Uint64()
 	if unit > math.MaxInt64 {
