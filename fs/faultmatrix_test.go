@@ -19,6 +19,7 @@ import (
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/dataplane/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/oncrpc/oncrpctest"
 	"github.com/weftfs/weft/layout"
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
@@ -122,7 +123,7 @@ func faults() (list []fault) {
 		add(fault{name: name + " for good", course: fails, errno: syscall.EIO, told: true, deed: deed{tamper: tamper}})
 	}
 	add(fault{name: "endless record", deed: deed{tamper: func(b []byte) []byte {
-		return append(oncrpc.AppendRecordMark(nil, 1<<31-1, true), bytes.Repeat([]byte{0xa5}, 1000)...)
+		return append(oncrpctest.AppendRecordMark(nil, 1<<31-1, true), bytes.Repeat([]byte{0xa5}, 1000)...)
 	}}})
 	add(fault{name: "wrong xid", deed: deed{tamper: func(b []byte) []byte {
 		b[oncrpc.RecordMarkSize] ^= 0x80

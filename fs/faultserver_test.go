@@ -13,6 +13,7 @@ import (
 
 	"github.com/weftfs/weft/dataplane/targettest"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/oncrpc/oncrpctest"
 	"github.com/weftfs/weft/internal/wire/xdr"
 	"github.com/weftfs/weft/layout"
 
@@ -373,7 +374,7 @@ func (s *nfsServer) send(nc net.Conn, b []byte, p phase, deed *deed) error {
 
 // record makes msg one record of the stream.
 func record(msg []byte) []byte {
-	return append(oncrpc.AppendRecordMark(nil, len(msg), true), msg...)
+	return append(oncrpctest.AppendRecordMark(nil, len(msg), true), msg...)
 }
 
 // putWord changes the word at off behind the record mark.

@@ -151,10 +151,10 @@ func TestExtentsEnd(t *testing.T) {
 			if !ok {
 				return metarpc.StatusOK, &metarpc.Empty{}
 			}
-			servers := []layout.DataFile{{Device: layout.DeviceID{1}, Handles: [][]byte{{1}}}, {Device: layout.DeviceID{2}, Handles: [][]byte{{2}}, Generation: 1}}
-			return metarpc.StatusOK, &metarpc.LayoutResult{Segments: []metarpc.Segment{metarpc.SegmentOf(&layout.Segment{
-				Range: layout.Range{Len: layout.ToEOF}, IOMode: a.IOMode, StripeUnit: 4096, Mirrors: []layout.Mirror{{Servers: servers}},
-			})}}
+			servers := []metarpc.DataFile{{Device: layout.DeviceID{1}, Handle: []byte{1}}, {Device: layout.DeviceID{2}, Handle: []byte{2}, Generation: 1}}
+			return metarpc.StatusOK, &metarpc.LayoutResult{Segments: []metarpc.Segment{{
+				Len: layout.ToEOF, IOMode: a.IOMode, StripeUnit: 4096, Mirrors: [][]metarpc.DataFile{servers},
+			}}}
 		}
 		reset := make(chan bool, 1)
 		c := connected(t, s, Config{OnReset: func(_ context.Context, _ int, lost bool) { reset <- lost }})

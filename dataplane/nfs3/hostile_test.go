@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/oncrpc/oncrpctest"
 	"github.com/weftfs/weft/internal/wire/xdr"
 	"github.com/weftfs/weft/layout"
 )
@@ -47,17 +48,17 @@ var maltreatments = [...]maltreatment{
 		c.Write(b)
 	}},
 	{"huge record", func(c net.Conn, rnd *rand.Rand, first []byte) {
-		flood(c, oncrpc.AppendRecordMark(nil, oncrpc.MaxFragment, true), first[4:], make([]byte, 64<<10))
+		flood(c, oncrpctest.AppendRecordMark(nil, oncrpc.MaxFragment, true), first[4:], make([]byte, 64<<10))
 	}},
 	{"huge record in pieces", func(c net.Conn, _ *rand.Rand, first []byte) {
-		part := append(oncrpc.AppendRecordMark(nil, 64<<10, false), make([]byte, 64<<10)...)
-		flood(c, append(oncrpc.AppendRecordMark(nil, 4, false), first[4:8]...), nil, part)
+		part := append(oncrpctest.AppendRecordMark(nil, 64<<10, false), make([]byte, 64<<10)...)
+		flood(c, append(oncrpctest.AppendRecordMark(nil, 4, false), first[4:8]...), nil, part)
 	}},
 	{"empty fragments", func(c net.Conn, _ *rand.Rand, _ []byte) {
 		flood(c, nil, nil, make([]byte, 4096)) // marks of length 0 that are not the last
 	}},
 	{"small fragments", func(c net.Conn, _ *rand.Rand, _ []byte) {
-		flood(c, nil, nil, bytes.Repeat(append(oncrpc.AppendRecordMark(nil, 1, false), 0), 1000))
+		flood(c, nil, nil, bytes.Repeat(append(oncrpctest.AppendRecordMark(nil, 1, false), 0), 1000))
 	}},
 	{"replies to nobody", func(c net.Conn, rnd *rand.Rand, _ []byte) {
 		rep := (&oncrpc.Reply{XID: rnd.Uint32()}).Append([]byte{0, 0, 0, 0})
@@ -66,7 +67,7 @@ var maltreatments = [...]maltreatment{
 	}},
 	{"calls instead of replies", func(c net.Conn, _ *rand.Rand, first []byte) { c.Write(first) }},
 	{"half a reply", func(c net.Conn, _ *rand.Rand, first []byte) {
-		c.Write(append(oncrpc.AppendRecordMark(nil, 1000, true), first[4:8]...))
+		c.Write(append(oncrpctest.AppendRecordMark(nil, 1000, true), first[4:8]...))
 		io.Copy(io.Discard, c)
 	}},
 	{"a reply in drops", func(c net.Conn, _ *rand.Rand, first []byte) {
@@ -74,7 +75,7 @@ var maltreatments = [...]maltreatment{
 		for _, v := range []uint32{0, 0, 1000, 0, 1000} { // of READ: there are 1000 bytes to come
 			b = xdr.AppendUint32(b, v)
 		}
-		b = append(oncrpc.AppendRecordMark(nil, len(b)+1000, true), b...)
+		b = append(oncrpctest.AppendRecordMark(nil, len(b)+1000, true), b...)
 		for {
 			if _, err := c.Write(b); err != nil {
 				return
@@ -88,7 +89,7 @@ var maltreatments = [...]maltreatment{
 		rep = xdr.AppendUint32(rep, 0)       // accepted
 		rep = xdr.AppendUint32(rep, 0)       // AUTH_NONE
 		rep = xdr.AppendUint32(rep, 1<<32-1) // of so many bytes
-		c.Write(append(oncrpc.AppendRecordMark(nil, len(rep), true), rep...))
+		c.Write(append(oncrpctest.AppendRecordMark(nil, len(rep), true), rep...))
 		io.Copy(io.Discard, c)
 	}},
 	{"more than was asked for", func(c net.Conn, _ *rand.Rand, first []byte) {
@@ -96,7 +97,7 @@ var maltreatments = [...]maltreatment{
 		for _, v := range []uint32{0, 0, 1 << 31, 0, 1 << 31, 1, 2, 3} { // OK of READ; no status of anything else that is not short
 			rep = xdr.AppendUint32(rep, v)
 		}
-		c.Write(append(oncrpc.AppendRecordMark(nil, len(rep), true), rep...))
+		c.Write(append(oncrpctest.AppendRecordMark(nil, len(rep), true), rep...))
 		io.Copy(io.Discard, c)
 	}},
 }

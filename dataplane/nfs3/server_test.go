@@ -15,6 +15,7 @@ import (
 	"github.com/weftfs/weft/internal/freeport"
 	"github.com/weftfs/weft/internal/wire/conns"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/oncrpc/oncrpctest"
 	"github.com/weftfs/weft/internal/wire/xdr"
 	"github.com/weftfs/weft/layout"
 
@@ -350,14 +351,14 @@ func refuseJoin(c net.Conn) error {
 // cut makes a record of fragments.
 func cut(msg []byte, size int) (b []byte) {
 	for len(msg) > size {
-		b = oncrpc.AppendRecordMark(b, size, false)
+		b = oncrpctest.AppendRecordMark(b, size, false)
 		b = append(b, msg[:size]...)
 		msg = msg[size:]
 		if size%2 == 1 {
-			b = oncrpc.AppendRecordMark(b, 0, false)
+			b = oncrpctest.AppendRecordMark(b, 0, false)
 		}
 	}
-	b = oncrpc.AppendRecordMark(b, len(msg), true)
+	b = oncrpctest.AppendRecordMark(b, len(msg), true)
 	return append(b, msg...)
 }
 

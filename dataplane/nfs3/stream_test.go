@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/oncrpc/oncrpctest"
 	"github.com/weftfs/weft/internal/wire/xdr"
 	"github.com/weftfs/weft/layout"
 
@@ -68,7 +69,7 @@ func newFakeConn(t *testing.T, in []byte) (*Target, *conn) {
 // FuzzReplies takes any bytes as what the server sends while a READ, a WRITE, a COMMIT and a GETATTR, with the xids 1 to 4,
 // are outstanding.
 func FuzzReplies(f *testing.F) {
-	record := func(b []byte) []byte { return append(oncrpc.AppendRecordMark(nil, len(b), true), b...) }
+	record := func(b []byte) []byte { return append(oncrpctest.AppendRecordMark(nil, len(b), true), b...) }
 	head := func(xid uint32) []byte { return (&oncrpc.Reply{XID: xid}).Append(nil) }
 	attr := wire.PostOpAttr{Present: true, Attr: wire.Fattr{Type: wire.TypeReg}}
 	read := (&wire.ReadRes{Count: 5, EOF: true, Attr: attr}).AppendHead(head(1))

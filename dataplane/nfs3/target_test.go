@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/oncrpc/oncrpctest"
 	"github.com/weftfs/weft/internal/wire/xdr"
 	"github.com/weftfs/weft/layout"
 
@@ -379,7 +380,7 @@ func TestConnectionLost(t *testing.T) {
 
 // TestGarbage has a server that first sends something senseless and then behaves.
 func TestGarbage(t *testing.T) {
-	mark := func(n int, last bool) []byte { return oncrpc.AppendRecordMark(nil, n, last) }
+	mark := func(n int, last bool) []byte { return oncrpctest.AppendRecordMark(nil, n, last) }
 	zeros := bytes.Repeat(mark(0, false), maxFragments+10)
 	for _, tc := range []struct {
 		name string
@@ -461,7 +462,7 @@ func TestAlwaysGarbled(t *testing.T) {
 		if c.off != 1 && c.proc != wire.ProcGetattr {
 			return nil
 		}
-		b := (&oncrpc.Reply{XID: c.xid}).Append(oncrpc.AppendRecordMark(nil, 28, true))
+		b := (&oncrpc.Reply{XID: c.xid}).Append(oncrpctest.AppendRecordMark(nil, 28, true))
 		return &action{raw: append(b, 0, 0, 0, 0)}
 	}
 	for _, r := range []*request{readOp("f", 1, 10), writeOp("f", 1, make([]byte, 10)), newOp(layout.OpCommit, "f", 1, nil), nil} {

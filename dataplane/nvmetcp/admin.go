@@ -36,19 +36,6 @@ func (c *Controller) unreadable(what string, err error) error {
 	return fmt.Errorf("nvmetcp: %s %s: %s: %w", c.cfg.Addr, c.cfg.SubsysNQN, what, err)
 }
 
-// IdentifyController asks the controller again what it is; Info has what it said when it was connected.
-func (c *Controller) IdentifyController(ctx context.Context) (*wire.ControllerData, error) {
-	b, err := c.identify(ctx, wire.Identify{CNS: wire.CNSController})
-	if err != nil {
-		return nil, err
-	}
-	id := new(wire.ControllerData)
-	if err := id.Decode(b); err != nil {
-		return nil, c.unreadable("controller", err)
-	}
-	return id, nil
-}
-
 // IdentifyNamespace asks for a namespace. One that is not there comes without an error and does not Exist.
 func (c *Controller) IdentifyNamespace(ctx context.Context, nsid uint32) (*wire.Namespace, error) {
 	b, err := c.identify(ctx, wire.Identify{CNS: wire.CNSNamespace, NSID: nsid})
@@ -129,12 +116,6 @@ func (c *Controller) GetLogPage(ctx context.Context, args wire.GetLogPage, b []b
 		args.Offset += uint64(n)
 	}
 	return nil
-}
-
-// SetFeature sets a feature; data is what belongs to it, if anything. It returns the answer's DW0.
-func (c *Controller) SetFeature(ctx context.Context, f wire.Feature, data []byte) (uint32, error) {
-	answer, err := c.Admin(ctx, f.Set(wire.NoSGL()), data)
-	return answer.DW0(), err
 }
 
 // GetFeature asks for a feature, whose value it returns; what else belongs to it goes into data.

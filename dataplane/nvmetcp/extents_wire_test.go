@@ -11,16 +11,17 @@ import (
 	"github.com/weftfs/weft/dataplane/targettest"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/nvme"
+	"github.com/weftfs/weft/server/nvme/nvmetest"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
 
 // serve lets a server of ours have the memory as a namespace, and connects to it.
-func serve(t *testing.T, memory *memSpace) (*Namespace, *nvme.Target) {
+func serve(t *testing.T, memory *memSpace) (*Namespace, *nvmetest.Target) {
 	const nqn = "nqn.2024-01.weft.test:files"
 	memory.format.Cached = true // as is the server's
 	quiet := slog.New(slog.DiscardHandler)
-	server, err := nvme.New(nvme.Config{
+	server, err := nvmetest.New(nvme.Config{
 		Subsystems: []nvme.Subsystem{{NQN: nqn, Serial: "W1", AnyHost: true, Namespaces: []nvme.Namespace{
 			{NSID: 1, Backing: memory, BlockSize: uint32(memory.format.BlockSize), UUID: [16]byte{1}},
 		}}},

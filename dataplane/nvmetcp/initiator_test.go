@@ -19,8 +19,10 @@ import (
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/dataplane/nvmetcp"
 	"github.com/weftfs/weft/internal/nvmeauth"
+	"github.com/weftfs/weft/internal/nvmeauth/nvmeauthtest"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/nvme"
+	"github.com/weftfs/weft/server/nvme/nvmetest"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
@@ -258,7 +260,7 @@ const serviceKey, firstKey, secondKey = 1000, 77, 78
 
 // TestInitiatorSecrets: each subsystem gets the secrets that the file has for it, and a host without the right ones does not get in.
 func TestInitiatorSecrets(t *testing.T) {
-	mine, theirs, other := nvmeauth.NewSecret(nvmeauth.SHA256), nvmeauth.NewSecret(nvmeauth.SHA384), nvmeauth.NewSecret(nvmeauth.SHA256)
+	mine, theirs, other := nvmeauthtest.NewSecret(nvmeauth.SHA256), nvmeauthtest.NewSecret(nvmeauth.SHA384), nvmeauthtest.NewSecret(nvmeauth.SHA256)
 	const secondNQN = twoPortNQN + ".second"
 	target := startTarget(t, func(cfg *nvme.Config) {
 		s := &cfg.Subsystems[0]
@@ -416,7 +418,7 @@ func TestFencing(t *testing.T) {
 // TestRegisteredAgain: a target that is started anew knows of no registration. Nobody notices, but for those who had none.
 func TestRegisteredAgain(t *testing.T) {
 	disk := backing(t, spaceSize)
-	start := func() *nvme.Target {
+	start := func() *nvmetest.Target {
 		return startTarget(t, func(cfg *nvme.Config) { cfg.Subsystems[0].Namespaces[0].Backing = disk })
 	}
 	target := start()

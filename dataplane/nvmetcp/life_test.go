@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/nvmeauth"
+	"github.com/weftfs/weft/internal/nvmeauth/nvmeauthtest"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
@@ -462,7 +463,7 @@ func TestConfig(t *testing.T) {
 		"queues":     func(c *Config) { c.Queues = 1000 },
 		"queue size": func(c *Config) { c.QueueSize = 1 },
 		"KATO":       func(c *Config) { c.KATO = 1500 * time.Microsecond },
-		"secret":     func(c *Config) { c.CtrlSecret = nvmeauth.NewSecret(nvmeauth.SHA256) },
+		"secret":     func(c *Config) { c.CtrlSecret = nvmeauthtest.NewSecret(nvmeauth.SHA256) },
 		"negative":   func(c *Config) { c.IOTimeout = -1 },
 	} {
 		cfg := good

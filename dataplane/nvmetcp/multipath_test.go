@@ -20,6 +20,7 @@ import (
 
 	"github.com/weftfs/weft/dataplane/nvmetcp"
 	"github.com/weftfs/weft/server/nvme"
+	"github.com/weftfs/weft/server/nvme/nvmetest"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
@@ -31,7 +32,7 @@ const (
 )
 
 // startTarget serves one namespace of 512-byte blocks at two ports.
-func startTarget(t *testing.T, change func(*nvme.Config)) *nvme.Target {
+func startTarget(t *testing.T, change func(*nvme.Config)) *nvmetest.Target {
 	t.Helper()
 	cfg := nvme.Config{
 		Subsystems: []nvme.Subsystem{{NQN: twoPortNQN, Serial: "W1", AnyHost: true, Namespaces: []nvme.Namespace{
@@ -43,7 +44,7 @@ func startTarget(t *testing.T, change func(*nvme.Config)) *nvme.Target {
 	if change != nil {
 		change(&cfg)
 	}
-	target, err := nvme.New(cfg)
+	target, err := nvmetest.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,13 +15,15 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/nvmeauth"
+	"github.com/weftfs/weft/internal/nvmeauth/nvmeauthtest"
 	"github.com/weftfs/weft/server/nvme"
+	"github.com/weftfs/weft/server/nvme/nvmetest"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
 
 // startTarget starts a target of ours with one port, and a namespace of peerSize bytes in blocks of 512.
-func startTarget(t testing.TB, hosts ...nvme.Host) (*nvme.Target, Config) {
+func startTarget(t testing.TB, hosts ...nvme.Host) (*nvmetest.Target, Config) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "namespace")
 	if err := os.WriteFile(path, make([]byte, peerSize), 0o600); err != nil {
@@ -31,7 +33,7 @@ func startTarget(t testing.TB, hosts ...nvme.Host) (*nvme.Target, Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tgt, err := nvme.New(nvme.Config{
+	tgt, err := nvmetest.New(nvme.Config{
 		Subsystems: []nvme.Subsystem{{
 			NQN: testNQN, Serial: "1", AnyHost: len(hosts) == 0, Hosts: hosts,
 			Namespaces: []nvme.Namespace{{NSID: 1, Backing: f, BlockSize: 512, NGUID: [16]byte{1}}},
@@ -213,7 +215,7 @@ func TestTargetEvents(t *testing.T) {
 				t.Errorf("in state %v: %v", state, err)
 			}
 			id := c.Info().Controller
-			b := make([]byte, (wire.ANALogSize(id.NANAGRPID, id.MNAN)+3)/4*4)
+			b := make([]byte, wire.ANAHeaderSize+wire.ANAGroupSize*id.NANAGRPID+4*id.MNAN)
 			if err := c.GetLogPage(t.Context(), wire.GetLogPage{ID: wire.LogANA, NSID: wire.AllNamespaces}, b); err != nil {
 				t.Fatal(err)
 			}
@@ -228,7 +230,7 @@ func TestTargetEvents(t *testing.T) {
 
 // TestAuthentication has secrets that are right, wrong and missing, on one side and on both.
 func TestAuthentication(t *testing.T) {
-	mine, theirs, other := nvmeauth.NewSecret(nvmeauth.SHA256), nvmeauth.NewSecret(nvmeauth.SHA512), nvmeauth.NewSecret(nvmeauth.SHA256)
+	mine, theirs, other := nvmeauthtest.NewSecret(nvmeauth.SHA256), nvmeauthtest.NewSecret(nvmeauth.SHA512), nvmeauthtest.NewSecret(nvmeauth.SHA256)
 	var none nvmeauth.Secret
 	both := nvme.Host{NQN: hostNQN, Secret: mine, ControllerSecret: theirs}
 	for _, test := range []struct {

@@ -15,9 +15,6 @@ var limit = func() int64 {
 	return int64(min(l.Cur, math.MaxInt32))
 }()
 
-// Limit is how many descriptors the process may have.
-func Limit() int { return int(limit) }
-
 // The shares.
 var (
 	Lent     = &Share{eighths: 3}

@@ -79,13 +79,6 @@ func (p *Pool) MaxBuf() int { return PageSize << p.top }
 // Used is how many bytes are in buffers, rounded up to pages each.
 func (p *Pool) Used() int64 { return p.used.Load() }
 
-// Resident is an upper bound of how much memory the pool holds, in bytes.
-func (p *Pool) Resident() int64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return int64(p.warm) * PageSize << p.top
-}
-
 // Buf is a buffer with a count of those who use it.
 type Buf struct {
 	pool *Pool

@@ -232,6 +232,13 @@ func TestIdleMemoryGoesBack(t *testing.T) {
 	})
 }
 
+// Resident is an upper bound of how much memory the pool holds, in bytes.
+func (p *Pool) Resident() int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return int64(p.warm) * PageSize << p.top
+}
+
 // residentPages is what the kernel says of the pool's mapping, in pages, or -1 if the pool has none.
 func residentPages(t *testing.T, p *Pool) int {
 	t.Helper()

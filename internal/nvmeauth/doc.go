@@ -41,7 +41,7 @@
 //	K  = HMAC(secret, NQN || "NVMe-over-Fabrics")
 //
 // where NQN is that of the side that proves itself by the secret. Older Linux kernels use as many bytes of K as the secret has,
-// so a secret is best made as long as the digest of its hash, which is what [NewSecret] and nvme-cli do. This hash and the one
+// so a secret is best made as long as the digest of its hash, which is what nvme-cli does. This hash and the one
 // that is negotiated, H below, are independent of one another. With a DH group the challenge C is replaced by Ca, and without a
 // group Ca is C:
 //

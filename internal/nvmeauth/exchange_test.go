@@ -195,14 +195,14 @@ func TestWrongSecrets(t *testing.T) {
 			host, controller Reason
 			told             string // who hears of it from the other: "host", "controller"
 		}{
-			{"the host's", func(c *Config) { c.HostSecret = NewSecret(SHA256) }, Failed, Failed, "host"},
+			{"the host's", func(c *Config) { c.HostSecret = newSecret(SHA256) }, Failed, Failed, "host"},
 			{"the host's, another transformation", func(c *Config) {
 				c.HostSecret = makeSecret(SHA384, (*c.HostSecret.s).key)
 			}, Failed, Failed, "host"},
 			{"the host's, not transformed", func(c *Config) {
 				c.HostSecret = makeSecret(NoHash, (*c.HostSecret.s).key)
 			}, Failed, Failed, "host"},
-			{"the controller's", func(c *Config) { c.ControllerSecret = NewSecret(NoHash) }, Failed, Failed, "controller"},
+			{"the controller's", func(c *Config) { c.ControllerSecret = newSecret(NoHash) }, Failed, Failed, "controller"},
 			{"the host's for the controller's", func(c *Config) { c.ControllerSecret = c.HostSecret }, Failed, Failed, "controller"},
 			{"host NQN", func(c *Config) { c.HostNQN += "x" }, Failed, Failed, "host"},
 			{"subsystem NQN", func(c *Config) { c.SubsysNQN += "x" }, Failed, Failed, "host"},

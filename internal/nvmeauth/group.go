@@ -9,7 +9,7 @@ import (
 type Group uint8
 
 // NoGroup is challenge and response alone. With it, whoever records an exchange can try secrets on the record; secrets that
-// were drawn by a machine, as [NewSecret] and nvme-cli do, are too long for that.
+// were drawn by a machine, as nvme-cli does, are too long for that.
 const (
 	NoGroup Group = iota
 	FFDHE2048

@@ -3,7 +3,6 @@ package nvmeauth
 import (
 	"bytes"
 	"crypto/hmac"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/sha512"
 	"encoding/base64"
@@ -76,16 +75,6 @@ func makeSecret(h Hash, key []byte) Secret {
 }
 
 const secretPrefix = "DHHC-1"
-
-// NewSecret draws a secret to be transformed by h. It is as long as h's digest, or 32 bytes long for NoHash.
-func NewSecret(h Hash) Secret {
-	if !h.usable() && h != NoHash {
-		panic("nvmeauth: a secret for " + h.String())
-	}
-	key := make([]byte, max(h.size(), 32))
-	rand.Read(key)
-	return makeSecret(h, key)
-}
 
 // ParseSecret reads the text form. White space around it is cut off, as a secret often comes from a file. Errors say what is
 // wrong and never repeat the secret.

@@ -19,7 +19,7 @@ func secretFile(t *testing.T, text string) string {
 }
 
 func TestReadSecrets(t *testing.T) {
-	host, ctrl, other := NewSecret(SHA256).Text(), NewSecret(SHA512).Text(), NewSecret(NoHash).Text()
+	host, ctrl, other := newSecret(SHA256).Text(), newSecret(SHA512).Text(), newSecret(NoHash).Text()
 	s, err := ReadSecrets(secretFile(t, "# of this host\n\n* "+host+"\n nqn.2024-01.test:a\t"+other+"  "+ctrl+"\r\nodd "+ctrl))
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func TestReadSecrets(t *testing.T) {
 }
 
 func TestReadSecretsErrors(t *testing.T) {
-	good := NewSecret(SHA256).Text()
+	good := newSecret(SHA256).Text()
 	body := strings.Split(good, ":")[2]
 	for name, c := range map[string]struct{ text, want string }{
 		"empty":       {"# nothing\n\n", "no line with a secret"},

@@ -258,13 +258,6 @@ func (p peers) at(shard int) (*memberRow, Service, error) {
 	}
 }
 
-// moved has the rows looked at if that is why a call failed.
-func (p peers) moved(err error) {
-	if errors.Is(err, errNotHere) {
-		p.m.doubt()
-	}
-}
-
 // ask makes a call to the service of a shard, by here if that is in this process.
 func (p peers) ask(ctx context.Context, shard int, c *peerrpc.Call, here func(Service) error) (*peerrpc.Reply, error) {
 	to, svc, err := p.at(shard)

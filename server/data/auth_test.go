@@ -163,7 +163,7 @@ func TestDirectoryPermissions(t *testing.T) {
 		equal(t, "REMOVE", c.remove(tt.cred, dir, "n2"), tt.change)
 		equal(t, "RMDIR", c.rmdir(tt.cred, dir, "m"), tt.change)
 		var list wire.ReaddirRes
-		c.do(wire.ProcReaddir, tt.cred, &wire.ReaddirArgs{Dir: dir, Count: 8192}, &list)
+		c.do(wire.ProcReaddir, tt.cred, &readdirArgs{Dir: dir, Count: 8192}, &list)
 		equal(t, "READDIR", list.Status, tt.list)
 		var plus wire.ReaddirPlusRes
 		c.do(wire.ProcReaddirPlus, tt.cred, &wire.ReaddirPlusArgs{Dir: dir, DirCount: 8192, MaxCount: 8192}, &plus)
@@ -181,7 +181,7 @@ func TestDirectoryPermissions(t *testing.T) {
 	// Listing needs the right to read, attributes of entries that to search.
 	c.setattr(super, dir, wire.Sattr{SetMode: true, Mode: 0o704})
 	var list wire.ReaddirRes
-	c.do(wire.ProcReaddir, other, &wire.ReaddirArgs{Dir: dir, Count: 8192}, &list)
+	c.do(wire.ProcReaddir, other, &readdirArgs{Dir: dir, Count: 8192}, &list)
 	equal(t, "READDIR", list.Status, wire.OK)
 	var plus wire.ReaddirPlusRes
 	c.do(wire.ProcReaddirPlus, other, &wire.ReaddirPlusArgs{Dir: dir, DirCount: 8192, MaxCount: 8192}, &plus)

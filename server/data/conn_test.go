@@ -17,6 +17,7 @@ import (
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/oncrpc/oncrpctest"
 )
 
 // pipe connects to the server without a network. What serve returns comes on ended.
@@ -30,7 +31,7 @@ func (ts *testServer) pipe() (nc net.Conn, ended chan error) {
 // marked is a call with its record mark.
 func marked(call oncrpc.Call, args []byte) []byte {
 	b := rawCall(1, call, args)
-	return append(oncrpc.AppendRecordMark(nil, len(b), true), b...)
+	return append(oncrpctest.AppendRecordMark(nil, len(b), true), b...)
 }
 
 // A client that stops in the middle of a payload is cut off; one that has nothing to say is not.
@@ -125,9 +126,9 @@ func TestAnnouncedBytes(t *testing.T) {
 		b     []byte
 		bound uint64
 	}{
-		"one record": {append(oncrpc.AppendRecordMark(nil, maxIO, true), null...), 0},
-		"fragments":  {append(oncrpc.AppendRecordMark(nil, maxIO, false), null...), 0},
-		"WRITE":      {append(oncrpc.AppendRecordMark(nil, maxIO+len(write), true), write...), 2 * room},
+		"one record": {append(oncrpctest.AppendRecordMark(nil, maxIO, true), null...), 0},
+		"fragments":  {append(oncrpctest.AppendRecordMark(nil, maxIO, false), null...), 0},
+		"WRITE":      {append(oncrpctest.AppendRecordMark(nil, maxIO+len(write), true), write...), 2 * room},
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
@@ -166,7 +167,7 @@ func TestShutdownFinishes(t *testing.T) {
 	for ts.refs(f) < 2 { // until the request has the file
 	}
 	// The next one has only begun.
-	c.nc.Write(oncrpc.AppendRecordMark(nil, 100, true))
+	c.nc.Write(oncrpctest.AppendRecordMark(nil, 100, true))
 	stopped := make(chan error, 1)
 	go func() { stopped <- ts.Shutdown(t.Context()) }() // ends with the request
 	for !ts.isClosing() {

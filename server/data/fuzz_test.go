@@ -9,6 +9,7 @@ import (
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/oncrpc/oncrpctest"
 )
 
 // FuzzConn sends arbitrary bytes to a server: it answers with whole records or closes the connection, and holds no
@@ -34,19 +35,19 @@ func FuzzConn(f *testing.F) {
 		wire.ProcRead:   &wire.ReadArgs{FH: file, Count: 100},
 		wire.ProcWrite:  &writeCall{wire.WriteArgs{FH: file, Offset: 1}, []byte("abcde")},
 		wire.ProcCreate: &wire.CreateArgs{Where: where}, wire.ProcMkdir: &wire.MkdirArgs{Where: where},
-		wire.ProcSymlink: &wire.SymlinkArgs{Where: where, Target: "t"}, wire.ProcMknod: &wire.MknodArgs{Where: where, Type: wire.TypeFifo},
+		wire.ProcSymlink: &symlinkArgs{Where: where, Target: "t"}, wire.ProcMknod: &mkfifoArgs{where},
 		wire.ProcRemove: &where, wire.ProcRmdir: &where, wire.ProcRename: &wire.RenameArgs{From: where, To: where},
-		wire.ProcLink: &wire.LinkArgs{FH: file, Link: where}, wire.ProcReaddir: &wire.ReaddirArgs{Dir: ts.root, Count: 1000},
+		wire.ProcLink: &wire.LinkArgs{FH: file, Link: where}, wire.ProcReaddir: &readdirArgs{Dir: ts.root, Count: 1000},
 		wire.ProcReaddirPlus: &wire.ReaddirPlusArgs{Dir: ts.root, DirCount: 1000, MaxCount: 1000},
 		wire.ProcFsstat:      &file, wire.ProcFsinfo: &file, wire.ProcPathconf: &file, wire.ProcCommit: &wire.CommitArgs{FH: file},
 	} {
 		call := marked(nfsCall(proc, super), args.Append(nil))
 		seed(call)
 		seed(call, call[:len(call)/2])
-		seed(oncrpc.AppendRecordMark(nil, 60, false), call[4:64], oncrpc.AppendRecordMark(nil, len(call)-64, true), call[64:])
+		seed(oncrpctest.AppendRecordMark(nil, 60, false), call[4:64], oncrpctest.AppendRecordMark(nil, len(call)-64, true), call[64:])
 	}
 	seed(marked(mountCall(wire.MountProcMnt), (&wire.MountPath{Path: "/"}).Append(nil)))
-	seed(oncrpc.AppendRecordMark(nil, oncrpc.MaxFragment, true))
+	seed(oncrpctest.AppendRecordMark(nil, oncrpc.MaxFragment, true))
 
 	f.Fuzz(func(t *testing.T, b []byte) {
 		b = bytes.ReplaceAll(b, rootMark, root)

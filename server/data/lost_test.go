@@ -11,6 +11,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/conns"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/oncrpc/oncrpctest"
 )
 
 var someClient = conns.Client{1, 2, 3}
@@ -150,7 +151,7 @@ func TestAnnouncedStop(t *testing.T) {
 		nc   net.Conn
 		want []byte
 	}{
-		{joined, append(oncrpc.AppendRecordMark(nil, len(stop), true), stop...)},
+		{joined, append(oncrpctest.AppendRecordMark(nil, len(stop), true), stop...)},
 		{other, nil},
 	} {
 		got, err := io.ReadAll(tt.nc)

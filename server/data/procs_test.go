@@ -452,7 +452,7 @@ func (c *client) names(dir wire.FileHandle, plus bool, count uint32, turn func(p
 			entries, eof, verf, reply = res.Entries, res.EOF, res.Verf, &res
 		} else {
 			var res wire.ReaddirRes
-			c.do(wire.ProcReaddir, super, &wire.ReaddirArgs{Dir: dir, Cookie: cookie, Verf: verf, Count: count}, &res)
+			c.do(wire.ProcReaddir, super, &readdirArgs{Dir: dir, Cookie: cookie, Verf: verf, Count: count}, &res)
 			equal(c.t, "READDIR", res.Status, wire.OK)
 			for _, e := range res.Entries {
 				entries = append(entries, wire.EntryPlus{Entry: e})
@@ -548,15 +548,15 @@ func TestReaddir(t *testing.T) {
 
 		fh := c.create(ts.root, "f", 1, 1)
 		for _, tt := range []struct {
-			args wire.ReaddirArgs
+			args readdirArgs
 			want wire.Status
 		}{
-			{wire.ReaddirArgs{Dir: ts.root, Count: 110}, wire.ErrTooSmall},
-			{wire.ReaddirArgs{Dir: ts.root, Count: 0}, wire.ErrTooSmall},
-			{wire.ReaddirArgs{Dir: ts.root, Count: 8192, Cookie: math.MaxUint64}, wire.ErrBadCookie},
-			{wire.ReaddirArgs{Dir: fh, Count: 8192}, wire.ErrNotDir},
-			{wire.ReaddirArgs{Dir: gone(c, ts.root), Count: 8192}, wire.ErrStale},
-			{wire.ReaddirArgs{Count: 8192}, wire.ErrBadHandle},
+			{readdirArgs{Dir: ts.root, Count: 110}, wire.ErrTooSmall},
+			{readdirArgs{Dir: ts.root, Count: 0}, wire.ErrTooSmall},
+			{readdirArgs{Dir: ts.root, Count: 8192, Cookie: math.MaxUint64}, wire.ErrBadCookie},
+			{readdirArgs{Dir: fh, Count: 8192}, wire.ErrNotDir},
+			{readdirArgs{Dir: gone(c, ts.root), Count: 8192}, wire.ErrStale},
+			{readdirArgs{Count: 8192}, wire.ErrBadHandle},
 		} {
 			var res wire.ReaddirRes
 			c.do(wire.ProcReaddir, super, &tt.args, &res)
@@ -612,9 +612,9 @@ func TestRefused(t *testing.T) {
 	fh := c.create(ts.root, "f", 1, 1)
 	where := wire.DirOpArgs{Dir: ts.root, Name: "n"}
 	var made wire.CreateRes
-	c.do(wire.ProcSymlink, super, &wire.SymlinkArgs{Where: where, Target: "f"}, &made)
+	c.do(wire.ProcSymlink, super, &symlinkArgs{Where: where, Target: "f"}, &made)
 	equal(t, "SYMLINK", made.Status, wire.ErrNotSupp)
-	c.do(wire.ProcMknod, super, &wire.MknodArgs{Where: where, Type: wire.TypeFifo}, &made)
+	c.do(wire.ProcMknod, super, &mkfifoArgs{where}, &made)
 	equal(t, "MKNOD", made.Status, wire.ErrNotSupp)
 	var link wire.LinkRes
 	c.do(wire.ProcLink, super, &wire.LinkArgs{FH: fh, Link: where}, &link)

@@ -14,6 +14,7 @@ import (
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/oncrpc/oncrpctest"
 	"github.com/weftfs/weft/internal/wire/xdr"
 )
 
@@ -79,7 +80,7 @@ func TestReadsTogether(t *testing.T) {
 				}
 				args[i] = wire.ReadArgs{FH: fh, Offset: uint64(rng.IntN(size + 10)), Count: uint32(count)}
 				b := rawCall(uint32(i), nfsCall(wire.ProcRead, super), args[i].Append(nil))
-				calls = append(append(calls, oncrpc.AppendRecordMark(nil, len(b), true)...), b...)
+				calls = append(append(calls, oncrpctest.AppendRecordMark(nil, len(b), true)...), b...)
 			}
 			nc := ts.dialRaw()
 			nc.(*net.TCPConn).SetReadBuffer(64 << 10)

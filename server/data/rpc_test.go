@@ -12,6 +12,7 @@ import (
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/oncrpc/oncrpctest"
 	"github.com/weftfs/weft/internal/wire/xdr"
 )
 
@@ -110,7 +111,7 @@ func TestRPCVersion(t *testing.T) {
 	nc := ts.dialRaw()
 	b := rawCall(77, nfsCall(wire.ProcNull, super), nil)
 	binary.BigEndian.PutUint32(b[8:], 3)
-	nc.Write(append(oncrpc.AppendRecordMark(nil, len(b), true), b...))
+	nc.Write(append(oncrpctest.AppendRecordMark(nil, len(b), true), b...))
 	var reply oncrpc.Reply
 	rec, err := readRecord(nc)
 	d := xdr.NewDecoder(rec)
@@ -155,7 +156,7 @@ func TestFragments(t *testing.T) {
 				if cut < 1000 && len(b) < len(data)-10_000 {
 					n = len(b) // the first bytes are the interesting ones
 				}
-				stream = oncrpc.AppendRecordMark(stream, n, n == len(b))
+				stream = oncrpctest.AppendRecordMark(stream, n, n == len(b))
 				stream, b = append(stream, b[:n]...), b[n:]
 			}
 			nc.Write(stream)
@@ -175,7 +176,7 @@ func TestFragments(t *testing.T) {
 	// A last fragment may be empty.
 	nc := ts.dialRaw()
 	b := rawCall(9, nfsCall(wire.ProcGetattr, super), fh.Append(nil))
-	nc.Write(oncrpc.AppendRecordMark(append(oncrpc.AppendRecordMark(nil, len(b), false), b...), 0, true))
+	nc.Write(oncrpctest.AppendRecordMark(append(oncrpctest.AppendRecordMark(nil, len(b), false), b...), 0, true))
 	if rec, err := readRecord(nc); err != nil || len(rec) < 100 {
 		t.Errorf("%d bytes, %v", len(rec), err)
 	}
@@ -211,12 +212,12 @@ func TestWriteCounts(t *testing.T) {
 			nc := ts.dialRaw()
 			b := rawCall(5, nfsCall(wire.ProcWrite, super), tt.args)
 			if fragments {
-				nc.Write(append(oncrpc.AppendRecordMark(nil, 50, false), b[:50]...))
+				nc.Write(append(oncrpctest.AppendRecordMark(nil, 50, false), b[:50]...))
 				b = b[50:]
 			}
-			nc.Write(append(oncrpc.AppendRecordMark(nil, len(b), true), b...))
+			nc.Write(append(oncrpctest.AppendRecordMark(nil, len(b), true), b...))
 			b = rawCall(6, nfsCall(wire.ProcGetattr, super), fh.Append(nil))
-			nc.Write(append(oncrpc.AppendRecordMark(nil, len(b), true), b...))
+			nc.Write(append(oncrpctest.AppendRecordMark(nil, len(b), true), b...))
 			for range 2 {
 				rec, err := readRecord(nc)
 				d := xdr.NewDecoder(rec)
@@ -251,14 +252,14 @@ func TestNoCalls(t *testing.T) {
 	answer := reply.Append(nil)
 	null := rawCall(1, nfsCall(wire.ProcNull, super), nil)
 	for name, b := range map[string][]byte{
-		"a reply":        append(oncrpc.AppendRecordMark(nil, len(answer), true), answer...),
-		"nothing":        oncrpc.AppendRecordMark(nil, 0, true),
-		"half a header":  append(oncrpc.AppendRecordMark(nil, 20, true), null[:20]...),
-		"2 GiB":          oncrpc.AppendRecordMark(nil, oncrpc.MaxFragment, true),
-		"5 MiB":          oncrpc.AppendRecordMark(nil, 5<<20, false),
+		"a reply":        append(oncrpctest.AppendRecordMark(nil, len(answer), true), answer...),
+		"nothing":        oncrpctest.AppendRecordMark(nil, 0, true),
+		"half a header":  append(oncrpctest.AppendRecordMark(nil, 20, true), null[:20]...),
+		"2 GiB":          oncrpctest.AppendRecordMark(nil, oncrpc.MaxFragment, true),
+		"5 MiB":          oncrpctest.AppendRecordMark(nil, 5<<20, false),
 		"HTTP":           []byte("GET / HTTP/1.1\r\n\r\n"),
 		"TLS":            {22, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3},
-		"fragments of 0": bytes.Repeat(oncrpc.AppendRecordMark(nil, 0, false), 100),
+		"fragments of 0": bytes.Repeat(oncrpctest.AppendRecordMark(nil, 0, false), 100),
 	} {
 		nc := ts.dialRaw()
 		nc.Write(b)

@@ -25,6 +25,7 @@ import (
 	"github.com/weftfs/weft/server/datafile/extent"
 	"github.com/weftfs/weft/server/datafile/storetest"
 	"github.com/weftfs/weft/server/nvme"
+	"github.com/weftfs/weft/server/nvme/nvmetest"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -37,7 +38,7 @@ const (
 // disks is a target with one namespace in a file for each size.
 type disks struct {
 	t      *testing.T
-	target *nvme.Target
+	target *nvmetest.Target
 	paths  []string
 	files  []*nvme.File
 	sick   []*sickness
@@ -93,7 +94,7 @@ func newDisks(t *testing.T, sizes ...int64) *disks {
 		d.paths, d.files, d.sick = append(d.paths, path), append(d.files, file), append(d.sick, &sickness{})
 		sub.Namespaces = append(sub.Namespaces, nvme.Namespace{NSID: uint32(i + 1), Backing: sickFile{file, d.sick[i]}, BlockSize: block, NGUID: [16]byte{byte(i + 1)}})
 	}
-	target, err := nvme.New(nvme.Config{
+	target, err := nvmetest.New(nvme.Config{
 		Subsystems: []nvme.Subsystem{sub},
 		Ports:      []nvme.Port{{ID: 1, Listen: "127.0.0.1:0"}, {ID: 2, Listen: "127.0.0.1:0"}},
 		Log:        slog.New(slog.DiscardHandler),
@@ -474,7 +475,7 @@ func TestRefusedNamespaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	const other = "nqn.2014-08.org.example:other"
-	target, err := nvme.New(nvme.Config{
+	target, err := nvmetest.New(nvme.Config{
 		Subsystems: []nvme.Subsystem{{NQN: other, Serial: "2", AnyHost: true, Namespaces: []nvme.Namespace{
 			{NSID: 1, Backing: copied.files[0], BlockSize: block, NGUID: [16]byte{77}},
 			{NSID: 2, Backing: more.files[2], BlockSize: block, NGUID: [16]byte{1}},

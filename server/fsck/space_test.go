@@ -20,6 +20,7 @@ import (
 	"github.com/weftfs/weft/server/datafile/extent"
 	"github.com/weftfs/weft/server/datafile/storetest"
 	"github.com/weftfs/weft/server/nvme"
+	"github.com/weftfs/weft/server/nvme/nvmetest"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -545,7 +546,7 @@ func TestRealNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { backing.Close() })
-	target, err := nvme.New(nvme.Config{
+	target, err := nvmetest.New(nvme.Config{
 		Subsystems: []nvme.Subsystem{{NQN: "nqn.2024-01.test.weft:0", Serial: "1", AnyHost: true, Namespaces: []nvme.Namespace{{NSID: 1, Backing: backing, BlockSize: 4096, UUID: [16]byte{7}}}}},
 		Ports:      []nvme.Port{{ID: 1, Listen: "127.0.0.1:0"}},
 		Log:        silent,

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/weftfs/weft/internal/nvmeauth"
+	"github.com/weftfs/weft/internal/nvmeauth/nvmeauthtest"
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
 
@@ -31,7 +32,7 @@ func (q *hostQueue) prove(cfg nvmeauth.Config) error {
 }
 
 func TestAuthentication(t *testing.T) {
-	host := Host{NQN: hostNQN, Secret: nvmeauth.NewSecret(nvmeauth.SHA256), ControllerSecret: nvmeauth.NewSecret(nvmeauth.SHA384)}
+	host := Host{NQN: hostNQN, Secret: nvmeauthtest.NewSecret(nvmeauth.SHA256), ControllerSecret: nvmeauthtest.NewSecret(nvmeauth.SHA384)}
 	cfg := testConfig(t, t.TempDir())
 	cfg.Subsystems[0].Hosts = []Host{host}
 	tgt := startTarget(t, cfg)
@@ -39,7 +40,7 @@ func TestAuthentication(t *testing.T) {
 	both := good
 	both.ControllerSecret = host.ControllerSecret
 	bad := good
-	bad.HostSecret = nvmeauth.NewSecret(nvmeauth.SHA256)
+	bad.HostSecret = nvmeauthtest.NewSecret(nvmeauth.SHA256)
 
 	begin := func(c wire.Connect, cntl uint16) (*hostQueue, uint16) {
 		t.Helper()
@@ -109,12 +110,12 @@ func TestAuthentication(t *testing.T) {
 	}
 
 	// Secrets change for connections that come later.
-	if err := tgt.AllowHost(testNQN, Host{NQN: hostNQN}); err != nil {
+	if err := tgt.control().AllowHost(testNQN, Host{NQN: hostNQN}); err != nil {
 		t.Fatal(err)
 	}
 	newHost(t, tgt.Addr(1), hostOptions{})
 	admin.ok(wire.KeepAlive(), nil, nil)
-	if err := tgt.AllowHost(testNQN, Host{NQN: hostNQN, ControllerSecret: host.Secret}); err == nil || !strings.Contains(err.Error(), "secret") {
+	if err := tgt.control().AllowHost(testNQN, Host{NQN: hostNQN, ControllerSecret: host.Secret}); err == nil || !strings.Contains(err.Error(), "secret") {
 		t.Errorf("a secret of the target alone: %v", err)
 	}
 }

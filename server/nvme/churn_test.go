@@ -62,7 +62,7 @@ func tryHost(addr string, id byte, rnd *rand.Rand) (done int) {
 		case 0:
 			_, ok = q.try(write(nsid, slba, 8, wire.CapsuleSGL(4096)), make([]byte, 4096))
 		case 1:
-			_, ok = q.try(wire.Flush(nsid), nil)
+			_, ok = q.try(flushCommand(nsid), nil)
 		case 2:
 			a := wire.ReservationRegister{NSID: nsid, New: 1}
 			_, ok = q.try(a.Command(true), a.AppendData(nil))
@@ -133,22 +133,22 @@ func TestChurn(t *testing.T) {
 		var err error
 		switch rnd.IntN(8) {
 		case 0:
-			if err = tgt.AddNamespace(testNQN, Namespace{NSID: 3, Backing: extra, BlockSize: 512, UUID: [16]byte{3}}); err == nil {
+			if err = tgt.control().AddNamespace(testNQN, Namespace{NSID: 3, Backing: extra, BlockSize: 512, UUID: [16]byte{3}}); err == nil {
 				time.Sleep(time.Millisecond)
-				err = tgt.RemoveNamespace(testNQN, 3)
+				err = tgt.control().RemoveNamespace(testNQN, 3)
 			}
 		case 1:
-			err = tgt.DropControllers(testNQN, hostNQN)
+			err = tgt.control().DropControllers(testNQN, hostNQN)
 		case 2:
-			if err = tgt.PortDown(2); err == nil {
-				err = tgt.PortUp(2)
+			if err = tgt.control().PortDown(2); err == nil {
+				err = tgt.control().PortUp(2)
 			}
 		case 3:
-			if err = tgt.DisallowHost(testNQN, hostNQN); err == nil {
-				err = tgt.AllowHost(testNQN, Host{NQN: hostNQN})
+			if err = tgt.control().DisallowHost(testNQN, hostNQN); err == nil {
+				err = tgt.control().AllowHost(testNQN, Host{NQN: hostNQN})
 			}
 		default:
-			err = tgt.SetANA(1+uint16(rnd.IntN(2)), 1+rnd.Uint32N(2), states[rnd.IntN(len(states))])
+			err = tgt.control().SetANA(1+uint16(rnd.IntN(2)), 1+rnd.Uint32N(2), states[rnd.IntN(len(states))])
 		}
 		if err != nil {
 			t.Error(err)

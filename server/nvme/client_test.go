@@ -92,6 +92,12 @@ func startTarget(t testing.TB, cfg Config) *Target {
 	return tgt
 }
 
+func (t *Target) control() control { return control{t} }
+
+func flushCommand(nsid uint32) wire.Command {
+	return wire.Command{Opcode: wire.OpFlush, NSID: nsid, SGL: wire.NoSGL()}
+}
+
 // hostQueue is one connection of a host that does one thing at a time.
 type hostQueue struct {
 	t       testing.TB

@@ -16,6 +16,34 @@ type Config struct {
 	Subsystems []Subsystem
 	Ports      []Port
 	Log        *slog.Logger // nil: slog.Default()
+	// Control is called by New with what changes the target later; nil: it is not changed.
+	Control func(Control)
+}
+
+// Control changes a target while it serves. The targets of weftd stay as they are; those of package nvmetest are changed
+// by tests.
+type Control interface {
+	// PortUp makes a port listen, again after PortDown.
+	PortUp(id uint16) error
+	// PortDown ends what listens at a port and the controllers that were reached there. When it returns none of their commands runs.
+	PortDown(id uint16) error
+	// SetANA changes the state of a group at a port, and tells the hosts.
+	SetANA(portID uint16, group uint32, state wire.ANAState) error
+	// AddNamespace adds a namespace to a subsystem, and tells the hosts.
+	AddNamespace(nqn string, cfg Namespace) error
+	// RemoveNamespace takes a namespace away, and tells the hosts. When it returns nothing uses the backing any more.
+	RemoveNamespace(nqn string, nsid uint32) error
+	// Resize takes the size of a namespace's backing, which was changed, and tells the hosts. Before a backing is cut its namespace is
+	// removed.
+	Resize(nqn string, nsid uint32) error
+	// AllowHost lets a host connect to a subsystem, or changes its secrets.
+	AllowHost(nqn string, h Host) error
+	// DisallowHost refuses a host from now on, and ends its controllers. When it returns none of their commands runs. A
+	// subsystem that is open to any host is so no longer.
+	DisallowHost(nqn, host string) error
+	// DropControllers ends all of a host's controllers, or all of a subsystem's if host is empty, as if their hosts were
+	// unreachable: they may connect again. When it returns none of their commands runs.
+	DropControllers(nqn, host string) error
 }
 
 // Subsystem is a set of namespaces that hosts connect to by its name.

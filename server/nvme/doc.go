@@ -6,8 +6,8 @@
 //
 // Every port answers discovery, and serves the subsystems that it is configured with. All ports of a target are told of in its
 // discovery log, to hosts that may connect; the log's generation begins at the time of the start, so a target that was started again is
-// known by it. A port has states of ANA groups of its own. States, namespaces, allowed hosts and ports change at run time by
-// Target's methods, and hosts are told by events. A controller belongs to the port at which it was made.
+// known by it. A port has states of ANA groups of its own. States, namespaces, allowed hosts and ports change at run time
+// by a Control, and hosts are told by events; weftd has none, package nvmetest has. A controller belongs to the port at which it was made.
 //
 // A host that has a secret authenticates itself on each queue (package nvmeauth), and gets 0x191 for anything else before. It may do
 // so again later. One that fails is told, and its connection ends.
@@ -15,7 +15,7 @@
 // # When a host is lost
 //
 // A controller ends when its admin connection does, when the host is silent for its keep-alive time (any command
-// counts; so it takes up to twice that time), or by a method of Target. All its connections are cut then, and no
+// counts; so it takes up to twice that time), or by a Control. All its connections are cut then, and no
 // command begins any more. The host's next admin Connect is answered when none runs any more. It ends what the host has
 // lost and the target did not notice yet (it was stopped, or a command waits for a disk), which the state of the TCP
 // connections tells: so no Write of a lost association is done after the host has sent it again. A method that takes

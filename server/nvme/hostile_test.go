@@ -78,7 +78,7 @@ func TestProtocolErrors(t *testing.T) {
 		"ICReq again":  {h, func(q *hostQueue) { q.write((&wire.ICReq{MaxR2T: 1}).Append(nil)) }, wire.FatalSequence},
 		"a host's PDU": {h, func(q *hostQueue) { q.write((&wire.CapsuleResp{}).Append(nil, q.framing)) }, wire.FatalHeaderField},
 		"PLEN 4 GiB":   {h, func(q *hostQueue) { q.write([]byte{4, 0, 72, 72, 255, 255, 255, 255}) }, wire.FatalHeaderField},
-		"capsule":      {h, func(q *hostQueue) { q.write(capsule(q, wire.Flush(1), ioCapsule+4)) }, wire.FatalHeaderField},
+		"capsule":      {h, func(q *hostQueue) { q.write(capsule(q, flushCommand(1), ioCapsule+4)) }, wire.FatalHeaderField},
 		"data unasked": {h, func(q *hostQueue) { h2c(q, wire.H2CData{CID: 9, Tag: 3, Length: 512, Last: true}, 512) }, wire.FatalHeaderField},
 		"data of a read": {h, func(q *hostQueue) {
 			q.send(read(1, 0, 1, 512), nil)
@@ -111,11 +111,11 @@ func TestProtocolErrors(t *testing.T) {
 			}
 		}, wire.FatalLimit},
 		"header digest": {digests, func(q *hostQueue) {
-			b := capsule(q, wire.Flush(1), 0)
+			b := capsule(q, flushCommand(1), 0)
 			b[20] ^= 1
 			q.write(b)
 		}, wire.FatalHeaderDigest},
-		"no digests": {digests, func(q *hostQueue) { q.write((&wire.CapsuleCmd{Command: wire.Flush(1)}).Append(nil, wire.Framing{})) }, wire.FatalHeaderField},
+		"no digests": {digests, func(q *hostQueue) { q.write((&wire.CapsuleCmd{Command: flushCommand(1)}).Append(nil, wire.Framing{})) }, wire.FatalHeaderField},
 	} {
 		qid++
 		q := tc.h.queue(qid, 8)
@@ -126,7 +126,7 @@ func TestProtocolErrors(t *testing.T) {
 	}
 	for name, b := range map[string][]byte{
 		"HTTP":             []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
-		"command first":    (&wire.CapsuleCmd{Command: wire.Flush(1)}).Append(nil, wire.Framing{}),
+		"command first":    (&wire.CapsuleCmd{Command: flushCommand(1)}).Append(nil, wire.Framing{}),
 		"HPDA 32":          func() []byte { b := (&wire.ICReq{MaxR2T: 1}).Append(nil); b[10] = 32; return b }(),
 		"protocol version": func() []byte { b := (&wire.ICReq{MaxR2T: 1}).Append(nil); b[8] = 1; return b }(),
 	} {
@@ -199,7 +199,7 @@ func TestStatuses(t *testing.T) {
 		"write beyond":        {write(1, blocks, 1, wire.CapsuleSGL(512)), 512, wire.StatusLBARange},
 		"no namespace":        {read(3, 0, 1, 512), 0, wire.StatusInvalidNamespace},
 		"namespace 0":         {read(0, 0, 1, 512), 0, wire.StatusInvalidNamespace},
-		"flush all":           {wire.Flush(wire.AllNamespaces), 0, wire.StatusInvalidNamespace},
+		"flush all":           {flushCommand(wire.AllNamespaces), 0, wire.StatusInvalidNamespace},
 		"opcode":              {edit(read(1, 0, 1, 512), func(c *wire.Command) { c.Opcode = 0x70 }), 0, wire.StatusInvalidOpcode},
 		"compare":             {edit(write(1, 0, 1, wire.CapsuleSGL(512)), func(c *wire.Command) { c.Opcode = wire.OpCompare }), 512, wire.StatusInvalidOpcode},
 		"fused":               {edit(read(1, 0, 1, 512), func(c *wire.Command) { c.Flags |= 1 }), 0, wire.StatusInvalidField},
@@ -212,7 +212,7 @@ func TestStatuses(t *testing.T) {
 		"capsule offset":      {edit(write(1, 0, 1, wire.CapsuleSGL(512)), func(c *wire.Command) { c.SGL.Address = 4 }), 512, wire.StatusSGLOffset},
 		"write protected":     {write(2, 0, 1, wire.CapsuleSGL(4096)), 4096, wire.StatusWriteProtected},
 		"zero protected":      {wire.Range{NSID: 2, Blocks: 1}.Command(wire.OpWriteZeroes, wire.NoSGL()), 0, wire.StatusWriteProtected},
-		"flush protected":     {wire.Flush(2), 0, wire.StatusSuccess},
+		"flush protected":     {flushCommand(2), 0, wire.StatusSuccess},
 		"read protected":      {read(2, 0, 1, 4096), 0, wire.StatusSuccess},
 		"authentication":      {wire.Auth{Receive: true, Length: 64}.Command(false), 0, wire.StatusInvalidOpcode},
 	} {
@@ -251,7 +251,7 @@ func TestFlowControl(t *testing.T) {
 	for _, flow := range []bool{false, true} {
 		q := newHost(t, tgt.Addr(1), hostOptions{flow: flow}).queue(1, 4)
 		for i := range 10 {
-			c, _ := q.ok(wire.Flush(1), nil, nil)
+			c, _ := q.ok(flushCommand(1), nil, nil)
 			want := uint16(0)
 			if flow {
 				want = uint16(i+2) % 4 // Connect was the first
@@ -286,10 +286,10 @@ func (s *slow) WriteAt(p []byte, off int64) (int, error) {
 // TestFence shows that what takes something from a host waits for its commands that run, and that no others begin.
 func TestFence(t *testing.T) {
 	for name, fence := range map[string]func(tgt *Target) error{
-		"DisallowHost":    func(tgt *Target) error { return tgt.DisallowHost(testNQN, hostNQN) },
-		"DropControllers": func(tgt *Target) error { return tgt.DropControllers(testNQN, "") },
-		"PortDown":        func(tgt *Target) error { return tgt.PortDown(1) },
-		"RemoveNamespace": func(tgt *Target) error { return tgt.RemoveNamespace(testNQN, 1) },
+		"DisallowHost":    func(tgt *Target) error { return tgt.control().DisallowHost(testNQN, hostNQN) },
+		"DropControllers": func(tgt *Target) error { return tgt.control().DropControllers(testNQN, "") },
+		"PortDown":        func(tgt *Target) error { return tgt.control().PortDown(1) },
+		"RemoveNamespace": func(tgt *Target) error { return tgt.control().RemoveNamespace(testNQN, 1) },
 		"Shutdown": func(tgt *Target) error {
 			ctx, cancel := context.WithCancel(context.Background())
 			cancel()
@@ -383,7 +383,7 @@ func TestDataNeverSent(t *testing.T) {
 		q.ok(write(1, 0, 128, wire.TransportSGL(64<<10)), nil, make([]byte, 64<<10))
 	}
 	bad.send(write(1, 0, 128, wire.TransportSGL(64<<10)), nil)
-	cmd := wire.CapsuleCmd{Command: wire.Flush(1)}
+	cmd := wire.CapsuleCmd{Command: flushCommand(1)}
 	eventually(t, "the connection ends", func() bool {
 		cmd.Command.CID = cmd.Command.CID%1000 + 100
 		_, err := bad.nc.Write(cmd.Append(nil, bad.framing))
@@ -554,7 +554,7 @@ func FuzzConn(f *testing.F) {
 	h := newHost(f, tgt.Addr(1), hostOptions{})
 	h.admin.nc.SetDeadline(time.Time{})
 	fr := wire.Framing{}
-	for _, cmd := range []wire.Command{read(1, 0, 8, 512), write(1, 0, 1, wire.TransportSGL(512)), wire.Flush(1), wire.Deallocate(1, 1, false)} {
+	for _, cmd := range []wire.Command{read(1, 0, 8, 512), write(1, 0, 1, wire.TransportSGL(512)), flushCommand(1), wire.Deallocate(1, 1, false)} {
 		f.Add((&wire.CapsuleCmd{Command: cmd}).Append(nil, fr))
 	}
 	d := wire.H2CData{CID: 1, Length: 16, Last: true}
@@ -702,8 +702,8 @@ func requestOf(tgt *Target, cid uint16) (*conn, *request) {
 // TestFenceOfGone takes a host's rights when its controller has ended already, but a command of it runs still.
 func TestFenceOfGone(t *testing.T) {
 	for name, fence := range map[string]func(tgt *Target) error{
-		"DisallowHost":    func(tgt *Target) error { return tgt.DisallowHost(testNQN, hostNQN) },
-		"DropControllers": func(tgt *Target) error { return tgt.DropControllers(testNQN, hostNQN) },
+		"DisallowHost":    func(tgt *Target) error { return tgt.control().DisallowHost(testNQN, hostNQN) },
+		"DropControllers": func(tgt *Target) error { return tgt.control().DropControllers(testNQN, hostNQN) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := testConfig(t, t.TempDir())
@@ -786,13 +786,13 @@ func TestPartOfHeader(t *testing.T) {
 	tgt.setStall(time.Second)
 	h := newHost(t, tgt.Addr(1), hostOptions{})
 	q, idle := h.queue(1, 8), h.queue(2, 8)
-	q.ok(wire.Flush(1), nil, nil)
+	q.ok(flushCommand(1), nil, nil)
 	q.nc.SetReadDeadline(time.Now().Add(20 * time.Second))
-	q.write((&wire.CapsuleCmd{Command: wire.Flush(1)}).Append(nil, q.framing)[:20])
+	q.write((&wire.CapsuleCmd{Command: flushCommand(1)}).Append(nil, q.framing)[:20])
 	if got := q.termination(); got != nil {
 		t.Errorf("%v", got)
 	}
-	idle.ok(wire.Flush(1), nil, nil)
+	idle.ok(flushCommand(1), nil, nil)
 }
 
 // TestForcedRead has a Read with FUA make stable what it reads.
@@ -836,13 +836,13 @@ func TestOneFile(t *testing.T) {
 	tgt := startTarget(t, cfg)
 	again := cfg.Subsystems[0].Namespaces[0]
 	again.NSID = 9
-	if err := tgt.AddNamespace(testNQN, again); err == nil {
+	if err := tgt.control().AddNamespace(testNQN, again); err == nil {
 		t.Error("a file is two namespaces")
 	}
-	if err := tgt.RemoveNamespace(testNQN, 1); err != nil {
+	if err := tgt.control().RemoveNamespace(testNQN, 1); err != nil {
 		t.Fatal(err)
 	}
-	if err := tgt.AddNamespace(testNQN, again); err != nil {
+	if err := tgt.control().AddNamespace(testNQN, again); err != nil {
 		t.Error(err)
 	}
 	cfg.Subsystems = append(cfg.Subsystems, Subsystem{NQN: testNQN + "2", Serial: "S2", Namespaces: cfg.Subsystems[0].Namespaces[:1]})

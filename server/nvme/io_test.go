@@ -64,7 +64,7 @@ func checkData(t *testing.T, q *hostQueue, nsid, size uint32) {
 			} else {
 				q.ok(wire.Deallocate(nsid, 2, false), nil, b)
 			}
-			q.ok(wire.Flush(nsid), nil, nil)
+			q.ok(flushCommand(nsid), nil, nil)
 		default:
 			if _, got := q.ok(read(nsid, slba, n, size), nil, nil); !bytes.Equal(got, part) {
 				t.Fatalf("step %d: %d blocks at %d differ", i, n, slba)

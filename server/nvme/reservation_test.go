@@ -73,7 +73,7 @@ func (r *reserver) may() (reads, writes bool) {
 		"large read":  r.status(read(1, 0, 256, 512), nil, nil),
 		"write":       r.status(write(1, 0, 1, wire.CapsuleSGL(512)), one, nil),
 		"large write": r.status(write(1, 0, 256, wire.TransportSGL(256*512)), nil, make([]byte, 256*512)),
-		"flush":       r.status(wire.Flush(1), nil, nil),
+		"flush":       r.status(flushCommand(1), nil, nil),
 		"zero":        r.status(wire.Range{NSID: 1, Blocks: 1}.Command(wire.OpWriteZeroes, wire.NoSGL()), nil, nil),
 		"deallocate":  r.status(wire.Deallocate(1, 1, true), wire.DSMRange{Blocks: 1}.Append(nil), nil),
 	}

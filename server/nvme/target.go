@@ -153,13 +153,18 @@ func New(cfg Config) (*Target, error) {
 		}
 		p.ana.Store(table)
 		t.ports[p.ID] = p
-		if err := t.PortUp(p.ID); err != nil {
+		if err := t.portUp(p.ID); err != nil {
 			t.Shutdown(context.Background())
 			return nil, err
 		}
 	}
+	if cfg.Control != nil {
+		cfg.Control(control{t})
+	}
 	return t, nil
 }
+
+type control struct{ *Target }
 
 func newSubsystem(cfg Subsystem) *subsystem {
 	s := &subsystem{Subsystem: cfg, hosts: map[string]Host{}, controllers: map[uint16]*controller{}}
@@ -218,8 +223,8 @@ func (n *namespace) measure() (changed bool, err error) {
 	return n.blocks.Swap(size>>n.shift) != size>>n.shift, nil
 }
 
-// PortUp makes a port listen, again after PortDown.
-func (t *Target) PortUp(id uint16) error {
+// portUp makes a port listen.
+func (t *Target) portUp(id uint16) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.ports[id]
@@ -241,32 +246,6 @@ func (t *Target) PortUp(id uint16) error {
 	return nil
 }
 
-// PortDown ends what listens at a port and the controllers that were reached there. When it returns none of their commands runs.
-func (t *Target) PortDown(id uint16) error {
-	t.mu.Lock()
-	p := t.ports[id]
-	if p == nil {
-		t.mu.Unlock()
-		return fmt.Errorf("NVMe target: there is no port %d", id)
-	}
-	if p.listener != nil {
-		p.listener.Close()
-		p.listener = nil
-	}
-	ended := t.cut(func(c *conn) bool { return c.port == p }) // first: nobody is told that the controller is not ready
-	for _, s := range t.subsystems {
-		for _, ctrl := range s.controllers {
-			if ctrl.port == p {
-				t.remove(ctrl)
-			}
-		}
-	}
-	t.discoveryChanged()
-	t.mu.Unlock()
-	await(ended)
-	return nil
-}
-
 // cut ends connections and returns them. t.mu is held.
 func (t *Target) cut(which func(*conn) bool) (ended []*conn) {
 	for c := range t.conns {
@@ -278,13 +257,6 @@ func (t *Target) cut(which func(*conn) bool) (ended []*conn) {
 	return ended
 }
 
-// await waits until no command of connections that were cut runs.
-func await(ended []*conn) {
-	for _, c := range ended {
-		<-c.done
-	}
-}
-
 // Addr is where a port listens, as HOST:PORT; empty if there is no such port.
 func (t *Target) Addr(id uint16) string {
 	t.mu.Lock()
@@ -293,179 +265,6 @@ func (t *Target) Addr(id uint16) string {
 		return p.Listen
 	}
 	return ""
-}
-
-// SetANA changes the state of a group at a port, and tells the hosts.
-func (t *Target) SetANA(portID uint16, group uint32, state wire.ANAState) error {
-	if err := checkANA(group, state); err != nil {
-		return fmt.Errorf("NVMe target: %w", err)
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	p := t.ports[portID]
-	if p == nil {
-		return fmt.Errorf("NVMe target: there is no port %d", portID)
-	}
-	table := *p.ana.Load()
-	if table.states[group] == state {
-		return nil
-	}
-	table.change++
-	table.states[group], table.changes[group] = state, table.change
-	p.ana.Store(&table)
-	for _, s := range t.subsystems {
-		for _, ctrl := range s.controllers {
-			if ctrl.port == p && !s.discovery {
-				ctrl.raise(eventANA)
-			}
-		}
-	}
-	return nil
-}
-
-// find returns a subsystem that is no discovery service. t.mu is held.
-func (t *Target) find(nqn string) (*subsystem, error) {
-	if s := t.subsystems[nqn]; s != nil && !s.discovery {
-		return s, nil
-	}
-	return nil, fmt.Errorf("NVMe target: there is no subsystem %q", nqn)
-}
-
-// AddNamespace adds a namespace to a subsystem, and tells the hosts.
-func (t *Target) AddNamespace(nqn string, cfg Namespace) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s, err := t.find(nqn)
-	if err != nil {
-		return err
-	}
-	if err = cfg.validate(); err == nil {
-		err = t.add(s, cfg)
-	}
-	if err != nil {
-		return fmt.Errorf("NVMe target: subsystem %q: %w", nqn, err)
-	}
-	s.changed(cfg.NSID)
-	return nil
-}
-
-// RemoveNamespace takes a namespace away, and tells the hosts. When it returns nothing uses the backing any more.
-func (t *Target) RemoveNamespace(nqn string, nsid uint32) error {
-	t.mu.Lock()
-	s, err := t.find(nqn)
-	var n *namespace
-	if err == nil {
-		if n = s.table.Load().get(nsid); n == nil {
-			err = fmt.Errorf("NVMe target: subsystem %q: there is no namespace %d", nqn, nsid)
-		}
-	}
-	if err != nil {
-		t.mu.Unlock()
-		return err
-	}
-	list := slices.Clone(s.table.Load().list)
-	list[nsid] = nil
-	s.table.Store(newTable(list))
-	s.changed(nsid)
-	t.mu.Unlock()
-	n.mu.Lock()
-	n.gone = true
-	n.mu.Unlock()
-	n.refs.Wait()
-	return nil
-}
-
-// Resize takes the size of a namespace's backing, which was changed, and tells the hosts. Before a backing is cut its namespace is
-// removed.
-func (t *Target) Resize(nqn string, nsid uint32) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s, err := t.find(nqn)
-	if err != nil {
-		return err
-	}
-	n := s.table.Load().get(nsid)
-	if n == nil {
-		return fmt.Errorf("NVMe target: subsystem %q: there is no namespace %d", nqn, nsid)
-	}
-	changed, err := n.measure()
-	if err != nil {
-		return fmt.Errorf("NVMe target: subsystem %q: %w", nqn, err)
-	}
-	if changed {
-		s.changed(nsid)
-	}
-	return nil
-}
-
-// changed tells hosts that a namespace came, went, or has another size. Target.mu is held.
-func (s *subsystem) changed(nsid uint32) {
-	for _, ctrl := range s.controllers {
-		ctrl.namespaceChanged(nsid)
-	}
-}
-
-// AllowHost lets a host connect to a subsystem, or changes its secrets.
-func (t *Target) AllowHost(nqn string, h Host) error {
-	if err := h.validate(nqn); err != nil {
-		return fmt.Errorf("NVMe target: subsystem %q: %w", nqn, err)
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s, err := t.find(nqn)
-	if err != nil {
-		return err
-	}
-	s.hosts[h.NQN] = h
-	t.discoveryChanged()
-	return nil
-}
-
-// DisallowHost refuses a host from now on, and ends its controllers. When it returns none of their commands runs. A
-// subsystem that is open to any host is so no longer.
-func (t *Target) DisallowHost(nqn, host string) error {
-	t.mu.Lock()
-	s, err := t.find(nqn)
-	if err != nil {
-		t.mu.Unlock()
-		return err
-	}
-	s.AnyHost = false
-	delete(s.hosts, host)
-	ended := t.drop(s, func(ctrl *controller) bool { return ctrl.hostNQN == host })
-	t.discoveryChanged()
-	t.mu.Unlock()
-	await(ended)
-	return nil
-}
-
-// DropControllers ends all of a host's controllers, or all of a subsystem's if host is empty, as if their hosts were
-// unreachable: they may connect again. When it returns none of their commands runs.
-func (t *Target) DropControllers(nqn, host string) error {
-	t.mu.Lock()
-	s, err := t.find(nqn)
-	if err != nil {
-		t.mu.Unlock()
-		return err
-	}
-	ended := t.drop(s, func(ctrl *controller) bool { return host == "" || ctrl.hostNQN == host })
-	t.mu.Unlock()
-	await(ended)
-	return nil
-}
-
-// drop ends controllers, and returns the connections that have to end, those of controllers that ended before among them. t.mu is held.
-func (t *Target) drop(s *subsystem, which func(*controller) bool) (ended []*conn) {
-	ended = t.cut(func(c *conn) bool {
-		ctrl := c.ctrl.Load()
-		return ctrl != nil && ctrl.sub == s && which(ctrl)
-	})
-	for _, ctrl := range s.controllers {
-		if which(ctrl) {
-			t.remove(ctrl)
-		}
-	}
-	return ended
 }
 
 // dropOne ends one controller; the connections end by themselves.

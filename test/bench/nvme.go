@@ -18,6 +18,7 @@ import (
 
 	"github.com/weftfs/weft/dataplane/nvmetcp"
 	"github.com/weftfs/weft/server/nvme"
+	"github.com/weftfs/weft/server/nvme/nvmetest"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
@@ -83,7 +84,7 @@ func loadNVMe(args []string) error {
 }
 
 // nvmeTarget makes a target that serves a file at so many ports, 1 the first of them, and returns it with their addresses and its end.
-func nvmeTarget(path string, ports int) (t *nvme.Target, addrs []netip.AddrPort, end func() error, err error) {
+func nvmeTarget(path string, ports int) (t *nvmetest.Target, addrs []netip.AddrPort, end func() error, err error) {
 	f, err := nvme.OpenFile(path, false)
 	if err != nil {
 		return nil, nil, nil, err
@@ -98,7 +99,7 @@ func nvmeTarget(path string, ports int) (t *nvme.Target, addrs []netip.AddrPort,
 	for i := range ports {
 		cfg.Ports = append(cfg.Ports, nvme.Port{ID: uint16(i + 1), Listen: "127.0.0.1:0"})
 	}
-	if t, err = nvme.New(cfg); err != nil {
+	if t, err = nvmetest.New(cfg); err != nil {
 		return nil, nil, nil, errors.Join(err, f.Close())
 	}
 	for i := range ports {
@@ -129,24 +130,25 @@ func nvmeHost(i int) nvmetcp.Config {
 }
 
 // openNVMe opens a namespace by the addresses of its subsystem, and waits until all are in use.
-func openNVMe(cfg nvmetcp.SubsystemConfig, nsid uint32) (*nvmetcp.Subsystem, *nvmetcp.Namespace, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	s, err := nvmetcp.Open(ctx, cfg)
+func openNVMe(cfg nvmetcp.InitiatorConfig, addrs []string, nqn string, nsid uint32) (*nvmetcp.Initiator, *nvmetcp.Namespace, error) {
+	host := nvmeHost(0)
+	cfg.HostNQN, cfg.HostID, cfg.Log = host.HostNQN, host.HostID, host.Log
+	i, err := nvmetcp.NewInitiator(cfg)
 	if err != nil {
 		return nil, nil, err
 	}
-	err = await("paths to the namespace", func() bool {
-		return slices.ContainsFunc(s.Stats().Namespaces, func(n nvmetcp.NamespaceStats) bool { return n.NSID == nsid && len(n.Paths) == len(cfg.Addrs) })
-	})
-	var ns *nvmetcp.Namespace
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	ns, err := i.Open(ctx, addrs, nqn, nsid)
 	if err == nil {
-		ns, err = s.Namespace(nsid)
+		err = await("paths to the namespace", func() bool {
+			return slices.ContainsFunc(i.Stats()[0].Namespaces, func(n nvmetcp.NamespaceStats) bool { return n.NSID == nsid && len(n.Paths) == len(addrs) })
+		})
 	}
 	if err != nil {
-		return nil, nil, errors.Join(err, s.Close())
+		return nil, nil, errors.Join(err, i.Close())
 	}
-	return s, ns, nil
+	return i, ns, nil
 }
 
 // nvmeIO measures our host on our target, one path, with depth commands outstanding, against the loop on the same file with as
@@ -176,13 +178,11 @@ func nvmeIO(w workload, depth int) func(*lab) (figures, error) {
 
 // nvmeLoad keeps depth commands outstanding for so long, in the first dataSize bytes of a namespace.
 func nvmeLoad(addr, nqn string, nsid uint32, w workload, depth int, long time.Duration) (v float64, err error) {
-	cfg := nvmetcp.SubsystemConfig{Controller: nvmeHost(0), Addrs: []string{addr}}
-	cfg.Controller.SubsysNQN = nqn
-	s, ns, err := openNVMe(cfg, nsid)
+	host, ns, err := openNVMe(nvmetcp.InitiatorConfig{}, []string{addr}, nqn, nsid)
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
+	defer func() { err = errors.Join(err, host.Close()) }()
 	block := ns.Format().BlockSize
 	var requests atomic.Int64
 	var wg sync.WaitGroup
@@ -305,7 +305,7 @@ const (
 )
 
 // nvmePaths makes a namespace that is reached in two ways, of which the second goes through a relay. One is used until it is no longer the best.
-func (l *lab) nvmePaths(do func(t *nvme.Target, s *nvmetcp.Subsystem, ns *nvmetcp.Namespace, addrs []string, r *relay) error) error {
+func (l *lab) nvmePaths(do func(t *nvmetest.Target, host *nvmetcp.Initiator, ns *nvmetcp.Namespace, addrs []string, r *relay) error) error {
 	path, err := l.nvmeFile()
 	if err != nil {
 		return err
@@ -316,11 +316,10 @@ func (l *lab) nvmePaths(do func(t *nvme.Target, s *nvmetcp.Subsystem, ns *nvmetc
 	}
 	r, err := newRelay(ports[1].String())
 	if err == nil {
-		cfg := nvmetcp.SubsystemConfig{Controller: nvmeHost(0), Addrs: []string{ports[0].String(), r.addr()}, Policy: nvmetcp.NUMA}
-		cfg.Controller.IOTimeout = nvmeSilence
-		s, ns, e := openNVMe(cfg, nvmeNSID)
+		addrs := []string{ports[0].String(), r.addr()}
+		host, ns, e := openNVMe(nvmetcp.InitiatorConfig{Policy: nvmetcp.NUMA, IOTimeout: nvmeSilence}, addrs, nvmeNQN, nvmeNSID)
 		if err = e; err == nil {
-			err = errors.Join(do(t, s, ns, cfg.Addrs, r), s.Close())
+			err = errors.Join(do(t, host, ns, addrs, r), host.Close())
 		}
 		r.close()
 	}
@@ -344,8 +343,8 @@ func readUntil(ns *nvmetcp.Namespace, ok func() bool) (time.Time, error) {
 }
 
 // commandsAt is how many commands a path has done.
-func commandsAt(s *nvmetcp.Subsystem, addr string) uint64 {
-	for _, p := range s.Stats().Namespaces[0].Paths {
+func commandsAt(host *nvmetcp.Initiator, addr string) uint64 {
+	for _, p := range host.Stats()[0].Namespaces[0].Paths {
 		if p.Addr == addr {
 			return p.Commands
 		}
@@ -357,11 +356,11 @@ func commandsAt(s *nvmetcp.Subsystem, addr string) uint64 {
 // on the other one.
 func nvmeEvent(l *lab) (f figures, err error) {
 	f.baseline = ms(nvmeEventTime)
-	return f, l.nvmePaths(func(t *nvme.Target, s *nvmetcp.Subsystem, ns *nvmetcp.Namespace, addrs []string, _ *relay) error {
+	return f, l.nvmePaths(func(t *nvmetest.Target, host *nvmetcp.Initiator, ns *nvmetcp.Namespace, addrs []string, _ *relay) error {
 		if err := t.SetANA(2, 1, wire.ANANonOptimized); err != nil {
 			return err
 		}
-		first := func() bool { return commandsAt(s, addrs[0]) > 100 }
+		first := func() bool { return commandsAt(host, addrs[0]) > 100 }
 		if _, err := readUntil(ns, first); err != nil {
 			return err
 		}
@@ -369,12 +368,12 @@ func nvmeEvent(l *lab) (f figures, err error) {
 			return err
 		}
 		time.Sleep(nvmeEventTime) // both are optimized, and the first is used
-		before := commandsAt(s, addrs[1])
+		before := commandsAt(host, addrs[1])
 		begin := time.Now()
 		if err := t.SetANA(1, 1, wire.ANANonOptimized); err != nil {
 			return err
 		}
-		end, err := readUntil(ns, func() bool { return commandsAt(s, addrs[1]) > before })
+		end, err := readUntil(ns, func() bool { return commandsAt(host, addrs[1]) > before })
 		f.weft = ms(end.Sub(begin))
 		return err
 	})
@@ -384,17 +383,17 @@ func nvmeEvent(l *lab) (f figures, err error) {
 // on it.
 func nvmeDead(l *lab) (f figures, err error) {
 	f.baseline = ms(nvmeSilence)
-	return f, l.nvmePaths(func(t *nvme.Target, s *nvmetcp.Subsystem, ns *nvmetcp.Namespace, addrs []string, r *relay) error {
+	return f, l.nvmePaths(func(t *nvmetest.Target, host *nvmetcp.Initiator, ns *nvmetcp.Namespace, addrs []string, r *relay) error {
 		if err := t.SetANA(1, 1, wire.ANANonOptimized); err != nil {
 			return err
 		}
-		if _, err := readUntil(ns, func() bool { return commandsAt(s, addrs[1]) > 100 }); err != nil {
+		if _, err := readUntil(ns, func() bool { return commandsAt(host, addrs[1]) > 100 }); err != nil {
 			return err
 		}
-		before := commandsAt(s, addrs[0])
+		before := commandsAt(host, addrs[0])
 		r.stall()
 		begin := time.Now()
-		end, err := readUntil(ns, func() bool { return commandsAt(s, addrs[0]) > before })
+		end, err := readUntil(ns, func() bool { return commandsAt(host, addrs[0]) > before })
 		f.weft = ms(end.Sub(begin))
 		return err
 	})

@@ -27,6 +27,7 @@ import (
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 	"github.com/weftfs/weft/server/nvme"
+	"github.com/weftfs/weft/server/nvme/nvmetest"
 	"github.com/weftfs/weft/test/harness"
 )
 
@@ -75,7 +76,7 @@ func serveTarget(how string) error {
 		defer f.Close()
 		s.Namespaces = append(s.Namespaces, nvme.Namespace{NSID: uint32(i + 1), Backing: sharedFile{f}, BlockSize: 4096, NGUID: [16]byte{0x77, 15: byte(i)}})
 	}
-	target, err := nvme.New(nvme.Config{Subsystems: []nvme.Subsystem{s}, Ports: []nvme.Port{{ID: 1, Listen: words[0]}}})
+	target, err := nvmetest.New(nvme.Config{Subsystems: []nvme.Subsystem{s}, Ports: []nvme.Port{{ID: 1, Listen: words[0]}}})
 	if err != nil {
 		return err
 	}

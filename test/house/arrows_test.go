@@ -39,6 +39,7 @@ var rules = map[string][]string{
 	"server/meta/admit":       {"internal"},
 	"server/meta/locktable":   {"layout", "internal"},
 	"server/nvme":             {"internal"},
+	"server/nvme/nvmetest":    {"server/nvme$"},
 	"server/schema":           {"layout", "internal", "server/catalog$"},
 	"cmd/weft":                {"layout", "internal", "metaclient", "dataplane", "localio", "fs"},
 	"cmd/weftd":               {"layout", "internal", "server", "dataplane"},

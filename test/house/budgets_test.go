@@ -42,7 +42,7 @@ var budgets = []struct {
 	{"exported names that one other package uses", 640, usedOnce},
 	{"packages that nobody imports", 1, unimported},
 	{"folders of test/", 33, testFolders},
-	{"lines of code outside test/, without comments and blank ones", 99690, codeLines},
+	{"lines of code outside test/, without comments and blank ones", 99570, codeLines},
 }
 
 func TestBudgets(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/weftfs/weft/dataplane/nvmetcp"
 	"github.com/weftfs/weft/internal/nvmeauth"
+	"github.com/weftfs/weft/internal/nvmeauth/nvmeauthtest"
 	"github.com/weftfs/weft/test/harness"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
@@ -93,7 +94,7 @@ func TestNVMeTarget(t *testing.T) {
 func anaStates(t *testing.T, c *nvmetcp.Controller) map[uint32]wire.ANAState {
 	t.Helper()
 	id := c.Info().Controller
-	b := make([]byte, wire.ANALogSize(id.NANAGRPID, id.MNAN))
+	b := make([]byte, wire.ANAHeaderSize+wire.ANAGroupSize*id.NANAGRPID+4*id.MNAN)
 	if err := c.GetLogPage(t.Context(), wire.GetLogPage{ID: wire.LogANA, NSID: wire.AllNamespaces}, b); err != nil {
 		t.Fatal(err)
 	}
@@ -306,7 +307,7 @@ func nvmeAuthentication(t *testing.T, ports map[string]string) {
 				t.Errorf("%v, %v", c, err)
 			}
 		}
-		mine, theirs := nvmeauth.NewSecret(nvmeauth.SHA256), nvmeauth.NewSecret(nvmeauth.SHA512)
+		mine, theirs := nvmeauthtest.NewSecret(nvmeauth.SHA256), nvmeauthtest.NewSecret(nvmeauth.SHA512)
 		harness.Guest(t, strings.NewReplacer("HOST", cfg.HostNQN, "SUBSYS", cfg.SubsysNQN, "KEY", mine.Text(), "CTRL", theirs.Text(), "GROUP", group).Replace(`
 			cd /sys/kernel/config/nvmet
 			mkdir hosts/HOST

@@ -40,13 +40,21 @@ func TestNVMePaths(t *testing.T) {
 	if got := found.Addrs(cfg.SubsysNQN); !slices.Equal(got, both) || len(found.Subsystems()) != 3 {
 		t.Fatalf("found %+v, want 3 subsystems and %v", found, both)
 	}
-	s, err := nvmetcp.Open(t.Context(), nvmetcp.SubsystemConfig{Controller: cfg, Addrs: both})
+	host, err := nvmetcp.NewInitiator(nvmetcp.InitiatorConfig{
+		HostNQN: cfg.HostNQN, HostID: cfg.HostID, Queues: cfg.Queues, KATO: cfg.KATO, ReconnectDelay: cfg.ReconnectDelay, IOTimeout: cfg.IOTimeout,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.Close() })
+	t.Cleanup(func() { host.Close() })
+	var spaces [3]*nvmetcp.Namespace // by number
+	for nsid := 1; nsid < len(spaces); nsid++ {
+		if spaces[nsid], err = host.Open(t.Context(), both, cfg.SubsysNQN, uint32(nsid)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	disc.Known = found
-	disc.OnChange = func(d *nvmetcp.Directory) { s.SetAddrs(d.Addrs(cfg.SubsysNQN)) }
+	disc.OnChange = host.Use
 	follow, err := nvmetcp.Follow(t.Context(), disc)
 	if err != nil {
 		t.Fatal(err)
@@ -56,14 +64,14 @@ func TestNVMePaths(t *testing.T) {
 		t.Helper()
 		for deadline := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
 			if time.Now().After(deadline) {
-				t.Fatalf("not: %s; %+v", what, s.Stats())
+				t.Fatalf("not: %s; %+v", what, host.Stats())
 			}
 		}
 	}
 	// uses are what namespace nsid's paths are used for, by port.
 	uses := func(nsid int) string {
 		var use []string
-		for _, n := range s.Stats().Namespaces {
+		for _, n := range host.Stats()[0].Namespaces {
 			for _, p := range n.Paths {
 				if int(n.NSID) == nsid {
 					use = append(use, p.Use)
@@ -83,7 +91,7 @@ func TestNVMePaths(t *testing.T) {
 	ended := make(chan error, 8)
 	var done, longest atomic.Int64
 	for w := range 8 {
-		go func() { ended <- pathWorker(s, w, rand.New(rand.NewPCG(seed, uint64(w))), stop, &done, &longest) }() // ends with stop
+		go func() { ended <- pathWorker(spaces, w, rand.New(rand.NewPCG(seed, uint64(w))), stop, &done, &longest) }() // ends with stop
 	}
 	step := func(what, use string) {
 		t.Helper()
@@ -102,7 +110,7 @@ func TestNVMePaths(t *testing.T) {
 			use = "out"
 		}
 		step("lab ana 1 1 "+state, use+" optimized")
-		s.SetPolicy(nvmetcp.Policy(rand.IntN(4)))
+		host.SetPolicy(nvmetcp.Policy(rand.IntN(4)))
 	}
 	step("lab refuse "+tcp[0], "out optimized")
 	step("lab unblock "+tcp[0], "optimized optimized")
@@ -113,8 +121,8 @@ func TestNVMePaths(t *testing.T) {
 	step("lab port 2 on", "optimized optimized")
 	link := "/sys/kernel/config/nvmet/ports/2/subsystems/" + cfg.SubsysNQN
 	step("rm "+link, "optimized")
-	if got := s.Addrs(); !slices.Equal(got, both[:1]) {
-		t.Errorf("with the subsystem taken from port 2: addresses %v", got)
+	if got := host.Stats()[0].Controllers; len(got) != 1 || got[0].Addr != both[0] {
+		t.Errorf("with the subsystem taken from port 2: %+v, want %s alone", got, both[0])
 	}
 	step("ln -s /sys/kernel/config/nvmet/subsystems/"+cfg.SubsysNQN+" "+link, "optimized optimized")
 	close(stop)
@@ -125,12 +133,8 @@ func TestNVMePaths(t *testing.T) {
 	}
 	t.Logf("%d commands, the longest took %v", done.Load(), time.Duration(longest.Load()).Round(time.Millisecond))
 
-	n, err := s.Namespace(1)
-	if err != nil {
-		t.Fatal(err)
-	}
 	read := func() error {
-		return n.Do(t.Context(), &nvmetcp.Request{Command: nvmetcp.Command{Op: wire.OpRead, Blocks: 1, Data: make([]byte, 512)}})
+		return spaces[1].Do(t.Context(), &nvmetcp.Request{Command: nvmetcp.Command{Op: wire.OpRead, Blocks: 1, Data: make([]byte, 512)}})
 	}
 	harness.Guest(t, "lab ns s0 1 off")
 	within("namespace 1 is gone", func() bool { _, gone := errors.AsType[*nvmetcp.GoneError](read()); return gone })
@@ -139,7 +143,7 @@ func TestNVMePaths(t *testing.T) {
 }
 
 // pathWorker writes and reads a part of both namespaces of its own, and checks what it reads.
-func pathWorker(s *nvmetcp.Subsystem, w int, r *rand.Rand, stop <-chan struct{}, done, longest *atomic.Int64) error {
+func pathWorker(spaces [3]*nvmetcp.Namespace, w int, r *rand.Rand, stop <-chan struct{}, done, longest *atomic.Int64) error {
 	const regions, size = 8, 16 << 10
 	var have [3][regions]int
 	content := func(nsid, i, generation int) []byte {
@@ -153,10 +157,7 @@ func pathWorker(s *nvmetcp.Subsystem, w int, r *rand.Rand, stop <-chan struct{},
 		default:
 		}
 		nsid, i := 1+r.IntN(2), r.IntN(regions)
-		n, err := s.Namespace(uint32(nsid))
-		if err != nil {
-			return err
-		}
+		n := spaces[nsid]
 		blocks := uint32(size / n.Format().BlockSize)
 		cmd := &nvmetcp.Request{Command: nvmetcp.Command{Op: wire.OpRead, SLBA: uint64(w*regions+i) * uint64(blocks), Blocks: blocks, Data: make([]byte, size)}}
 		if r.IntN(2) == 0 {
@@ -165,7 +166,7 @@ func pathWorker(s *nvmetcp.Subsystem, w int, r *rand.Rand, stop <-chan struct{},
 		}
 		began := time.Now()
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-		err = n.Do(ctx, cmd)
+		err := n.Do(ctx, cmd)
 		cancel()
 		longest.Store(max(longest.Load(), int64(time.Since(began))))
 		done.Add(1)

@@ -12,8 +12,10 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/nvmeauth"
+	"github.com/weftfs/weft/internal/nvmeauth/nvmeauthtest"
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 	"github.com/weftfs/weft/server/nvme"
+	"github.com/weftfs/weft/server/nvme/nvmetest"
 	"github.com/weftfs/weft/test/harness"
 )
 
@@ -21,7 +23,7 @@ const nvmeNQN = "nqn.2026-01.io.weft:interop"
 
 // nvmeTarget starts our target with one subsystem at two ports: namespace 1 of 512-byte blocks in ANA group 1, namespace 2 of
 // 4096-byte blocks in group 2, and returns it with a script that sets P1 and P2 to the ports.
-func nvmeTarget(t *testing.T) (*nvme.Target, string) {
+func nvmeTarget(t *testing.T) (*nvmetest.Target, string) {
 	t.Helper()
 	dir := harness.Dir(t)
 	cfg := nvme.Config{Subsystems: []nvme.Subsystem{{NQN: nvmeNQN, Serial: "interop", AnyHost: true}}}
@@ -36,7 +38,7 @@ func nvmeTarget(t *testing.T) (*nvme.Target, string) {
 		_, port, _ := net.SplitHostPort(addr)
 		cfg.Ports = append(cfg.Ports, nvme.Port{ID: id + 1, Listen: addr, Advertise: "10.0.2.2:" + port, HeaderDigest: true, DataDigest: true})
 	}
-	tgt, err := nvme.New(cfg)
+	tgt, err := nvmetest.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,11 +170,11 @@ func TestKernelInitiatorSecrets(t *testing.T) {
 	harness.StartVM(t)
 	tgt, vars := nvmeTarget(t)
 	name := strings.TrimSpace(harness.Guest(t, "cat /etc/nvme/hostnqn"))
-	h := nvme.Host{NQN: name, Secret: nvmeauth.NewSecret(nvmeauth.SHA256), ControllerSecret: nvmeauth.NewSecret(nvmeauth.SHA512)}
+	h := nvme.Host{NQN: name, Secret: nvmeauthtest.NewSecret(nvmeauth.SHA256), ControllerSecret: nvmeauthtest.NewSecret(nvmeauth.SHA512)}
 	if err := tgt.AllowHost(nvmeNQN, h); err != nil {
 		t.Fatal(err)
 	}
-	wrong := nvmeauth.NewSecret(nvmeauth.SHA256)
+	wrong := nvmeauthtest.NewSecret(nvmeauth.SHA256)
 	harness.Guest(t, vars+fmt.Sprintf(`
 		S=%s C=%s W=%s
 		connect() { nvme connect -t tcp -a 10.0.2.2 -s $P1 -n $NQN --nr-io-queues=2 "$@"; }

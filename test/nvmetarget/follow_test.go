@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/server/nvme"
+	"github.com/weftfs/weft/server/nvme/nvmetest"
 	"github.com/weftfs/weft/test/harness"
 )
 
@@ -48,7 +49,7 @@ func TestFollow(t *testing.T) {
 	for id := range uint16(3) {
 		cfg.Ports = append(cfg.Ports, nvme.Port{ID: id + 1, Listen: harness.FreeAddr(t), Discovery: id == 2})
 	}
-	target, err := nvme.New(cfg)
+	target, err := nvmetest.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

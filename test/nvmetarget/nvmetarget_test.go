@@ -305,7 +305,9 @@ func TestAllowed(t *testing.T) {
 // TestMisbehaviour uses each of the other rules, and looks at what the host finds.
 func TestMisbehaviour(t *testing.T) {
 	digests := wire.ICReq{HeaderDigest: true, DataDigest: true}
-	flush := func() *command { return &command{Command: wire.Flush(1)} }
+	flush := func() *command {
+		return &command{Command: wire.Command{Opcode: wire.OpFlush, NSID: 1, SGL: wire.NoSGL()}}
+	}
 	big := make([]byte, 64<<10)
 	for name, tc := range map[string]struct {
 		rule Rule

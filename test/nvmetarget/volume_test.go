@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/server/nvme"
+	"github.com/weftfs/weft/server/nvme/nvmetest"
 	"github.com/weftfs/weft/test/harness"
 )
 
@@ -52,7 +53,7 @@ func TestVolume(t *testing.T) {
 		cfg.Ports = append(cfg.Ports, nvme.Port{ID: id + 1, Listen: harness.FreeAddr(t), Subsystems: both})
 	}
 	cfg.Ports = append(cfg.Ports, nvme.Port{ID: 3, Listen: "127.0.0.1:0", Subsystems: []string{name + "2"}, Advertise: "127.0.0.1:1"})
-	target, err := nvme.New(cfg)
+	target, err := nvmetest.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

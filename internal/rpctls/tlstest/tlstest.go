@@ -68,9 +68,3 @@ func (c *CA) write(name string, b []byte) {
 		c.t.Fatal(err)
 	}
 }
-
-// Files returns the files of the CA itself.
-func (c *CA) Files() rpctls.Files {
-	f := rpctls.Dir(c.Dir)
-	return rpctls.Files{CA: f.CA, CRL: f.CRL}
-}

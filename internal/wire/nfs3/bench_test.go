@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/weftfs/weft/internal/wire/oncrpc"
+	"github.com/weftfs/weft/internal/wire/oncrpc/oncrpctest"
 	"github.com/weftfs/weft/internal/wire/xdr"
 )
 
@@ -19,7 +20,7 @@ func BenchmarkWriteCall(b *testing.B) {
 	for b.Loop() {
 		call := oncrpc.Call{XID: 1, Prog: oncrpc.ProgNFS, Vers: Version, Proc: uint32(ProcWrite), Cred: cred}
 		args := WriteArgs{FH: fh1, Offset: 4096, Count: 1 << 20}
-		buf = args.AppendHead(call.Append(oncrpc.AppendRecordMark(buf[:0], 0, true)))
+		buf = args.AppendHead(call.Append(oncrpctest.AppendRecordMark(buf[:0], 0, true)))
 		oncrpc.PutRecordMark(buf, len(buf)-oncrpc.RecordMarkSize+xdr.Padded(1<<20), true)
 	}
 }

@@ -286,13 +286,6 @@ type SymlinkArgs struct {
 	Target string
 }
 
-// Append encodes the message.
-func (a *SymlinkArgs) Append(b []byte) []byte {
-	b = a.Where.Append(b)
-	b = a.Attr.append(b)
-	return xdr.AppendString(b, a.Target)
-}
-
 // Decode takes the message.
 func (a *SymlinkArgs) Decode(d *xdr.Decoder) error {
 	*a = SymlinkArgs{}
@@ -309,21 +302,6 @@ type MknodArgs struct {
 	Type  Ftype
 	Attr  Sattr
 	Spec  SpecData
-}
-
-// Append encodes the message.
-func (a *MknodArgs) Append(b []byte) []byte {
-	b = a.Where.Append(b)
-	b = xdr.AppendUint32(b, uint32(a.Type))
-	switch a.Type {
-	case TypeChr, TypeBlk:
-		b = a.Attr.append(b)
-		b = xdr.AppendUint32(b, a.Spec.Major)
-		b = xdr.AppendUint32(b, a.Spec.Minor)
-	case TypeSock, TypeFifo:
-		b = a.Attr.append(b)
-	}
-	return b
 }
 
 // Decode takes the message. Any Type is taken, since the server has an answer for the wrong ones: ErrBadType.

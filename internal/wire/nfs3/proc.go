@@ -34,45 +34,37 @@ const (
 	ProcCommit
 )
 
-var procs = [...]struct {
-	name       string
-	idempotent bool
-}{
-	ProcNull:        {"NULL", true},
-	ProcGetattr:     {"GETATTR", true},
-	ProcSetattr:     {"SETATTR", false},
-	ProcLookup:      {"LOOKUP", true},
-	ProcAccess:      {"ACCESS", true},
-	ProcReadlink:    {"READLINK", true},
-	ProcRead:        {"READ", true},
-	ProcWrite:       {"WRITE", true},
-	ProcCreate:      {"CREATE", false},
-	ProcMkdir:       {"MKDIR", false},
-	ProcSymlink:     {"SYMLINK", false},
-	ProcMknod:       {"MKNOD", false},
-	ProcRemove:      {"REMOVE", false},
-	ProcRmdir:       {"RMDIR", false},
-	ProcRename:      {"RENAME", false},
-	ProcLink:        {"LINK", false},
-	ProcReaddir:     {"READDIR", true},
-	ProcReaddirPlus: {"READDIRPLUS", true},
-	ProcFsstat:      {"FSSTAT", true},
-	ProcFsinfo:      {"FSINFO", true},
-	ProcPathconf:    {"PATHCONF", true},
-	ProcCommit:      {"COMMIT", true},
+var procs = [...]string{
+	ProcNull:        "NULL",
+	ProcGetattr:     "GETATTR",
+	ProcSetattr:     "SETATTR",
+	ProcLookup:      "LOOKUP",
+	ProcAccess:      "ACCESS",
+	ProcReadlink:    "READLINK",
+	ProcRead:        "READ",
+	ProcWrite:       "WRITE",
+	ProcCreate:      "CREATE",
+	ProcMkdir:       "MKDIR",
+	ProcSymlink:     "SYMLINK",
+	ProcMknod:       "MKNOD",
+	ProcRemove:      "REMOVE",
+	ProcRmdir:       "RMDIR",
+	ProcRename:      "RENAME",
+	ProcLink:        "LINK",
+	ProcReaddir:     "READDIR",
+	ProcReaddirPlus: "READDIRPLUS",
+	ProcFsstat:      "FSSTAT",
+	ProcFsinfo:      "FSINFO",
+	ProcPathconf:    "PATHCONF",
+	ProcCommit:      "COMMIT",
 }
 
 func (p Proc) String() string {
 	if int(p) < len(procs) {
-		return procs[p].name
+		return procs[p]
 	}
 	return fmt.Sprintf("NFS procedure %d", uint32(p))
 }
-
-// Idempotent tells whether a call that was perhaps executed may be sent again without a duplicate request cache on the
-// server. SETATTR is not because of its guard, nor CREATE because of the modes other than EXCLUSIVE; WRITE is as long
-// as the bytes are the same. An unknown procedure is not.
-func (p Proc) Idempotent() bool { return int(p) < len(procs) && procs[p].idempotent }
 
 // MountProc is a procedure of the MOUNT program.
 type MountProc uint32

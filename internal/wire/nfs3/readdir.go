@@ -12,14 +12,6 @@ type ReaddirArgs struct {
 	Count  uint32 // most bytes of results, the status not counted
 }
 
-// Append encodes the message.
-func (a *ReaddirArgs) Append(b []byte) []byte {
-	b = a.Dir.Append(b)
-	b = xdr.AppendUint64(b, a.Cookie)
-	b = append(b, a.Verf[:]...)
-	return xdr.AppendUint32(b, a.Count)
-}
-
 // Decode takes the message.
 func (a *ReaddirArgs) Decode(d *xdr.Decoder) error {
 	a.Dir.Decode(d)

@@ -3,7 +3,6 @@ package nfs3
 import (
 	"encoding/hex"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/weftfs/weft/internal/wire/xdr"
@@ -104,18 +103,6 @@ const (
 
 // Time is an nfstime3: seconds and nanoseconds since 1970, until 2106.
 type Time struct{ Sec, Nsec uint32 }
-
-// TimeOf converts t; what lies before 1970 or after 2106 becomes the nearest time that can be said.
-func TimeOf(t time.Time) Time {
-	switch s := t.Unix(); {
-	case s < 0:
-		return Time{}
-	case s > math.MaxUint32:
-		return Time{math.MaxUint32, 999_999_999}
-	default:
-		return Time{uint32(s), uint32(t.Nanosecond())}
-	}
-}
 
 // Time converts t.
 func (t Time) Time() time.Time { return time.Unix(int64(t.Sec), int64(t.Nsec)) }

@@ -202,7 +202,7 @@ func rebuild(t *testing.T, c *Command, admin bool, data []byte) (Command, []byte
 	case set == SetAdmin && c.Opcode == OpKeepAlive:
 		built = KeepAlive()
 	case set == SetIO && c.Opcode == OpFlush:
-		built = Flush(c.NSID)
+		built = Command{Opcode: OpFlush, NSID: c.NSID, SGL: NoSGL()}
 	case set == SetIO && c.Opcode == OpDatasetManagement:
 		n, _ := DecodeDSM(c)
 		var r DSMRange
@@ -364,8 +364,8 @@ func anaText(t *testing.T, b []byte) string {
 		if err != nil {
 			t.Error(err)
 		}
-		if g.Count() > 0 {
-			text += fmt.Sprintf("%d %v %d; ", g.ID, g.State, slices.Collect(g.NSIDs()))
+		if ids := slices.Collect(g.NSIDs()); len(ids) > 0 {
+			text += fmt.Sprintf("%d %v %d; ", g.ID, g.State, ids)
 		}
 	}
 	return text

@@ -14,8 +14,5 @@ func UpdateDigest(d uint32, b []byte) uint32 { return crc32.Update(d, castagnoli
 // AppendDigest appends the digest of of to b.
 func AppendDigest(b, of []byte) []byte { return le.AppendUint32(b, Digest(of)) }
 
-// DecodeDigest is the digest that the first DigestSize bytes of d are, to compare with one made in pieces.
-func DecodeDigest(d []byte) uint32 { return le.Uint32(d) }
-
 // VerifyDigest tells whether the first DigestSize bytes of d are the digest of b.
 func VerifyDigest(d, b []byte) bool { return len(d) >= DigestSize && le.Uint32(d) == Digest(b) }

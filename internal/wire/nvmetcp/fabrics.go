@@ -297,9 +297,6 @@ func (p *Auth) Decode(c *Command) Status {
 	return StatusSuccess
 }
 
-// Disconnect is the command that ends an I/O queue.
-func Disconnect() Command { return fabrics(FabricsDisconnect, NoSGL()) }
-
 // Capabilities is the property CAP.
 type Capabilities struct {
 	MaxQueueSize     int           // entries, 2 to MaxQueueSize (MQES)

@@ -65,14 +65,6 @@ func AppendHostBehavior(b []byte, acre bool) []byte {
 	return b
 }
 
-// DecodeHostBehavior takes the data of FeatureHostBehavior.
-func DecodeHostBehavior(b []byte) (acre bool, err error) {
-	if err := short("host behavior", b, HostBehaviorSize); err != nil {
-		return false, err
-	}
-	return b[0] == 1, nil
-}
-
 // Events is a set of asynchronous events: OAES, and the value of FeatureEvents.
 type Events uint32
 

@@ -306,8 +306,6 @@ var structGoldens = []struct {
 		 @256 6e716e2e 323031342d30382e 613a73
 		 @512 31302e302e302e31 ` + strings.Repeat("20", 248) + `
 		 02`},
-	{"ReservationNotice", &ReservationNotice{Count: 0x0102, Type: NoticePreempted, Left: 4, NSID: 5}, 64,
-		`0201000000000000 03 04 0000 05000000`},
 }
 
 func TestStructGolden(t *testing.T) {
@@ -371,7 +369,6 @@ var commandGoldens = []struct {
 			var p Auth
 			return []any{p.Decode(c), p}, []any{StatusSuccess, Auth{Receive: true, Length: 0x1000}}
 		}},
-	{"Disconnect", false, NoData, Disconnect(), `7f 40 0000 08 @39 5a`, nil},
 	{"Identify", true, ToHost, Identify{CNS: CNSSetNamespace, NSID: 7, CntlID: 0x0102, CSI: CSIZoned}.Command(),
 		`06 40 0000 07000000 @32 00100000 0000005a 05 00 0201 00000002`,
 		func(c *Command) (any, any) {
@@ -380,11 +377,6 @@ var commandGoldens = []struct {
 			return p, Identify{CNS: CNSSetNamespace, NSID: 7, CntlID: 0x0102, CSI: CSIZoned}
 		}},
 	{"Keep Alive", true, NoData, KeepAlive(), `18 40 @39 5a`, nil},
-	{"Abort", true, NoData, Abort(3, 0x1234), `08 40 @39 5a 0300 3412`,
-		func(c *Command) (any, any) {
-			sqid, cid := DecodeAbort(c)
-			return []uint16{sqid, cid}, []uint16{3, 0x1234}
-		}},
 	{"Set Features", true, ToController, Feature{ID: FeatureQueues, Value: QueueCount(8)}.Set(NoSGL()),
 		`09 40 @39 5a 07000000 0700 0700`,
 		func(c *Command) (any, any) {
@@ -408,7 +400,7 @@ var commandGoldens = []struct {
 			var p GetLogPage
 			return []any{p.Decode(c), p}, []any{StatusSuccess, GetLogPage{ID: LogANA, LSP: LSPANAGroups, RAE: true, NSID: AllNamespaces, Offset: 0x1_0000_1000, Length: 0x50000, CSI: 1}}
 		}},
-	{"Flush", false, NoData, Flush(1), `00 40 0000 01000000 @39 5a`, nil},
+	{"Flush", false, NoData, Command{Opcode: OpFlush, NSID: 1, SGL: NoSGL()}, `00 40 0000 01000000 @39 5a`, nil},
 	{"Write", false, ToController, Range{NSID: 1, SLBA: 0x1_0000_0002, Blocks: MaxBlocks, Limited: true}.Command(OpWrite, CapsuleSGL(0x2000)),
 		`01 40 0000 01000000 @32 00200000 00000001 02000000 01000000 ffff0080`,
 		func(c *Command) (any, any) {
@@ -566,7 +558,7 @@ func TestANALogGolden(t *testing.T) {
 		@16 01000000 02000000 0300000000000000 01
 		@48 01000000 03000000
 		@56 02000000 00000000 0400000000000000 0f`)
-	if !bytes.Equal(got, want) || uint64(len(got)) != ANALogSize(2, 2) {
+	if !bytes.Equal(got, want) {
 		t.Fatal(diff(got, want))
 	}
 	type group struct {
@@ -584,9 +576,6 @@ func TestANALogGolden(t *testing.T) {
 		for id := range g.NSIDs() {
 			ids = append(ids, id)
 		}
-		if g.Count() != len(ids) {
-			t.Errorf("group %d counts %d namespaces and has %d", g.ID, g.Count(), len(ids))
-		}
 		back = append(back, group{g.ID, g.ChangeCount, g.State, ids})
 	}
 	if want := []group{{1, 3, ANAOptimized, []uint32{1, 3}}, {2, 4, ANAChange, nil}}; !reflect.DeepEqual(back, want) {
@@ -602,12 +591,6 @@ func TestNamespaceListGolden(t *testing.T) {
 	}
 	if ids, full, err := ActiveNSIDs([]uint32{1}, got, 1); err != nil || full || !reflect.DeepEqual(ids, []uint32{1, 2, 3, 256}) {
 		t.Fatal(ids, full, err)
-	}
-	if ids, all, err := ChangedNSIDs(got); err != nil || all || len(ids) != 3 {
-		t.Fatal(ids, all, err)
-	}
-	if _, all, err := ChangedNSIDs(AppendAllChanged(nil)); err != nil || !all {
-		t.Fatal(all, err)
 	}
 	many := make([]uint32, 2000)
 	for i := range many {
@@ -682,9 +665,8 @@ func TestResultGolden(t *testing.T) {
 	if n := DecodeQueueCount(0x0003_0007); n != 4 {
 		t.Errorf("%d queues", n)
 	}
-	b := AppendHostBehavior(nil, true)
-	if acre, err := DecodeHostBehavior(b); err != nil || !acre || len(b) != 512 || b[0] != 1 {
-		t.Error(acre, err, len(b))
+	if b := AppendHostBehavior(nil, true); len(b) != 512 || b[0] != 1 {
+		t.Error(len(b), b[0])
 	}
 }
 
@@ -702,7 +684,7 @@ func TestDigest(t *testing.T) {
 		if hex.EncodeToString(d) != tt.want || !VerifyDigest(d, tt.data) || VerifyDigest(d[:3], tt.data) {
 			t.Errorf("%x", d)
 		}
-		if UpdateDigest(UpdateDigest(0, tt.data[:5]), tt.data[5:]) != DecodeDigest(d) {
+		if UpdateDigest(UpdateDigest(0, tt.data[:5]), tt.data[5:]) != le.Uint32(d) {
 			t.Error("a digest in pieces is another")
 		}
 	}

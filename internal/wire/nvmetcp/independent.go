@@ -21,12 +21,3 @@ func (p *IndependentNamespace) Append(b []byte) []byte {
 	d[14] = byte(bit(p.Ready, 0))
 	return b
 }
-
-// Decode takes the structure.
-func (p *IndependentNamespace) Decode(b []byte) error {
-	if err := short("Identify Namespace, independent of its command set", b, IdentifySize); err != nil {
-		return err
-	}
-	*p = IndependentNamespace{NMIC: b[1], RESCAP: b[2], ANAGRPID: le.Uint32(b[4:]), NSATTR: b[8], Ready: b[14]&1 != 0}
-	return nil
-}

@@ -1,7 +1,5 @@
 package nvmetcp
 
-import "math"
-
 // MaxBlocks is the most blocks of one Read, Write, Compare or Write Zeroes.
 const MaxBlocks = 1 << 16
 
@@ -53,19 +51,8 @@ func (r Range) Within(size uint64) bool {
 	return r.SLBA <= size && uint64(r.Blocks) <= size-r.SLBA
 }
 
-// Flush makes what was written to the namespace durable.
-func Flush(nsid uint32) Command { return Command{Opcode: OpFlush, NSID: nsid, SGL: NoSGL()} }
-
 // KeepAlive is the command that does nothing but tell that the host lives.
 func KeepAlive() Command { return Command{Opcode: OpKeepAlive, SGL: NoSGL()} }
-
-// Abort asks for the command cid of the submission queue sqid to be aborted.
-func Abort(sqid, cid uint16) Command {
-	return Command{Opcode: OpAbort, SGL: NoSGL(), CDW10: uint32(cid)<<16 | uint32(sqid)}
-}
-
-// DecodeAbort takes the arguments of Abort.
-func DecodeAbort(c *Command) (sqid, cid uint16) { return uint16(c.CDW10), uint16(c.CDW10 >> 16) }
 
 // Limits of Dataset Management.
 const (
@@ -115,12 +102,4 @@ func (r *DSMRange) Decode(b []byte) error {
 // Within tells whether the range ends within a namespace of size blocks.
 func (r DSMRange) Within(size uint64) bool {
 	return r.SLBA <= size && uint64(r.Blocks) <= size-r.SLBA
-}
-
-// dwords is NUMD for n bytes: 0's based dwords, n/4 rounded up.
-func dwords(n int) uint32 {
-	if n <= 0 || n > math.MaxUint32 {
-		return 0
-	}
-	return uint32((n+3)/4 - 1)
 }

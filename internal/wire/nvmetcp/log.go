@@ -12,10 +12,10 @@ type LogID uint8
 const (
 	LogError             LogID = 0x01
 	LogHealth            LogID = 0x02
-	LogChangedNamespaces LogID = 0x04 // ChangedNSIDs
+	LogChangedNamespaces LogID = 0x04 // as AppendNSIDs has them; AllNamespaces alone: too many for the log
 	LogANA               LogID = 0x0C // ANAHeader, ANAGroups
 	LogDiscovery         LogID = 0x70 // DiscoveryHeader, DiscoveryEntry
-	LogReservation       LogID = 0x80 // ReservationNotice
+	LogReservation       LogID = 0x80
 )
 
 // LSPANAGroups of GetLogPage.LSP asks for the ANA log without NSIDs.
@@ -68,21 +68,6 @@ func (p *GetLogPage) Decode(c *Command) Status {
 	return StatusSuccess
 }
 
-// ChangedNSIDs takes the log of changed namespaces. all tells that there were too many for the log: look at all namespaces.
-func ChangedNSIDs(b []byte) (nsids []uint32, all bool, err error) {
-	if err := short("log of changed namespaces", b, IdentifySize); err != nil {
-		return nil, false, err
-	}
-	if le.Uint32(b) == AllNamespaces {
-		return nil, true, nil
-	}
-	nsids, _, err = ActiveNSIDs(nil, b, 0)
-	return nsids, false, err
-}
-
-// AppendAllChanged encodes the log of changed namespaces that says that there were too many for it; AppendNSIDs encodes others.
-func AppendAllChanged(b []byte) []byte { return AppendNSIDs(b, []uint32{AllNamespaces}) }
-
 // ANAState is a controller's access to the namespaces of an ANA group.
 type ANAState uint8
 
@@ -129,11 +114,6 @@ const (
 	ANAGroupSize  = 32 // without NSIDs
 )
 
-// ANALogSize is the bytes of the longest ANA log with so many groups and namespaces.
-func ANALogSize(groups, namespaces uint32) uint64 {
-	return ANAHeaderSize + ANAGroupSize*uint64(groups) + 4*uint64(namespaces)
-}
-
 // ANAHeader begins the ANA log.
 type ANAHeader struct {
 	ChangeCount uint64 // moves with the log
@@ -163,9 +143,6 @@ type ANAGroup struct {
 	State       ANAState
 	nsids       []byte
 }
-
-// Count is how many namespaces the group has in the log.
-func (p *ANAGroup) Count() int { return len(p.nsids) / 4 }
 
 // NSIDs is the group's namespaces in the log, which rise. They alias the log.
 func (p *ANAGroup) NSIDs() iter.Seq[uint32] { return nsids(p.nsids) }
@@ -351,41 +328,5 @@ func (p *DiscoveryEntry) Decode(b []byte) error {
 			}
 		}
 	}
-	return nil
-}
-
-// ReservationNoticeSize is the bytes of the reservation notification log.
-const ReservationNoticeSize = 64
-
-// Types of ReservationNotice.
-const (
-	NoticeEmpty        uint8 = 0 // the log is empty
-	NoticeRegistration uint8 = 1 // a registration was preempted
-	NoticeReleased     uint8 = 2
-	NoticePreempted    uint8 = 3
-)
-
-// ReservationNotice is the reservation notification log: its oldest page, which reading takes away.
-type ReservationNotice struct {
-	Count uint64 // of this page
-	Type  uint8
-	Left  uint8 // pages behind this one
-	NSID  uint32
-}
-
-// Append encodes the log.
-func (p ReservationNotice) Append(b []byte) []byte {
-	b = le.AppendUint64(b, p.Count)
-	b = append(b, p.Type, p.Left, 0, 0)
-	b = le.AppendUint32(b, p.NSID)
-	return append(b, zeros[:ReservationNoticeSize-16]...)
-}
-
-// Decode takes the log.
-func (p *ReservationNotice) Decode(b []byte) error {
-	if err := short("reservation log", b, ReservationNoticeSize); err != nil {
-		return err
-	}
-	*p = ReservationNotice{Count: le.Uint64(b), Type: b[8], Left: b[9], NSID: le.Uint32(b[12:])}
 	return nil
 }

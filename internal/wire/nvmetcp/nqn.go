@@ -3,9 +3,6 @@ package nvmetcp
 import (
 	"bytes"
 	"fmt"
-	"net"
-	"net/netip"
-	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -74,92 +71,4 @@ func putText(b []byte, s string, pad byte) {
 func getText(b []byte) string {
 	b, _, _ = bytes.Cut(b, []byte{0})
 	return string(bytes.TrimRight(b, " "))
-}
-
-// Ports by convention.
-const (
-	DefaultPort          = 4420
-	DefaultDiscoveryPort = 8009
-)
-
-// URL names a namespace as nvme://HOST:PORT/NQN#NSID, or with less of it a subsystem or a discovery service. HOST is a name,
-// an IPv4 address, or an IPv6 address in brackets.
-type URL struct {
-	Host string // without brackets
-	Port uint16
-	NQN  string // "" for a discovery service
-	NSID uint32 // 0 for a subsystem or a discovery service
-}
-
-// ParseURL takes the written form. A port that is not there is DefaultPort, or DefaultDiscoveryPort if there is no NQN.
-func ParseURL(s string) (URL, error) {
-	u, err := parseURL(s)
-	if err != nil {
-		return URL{}, fmt.Errorf("%q: %w; want nvme://HOST:PORT/NQN#NSID", s, err)
-	}
-	return u, nil
-}
-
-func parseURL(s string) (u URL, err error) {
-	rest, ok := strings.CutPrefix(s, "nvme://")
-	if !ok {
-		return u, fmt.Errorf("does not begin with nvme://: %w", ErrInvalid)
-	}
-	hostport, rest, _ := strings.Cut(rest, "/")
-	if rest != "" {
-		at := strings.LastIndexByte(rest, '#')
-		if at >= 0 {
-			id, err := strconv.ParseUint(rest[at+1:], 10, 32)
-			if err != nil || id == 0 || id == AllNamespaces {
-				return u, fmt.Errorf("%q is not a namespace ID (1 to %d): %w", rest[at+1:], uint32(AllNamespaces-1), ErrInvalid)
-			}
-			u.NSID = uint32(id)
-			rest = rest[:at]
-		}
-		if err := CheckNQN(rest); err != nil {
-			return u, err
-		}
-		u.NQN = rest
-	}
-	u.Port = DefaultPort
-	if u.NQN == "" {
-		u.Port = DefaultDiscoveryPort
-	}
-
-	u.Host = hostport
-	if port := strings.LastIndexByte(hostport, ':'); port > strings.LastIndexByte(hostport, ']') {
-		n, err := strconv.ParseUint(hostport[port+1:], 10, 16)
-		if err != nil || n == 0 {
-			return u, fmt.Errorf("%q is not a port: %w", hostport[port+1:], ErrInvalid)
-		}
-		u.Host, u.Port = hostport[:port], uint16(n)
-	}
-	if strings.HasPrefix(hostport, "[") {
-		host, closed := strings.CutSuffix(u.Host[1:], "]")
-		u.Host = host
-		if addr, err := netip.ParseAddr(host); err != nil || !addr.Is6() || !closed {
-			return u, fmt.Errorf("%q is not an IPv6 address in brackets: %w", hostport, ErrInvalid)
-		}
-		return u, nil
-	}
-	if u.Host == "" || strings.ContainsFunc(u.Host, func(r rune) bool {
-		return r != '-' && r != '.' && r != '_' && (r > unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r))
-	}) {
-		return u, fmt.Errorf("%q is not a host; IPv6 addresses stand in brackets: %w", u.Host, ErrInvalid)
-	}
-	return u, nil
-}
-
-// Addr is HOST:PORT, as net.Dial takes it.
-func (u URL) Addr() string { return net.JoinHostPort(u.Host, strconv.Itoa(int(u.Port))) }
-
-func (u URL) String() string {
-	s := "nvme://" + u.Addr()
-	if u.NQN != "" {
-		s += "/" + u.NQN
-		if u.NSID != 0 {
-			s += "#" + strconv.FormatUint(uint64(u.NSID), 10)
-		}
-	}
-	return s
 }

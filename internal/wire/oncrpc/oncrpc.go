@@ -48,14 +48,6 @@ func PutRecordMark(b []byte, n int, last bool) {
 	binary.BigEndian.PutUint32(b, v)
 }
 
-// AppendRecordMark appends the mark that PutRecordMark writes. A sender that does not know the length yet appends a
-// mark of 0, builds its message behind it and writes the true one with PutRecordMark.
-func AppendRecordMark(b []byte, n int, last bool) []byte {
-	b = append(b, 0, 0, 0, 0)
-	PutRecordMark(b[len(b)-RecordMarkSize:], n, last)
-	return b
-}
-
 // ParseRecordMark reads a mark from b[:4]. The caller bounds n, and the sum of it over the fragments of one message,
 // before it allocates; fragments of length 0 that are not the last are legal and must be bounded in number.
 func ParseRecordMark(b []byte) (n int, last bool) {
