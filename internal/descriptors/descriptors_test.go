@@ -88,8 +88,8 @@ func TestLimit(t *testing.T) {
 	if !inChild(t, 64, 256) {
 		return
 	}
-	if int(limit) < 255 {
-		t.Errorf("the limit is %d of 256", int(limit))
+	if limit < 255 {
+		t.Errorf("the limit is %d of 256", limit)
 	}
 	out, err := exec.Command("sh", "-c", "ulimit -Sn; ulimit -Hn").Output()
 	if string(out) != "64\n256\n" {
@@ -104,7 +104,7 @@ func TestShares(t *testing.T) {
 			sum += s.Size()
 		}
 		if sum > int(limit)*3/4 {
-			t.Errorf("the shares of a %s are %d of %d", name, sum, int(limit))
+			t.Errorf("the shares of a %s are %d of %d", name, sum, limit)
 		}
 	}
 	s := &Share{eighths: 2}

@@ -118,7 +118,7 @@ func TestShortLayout(t *testing.T) {
 	if s, err := DecodeSegment(&d); err != nil || len(d.Rest()) != 0 || !reflect.DeepEqual(s, want) {
 		t.Errorf("%+v, %v, want %+v", s, err, want)
 	}
-	// An id of three digits makes it too long.
+	// User and group of three digits each make it too long.
 	long := append(AppendLayout(nil, want), 1, 2)
 	if s, err := DecodeLayout(long, wholeFile, layout.IOModeRW); err != nil || !reflect.DeepEqual(s, want) {
 		t.Errorf("%+v, %v, want %+v", s, err, want)
