@@ -23,6 +23,6 @@
 // A mirror with one data server should come with a stripe unit of 0 and in practice comes with any: it is kept, and means
 // nothing. Some servers leave out flags and statistics hint at the end of a layout, which then are 0.
 //
-// The length that knfsd of Linux 6.12 declares for a layout is up to 2 bytes too short or 4 too long, depending on how many
-// digits user and group have. DecodeLayout takes both.
+// The length that knfsd of Linux 6.12 declares for a layout is up to 2 bytes too short or 4 too long, depending on how
+// many digits user and group have. DecodeLayout takes both.
 package flexfiles

@@ -65,8 +65,8 @@ func AppendLayout(b []byte, s *layout.Segment) []byte {
 
 // DecodeLayout decodes body, the whole of an ff_layout4, for the range and iomode that came with it. The segment is valid.
 //
-// A body is extended with zeros to whole units of four bytes, and bytes behind its last field are ignored, since the length
-// that knfsd declares is wrong in both directions (see the package comment).
+// A body is extended with zeros to whole units of four bytes, and bytes behind its last field are ignored: the length that
+// knfsd declares is wrong in both directions (see the package comment).
 func DecodeLayout(body []byte, r layout.Range, mode layout.IOMode) (*layout.Segment, error) {
 	d := xdr.NewDecoder(append(slices.Clip(body), xdr.Padding(len(body))...))
 	s := &layout.Segment{Range: r, IOMode: mode}
