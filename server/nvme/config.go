@@ -15,17 +15,16 @@ import (
 type Config struct {
 	Subsystems []Subsystem
 	Ports      []Port
-	Log        *slog.Logger // nil: slog.Default()
-	// Control is called by New with what changes the target later; nil: it is not changed.
-	Control func(Control)
+	Log        *slog.Logger  // nil: slog.Default()
+	Control    func(Control) // New calls it with what changes the target later; nil: nothing does
 }
 
-// Control changes a target while it serves. The targets of weftd stay as they are; those of package nvmetest are changed
-// by tests.
+// Control changes a target while it serves. Package nvmetest has it for tests; the targets of weftd do not change.
 type Control interface {
 	// PortUp makes a port listen, again after PortDown.
 	PortUp(id uint16) error
-	// PortDown ends what listens at a port and the controllers that were reached there. When it returns none of their commands runs.
+	// PortDown ends what listens at a port and the controllers that were reached there. When it returns none of their
+	// commands runs.
 	PortDown(id uint16) error
 	// SetANA changes the state of a group at a port, and tells the hosts.
 	SetANA(portID uint16, group uint32, state wire.ANAState) error
@@ -33,8 +32,8 @@ type Control interface {
 	AddNamespace(nqn string, cfg Namespace) error
 	// RemoveNamespace takes a namespace away, and tells the hosts. When it returns nothing uses the backing any more.
 	RemoveNamespace(nqn string, nsid uint32) error
-	// Resize takes the size of a namespace's backing, which was changed, and tells the hosts. Before a backing is cut its namespace is
-	// removed.
+	// Resize takes the size of a namespace's backing, which was changed, and tells the hosts. A namespace is removed before
+	// its backing is truncated.
 	Resize(nqn string, nsid uint32) error
 	// AllowHost lets a host connect to a subsystem, or changes its secrets.
 	AllowHost(nqn string, h Host) error

@@ -183,7 +183,8 @@ func (s *subsystem) changed(nsid uint32) {
 	}
 }
 
-// drop ends controllers, and returns the connections that have to end, those of controllers that ended before among them. t.mu is held.
+// drop ends controllers, and returns the connections that have to end, those of controllers that ended before among them.
+// t.mu is held.
 func (t *Target) drop(s *subsystem, which func(*controller) bool) (ended []*conn) {
 	ended = t.cut(func(c *conn) bool {
 		ctrl := c.ctrl.Load()

@@ -6,8 +6,10 @@
 //
 // Every port answers discovery, and serves the subsystems that it is configured with. All ports of a target are told of in its
 // discovery log, to hosts that may connect; the log's generation begins at the time of the start, so a target that was started again is
-// known by it. A port has states of ANA groups of its own. States, namespaces, allowed hosts and ports change at run time
-// by a Control, and hosts are told by events; weftd has none, package nvmetest has. A controller belongs to the port at which it was made.
+// known by it. A port has states of ANA groups of its own. A controller belongs to the port at which it was made.
+//
+// A Control changes states, namespaces, allowed hosts and ports at run time, and events tell hosts. Package nvmetest uses one;
+// the targets of weftd do not change.
 //
 // A host that has a secret authenticates itself on each queue (package nvmeauth), and gets 0x191 for anything else before. It may do
 // so again later. One that fails is told, and its connection ends.
