@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane"
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/dataplane/targettest"
 	"github.com/weftfs/weft/layout"
 )
@@ -30,7 +30,7 @@ type env struct {
 	t       testing.TB
 	plane   *dataplane.Plane
 	servers []*targettest.Server
-	targets []*faulty.Target
+	targets []*faultytest.Target
 	buffers bool // what is written is in memory of Plane.Buffer
 
 	found atomic.Int64 // how often a server was found late or stuck
@@ -48,7 +48,7 @@ type options struct {
 func newEnv(t testing.TB, o options) *env {
 	t.Helper()
 	e := &env{t: t}
-	byID := map[layout.DeviceID]*faulty.Target{}
+	byID := map[layout.DeviceID]*faultytest.Target{}
 	for i := range max(o.servers, 1) {
 		s := targettest.NewServer(o.seed + uint64(i) + 1)
 		s.Keep(o.keep)
@@ -56,7 +56,7 @@ func newEnv(t testing.TB, o options) *env {
 			s.Shuffle()
 		}
 		inner := s.NewTarget(def(o.rsize, 64<<10), def(o.wsize, 64<<10))
-		target := faulty.New(inner, faulty.Config{Seed: o.seed + uint64(i), Reorder: o.reorder})
+		target := faultytest.New(inner, faultytest.Config{Seed: o.seed + uint64(i), Reorder: o.reorder})
 		e.servers, e.targets = append(e.servers, s), append(e.targets, target)
 		byID[s.ID()] = target
 		t.Cleanup(func() { target.Close() })

@@ -11,14 +11,14 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane"
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/dataplane/targettest"
 	"github.com/weftfs/weft/layout"
 )
 
 var (
 	_ dataplane.Sparser = (*targettest.Target)(nil)
-	_ dataplane.Sparser = (*faulty.Target)(nil)
+	_ dataplane.Sparser = (*faultytest.Target)(nil)
 )
 
 const block = targettest.BlockSize

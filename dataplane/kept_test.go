@@ -8,13 +8,13 @@ import (
 	"testing"
 
 	"github.com/weftfs/weft/dataplane"
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/layout"
 )
 
 // keeper is a target whose unstable writes are kept as long as its number is not 0.
 type keeper struct {
-	*faulty.Target
+	*faultytest.Target
 	number atomic.Uint64
 	plain  atomic.Bool // the next writes are not kept, though that was to be expected
 }
@@ -58,7 +58,7 @@ func TestKept(t *testing.T) {
 
 	// Refused, as after a fence, is not lost.
 	e.write(f, seg, 0, []byte("abc"))
-	e.targets[0].SetRules(faulty.Rule{Kind: layout.OpCommit, Times: 1, Err: syscall.EACCES})
+	e.targets[0].SetRules(faultytest.Rule{Kind: layout.OpCommit, Times: 1, Err: syscall.EACCES})
 	if err := f.Commit(t.Context()); !errors.Is(err, syscall.EACCES) {
 		t.Errorf("refused: %v", err)
 	}
@@ -151,7 +151,7 @@ func TestKeptLost(t *testing.T) {
 	e.commit(f)
 
 	e.write(f, seg, 0, []byte("01234567"))
-	e.targets[0].SetRules(faulty.Rule{Kind: layout.OpCommit, Times: 1, Err: syscall.EIO})
+	e.targets[0].SetRules(faultytest.Rule{Kind: layout.OpCommit, Times: 1, Err: syscall.EIO})
 	if err := f.Commit(t.Context()); !errors.Is(err, syscall.EIO) {
 		t.Errorf("COMMIT fails: %v", err)
 	}

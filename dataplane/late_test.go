@@ -11,12 +11,12 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane"
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/layout"
 )
 
 // frozen is a server that does what it is asked and tells nobody for so long.
-func frozen(d time.Duration) faulty.Rule { return faulty.Rule{Late: d} }
+func frozen(d time.Duration) faultytest.Rule { return faultytest.Rule{Late: d} }
 
 // expectStuck holds that a write failed for the copies on one server alone.
 func (e *env) expectStuck(err error, server int) {
@@ -153,7 +153,7 @@ func TestSlowIsNotLate(t *testing.T) {
 		f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
 		other, seg2 := e.plane.NewFile(), e.segment(4096, 1, 2)
 		e.write(other, seg2, 0, []byte("old"))
-		e.targets[1].SetRules(faulty.Rule{Kind: layout.OpWrite, Late: time.Hour, Times: 1})
+		e.targets[1].SetRules(faultytest.Rule{Kind: layout.OpWrite, Late: time.Hour, Times: 1})
 		s := e.startWrite(f, seg, 0, []byte("slow"), 0)
 		for !s.over() {
 			e.write(other, seg2, 0, []byte("new"))
@@ -201,7 +201,7 @@ func TestLateIsLast(t *testing.T) {
 				f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
 				e.targets[1].SetRules(frozen(time.Minute))
 				e.expectStuck(e.startWrite(e.plane.NewFile(), e.segment(4096, 1, 2), 0, []byte("late"), 0).wait(t), 1)
-				e.targets[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: syscall.EIO})
+				e.targets[0].SetRules(faultytest.Rule{Kind: layout.OpWrite, Err: syscall.EIO})
 				s := e.startWrite(f, seg, 0, []byte("data"), stable)
 				<-s.done
 				failed := dataplane.FailedCopies(s.err)
@@ -243,7 +243,7 @@ func TestLateDetach(t *testing.T) {
 		e := newEnv(t, options{servers: 2})
 		e.makeLate()
 		f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
-		e.targets[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Delay: time.Second, Err: syscall.EIO})
+		e.targets[0].SetRules(faultytest.Rule{Kind: layout.OpWrite, Delay: time.Second, Err: syscall.EIO})
 		s := e.startWrite(f, seg, 0, []byte("data"), layout.FileSync)
 		s.wr.Detach()
 		if err := s.wait(t); len(dataplane.FailedCopies(err)) != 2 {
@@ -272,7 +272,7 @@ func TestLateReads(t *testing.T) {
 				t.Errorf("refused %v: took %v", refuse, took)
 			}
 			// A copy that is slow is not left for one on a late server.
-			e.targets[0].SetRules(faulty.Rule{Kind: layout.OpRead, Late: 5 * mirrorTimeout})
+			e.targets[0].SetRules(faultytest.Rule{Kind: layout.OpRead, Late: 5 * mirrorTimeout})
 			s := e.startRead(f, seg, 0, make([]byte, len(want)))
 			if err := s.wait(t); err != nil {
 				t.Error(err)
@@ -286,7 +286,7 @@ func TestLateSoft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEnv(t, options{servers: 2})
 		patience := layout.Patience{Time: 5 * time.Second, Errno: syscall.EIO}
-		e.targets[1].SetRules(faulty.Rule{Kind: layout.OpRead, Delay: patience.Time, Err: patience.Over(nil)}, frozen(time.Hour))
+		e.targets[1].SetRules(faultytest.Rule{Kind: layout.OpRead, Delay: patience.Time, Err: patience.Over(nil)}, frozen(time.Hour))
 		write := func() (time.Duration, error) {
 			start := time.Now()
 			f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
@@ -313,7 +313,7 @@ func TestLateSoft(t *testing.T) {
 // up.
 func TestStuckOnce(t *testing.T) {
 	gaveUp := (&layout.Patience{Time: time.Minute, Errno: syscall.EIO}).Over(nil)
-	for name, rule := range map[string]faulty.Rule{
+	for name, rule := range map[string]faultytest.Rule{
 		"frozen": {Kind: layout.OpWrite, Late: time.Minute},
 		"soft":   {Kind: layout.OpWrite, Delay: time.Minute, Err: gaveUp},
 	} {
@@ -360,8 +360,8 @@ func TestStuckOnce(t *testing.T) {
 }
 
 // hangs is a disk that does not answer: what has to reach it waits, and the rest does not.
-func hangs(d time.Duration) faulty.Rule {
-	return faulty.Rule{Late: d, Match: func(op *layout.Op) bool { return op.Kind == layout.OpCommit || op.Stable != layout.Unstable }}
+func hangs(d time.Duration) faultytest.Rule {
+	return faultytest.Rule{Late: d, Match: func(op *layout.Op) bool { return op.Kind == layout.OpCommit || op.Stable != layout.Unstable }}
 }
 
 // A server whose disk hangs takes WRITEs. It is waited for once by COMMITs, whether the data was written before or is
@@ -391,7 +391,7 @@ func TestUnsyncedOnce(t *testing.T) {
 			t.Errorf("took %v", took)
 		}
 		// Trials are not waited for either.
-		e.targets[0].SetRules(faulty.Rule{Late: mirrorTimeout / 20})
+		e.targets[0].SetRules(faultytest.Rule{Late: mirrorTimeout / 20})
 		start = time.Now()
 		for range 10 {
 			time.Sleep(2 * mirrorTimeout)
@@ -423,7 +423,7 @@ func TestUnsyncedAway(t *testing.T) {
 		e := newEnv(t, options{servers: 2})
 		f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
 		e.write(f, seg, 0, []byte("old"))
-		e.targets[1].SetRules(faulty.Rule{Kind: layout.OpCommit, Late: time.Hour}, frozen(time.Minute)) // nobody waits for the COMMIT
+		e.targets[1].SetRules(faultytest.Rule{Kind: layout.OpCommit, Late: time.Hour}, frozen(time.Minute)) // nobody waits for the COMMIT
 		e.expectStuck(f.Commit(context.Background()), 1)
 		f.Forsake(copyOf(seg, 1, 0))
 		time.Sleep(2 * time.Minute)

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane"
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -20,7 +20,7 @@ import (
 const mirrorTimeout = time.Second
 
 // hang makes a server answer nothing of a kind for an hour, though it carries out what it is asked.
-func hang(kind layout.OpKind) faulty.Rule { return faulty.Rule{Kind: kind, Late: time.Hour} }
+func hang(kind layout.OpKind) faultytest.Rule { return faultytest.Rule{Kind: kind, Late: time.Hour} }
 
 func copyOf(seg *layout.Segment, mirror, column int) []*layout.DataFile {
 	return []*layout.DataFile{&seg.Mirrors[mirror].Servers[column]}
@@ -82,7 +82,7 @@ func TestAllStuck(t *testing.T) {
 		e := newEnv(t, options{servers: 2})
 		f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
 		for _, target := range e.targets {
-			target.SetRules(faulty.Rule{Kind: layout.OpWrite, Late: 10 * mirrorTimeout})
+			target.SetRules(faultytest.Rule{Kind: layout.OpWrite, Late: 10 * mirrorTimeout})
 		}
 		start := time.Now()
 		s := e.startWrite(f, seg, 0, []byte("data"), layout.Unstable)
@@ -241,7 +241,7 @@ func TestCopyStates(t *testing.T) {
 			}
 		}
 		// An error of the copy that is being filled is one.
-		e.targets[2].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: syscall.EIO})
+		e.targets[2].SetRules(faultytest.Rule{Kind: layout.OpWrite, Err: syscall.EIO})
 		err := e.startWrite(f, seg, 0, []byte("x"), 0).wait(t)
 		if failed := dataplane.FailedCopies(err); len(failed) != 1 || failed[0].Device != e.servers[2].ID() {
 			t.Errorf("write: %v", err)
@@ -270,7 +270,7 @@ func TestHedge(t *testing.T) {
 		before := count()
 		// One answer in ten takes 50 ms; now and then it is the hedge that is slow.
 		for _, target := range e.targets {
-			target.SetRules(faulty.Rule{Kind: layout.OpRead, Prob: 0.1, Late: 50 * time.Millisecond})
+			target.SetRules(faultytest.Rule{Kind: layout.OpRead, Prob: 0.1, Late: 50 * time.Millisecond})
 		}
 		slow := 0
 		const reads = 2000
@@ -300,8 +300,8 @@ func TestSlowMirror(t *testing.T) {
 		want := []byte("data")
 		e.write(f, seg, 0, want)
 		e.commit(f)
-		e.targets[0].SetRules(faulty.Rule{Kind: layout.OpRead, Late: 20 * time.Millisecond})
-		e.targets[1].SetRules(faulty.Rule{Kind: layout.OpRead, Late: time.Millisecond})
+		e.targets[0].SetRules(faultytest.Rule{Kind: layout.OpRead, Late: 20 * time.Millisecond})
+		e.targets[1].SetRules(faultytest.Rule{Kind: layout.OpRead, Late: time.Millisecond})
 		for range 50 {
 			e.check(f, seg, 0, want)
 		}
@@ -374,7 +374,7 @@ func TestNear(t *testing.T) {
 	if n := readBy(); n[at] < reads*9/10 { // one that takes long on a busy machine is hedged
 		t.Errorf("%d of %d reads by the copy that is near", n[at], reads)
 	}
-	e.targets[1].SetRules(faulty.Rule{Kind: layout.OpRead, Err: syscall.EIO})
+	e.targets[1].SetRules(faultytest.Rule{Kind: layout.OpRead, Err: syscall.EIO})
 	if n := readBy(); n[at] != 0 || n[0]+n[1]+n[2] < reads {
 		t.Errorf("%v reads while the copy that is near fails", n)
 	}

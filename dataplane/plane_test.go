@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane"
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/dataplane/targettest"
 	"github.com/weftfs/weft/layout"
 )
@@ -117,7 +117,7 @@ func TestDetachWeak(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEnv(t, options{})
 		f, seg := e.plane.NewFile(), e.segment(4096, 1, 1)
-		e.targets[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Weaken: true}, faulty.Rule{Kind: layout.OpCommit, Delay: time.Second})
+		e.targets[0].SetRules(faultytest.Rule{Kind: layout.OpWrite, Weaken: true}, faultytest.Rule{Kind: layout.OpCommit, Delay: time.Second})
 		w := e.startWrite(f, seg, 0, []byte("data"), layout.FileSync)
 		synctest.Wait()
 		w.wr.Detach()
@@ -183,7 +183,7 @@ func TestOverlapOrder(t *testing.T) {
 	rnd, seed := newRand(t)
 	e := newEnv(t, options{servers: 4, seed: seed, reorder: true, retain: 1 << 20, wsize: 5000})
 	for _, target := range e.targets {
-		target.SetRules(faulty.Rule{Kind: layout.OpWrite, Prob: 0.3, Delay: time.Microsecond, Jitter: time.Millisecond})
+		target.SetRules(faultytest.Rule{Kind: layout.OpWrite, Prob: 0.3, Delay: time.Microsecond, Jitter: time.Millisecond})
 	}
 	f, seg := e.plane.NewFile(), e.segment(8192, 2, 2)
 	want := make([]byte, 60000)
@@ -216,7 +216,7 @@ func TestParallelWrites(t *testing.T) {
 	e.check(f, seg, 0, []byte{0}) // the target is made
 	e.servers[0].Pause()
 	var sent atomic.Int32
-	e.targets[0].SetRules(faulty.Rule{Match: func(*layout.Op) bool { sent.Add(1); return false }})
+	e.targets[0].SetRules(faultytest.Rule{Match: func(*layout.Op) bool { sent.Add(1); return false }})
 	var all []*started
 	for i := range int64(100) {
 		all = append(all, e.startWrite(f, seg, i*100, make([]byte, 100), 0))
@@ -286,8 +286,8 @@ type ranges struct {
 	ops  []layout.Stability
 }
 
-func (r *ranges) rule(kind layout.OpKind) faulty.Rule {
-	return faulty.Rule{Kind: kind, Match: func(op *layout.Op) bool {
+func (r *ranges) rule(kind layout.OpKind) faultytest.Rule {
+	return faultytest.Rule{Kind: kind, Match: func(op *layout.Op) bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.list = append(r.list, [2]int64{op.Off, op.Off + int64(len(op.Data))})
@@ -378,7 +378,7 @@ func TestCommitCoversEarlierOnly(t *testing.T) {
 		e := newEnv(t, options{})
 		f, seg := e.plane.NewFile(), e.segment(4096, 1, 1)
 		e.write(f, seg, 0, []byte("early"))
-		e.targets[0].SetRules(faulty.Rule{Kind: layout.OpCommit, Times: 1, Delay: time.Second})
+		e.targets[0].SetRules(faultytest.Rule{Kind: layout.OpCommit, Times: 1, Delay: time.Second})
 		done := make(chan error, 1)
 		go func() { done <- f.Commit(t.Context()) }()
 		synctest.Wait() // the COMMIT is on its way
@@ -402,7 +402,7 @@ func TestCommitShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEnv(t, options{})
 		f, seg := e.plane.NewFile(), e.segment(4096, 1, 1)
-		e.targets[0].SetRules(faulty.Rule{Kind: layout.OpCommit, Delay: time.Second})
+		e.targets[0].SetRules(faultytest.Rule{Kind: layout.OpCommit, Delay: time.Second})
 		var wg sync.WaitGroup
 		for i := range int64(50) {
 			wg.Go(func() {
@@ -436,7 +436,7 @@ func TestCommitWidth(t *testing.T) {
 				t.Errorf("Commit took %v, want %v", d, want)
 			}
 		}
-		slow := faulty.Rule{Delay: time.Second}
+		slow := faultytest.Rule{Delay: time.Second}
 		e.write(f, seg, 0, make([]byte, 16<<10))
 		for _, target := range e.targets {
 			target.SetRules(slow)
@@ -459,7 +459,7 @@ func TestCommitError(t *testing.T) {
 	e := newEnv(t, options{servers: 2})
 	f, seg := e.plane.NewFile(), e.segment(4096, 2, 1)
 	e.write(f, seg, 0, make([]byte, 8192))
-	e.targets[1].SetRules(faulty.Rule{Kind: layout.OpCommit, Times: 1, Err: syscall.EIO, Reach: true})
+	e.targets[1].SetRules(faultytest.Rule{Kind: layout.OpCommit, Times: 1, Err: syscall.EIO, Reach: true})
 	err := f.Commit(t.Context())
 	var de *dataplane.Error
 	if !errors.Is(err, syscall.EIO) || !errors.As(err, &de) || de.Op != layout.OpCommit || de.Device != e.servers[1].ID() {
@@ -486,7 +486,7 @@ func TestResendError(t *testing.T) {
 	f, seg := e.plane.NewFile(), e.segment(4096, 1, 1)
 	e.write(f, seg, 0, []byte("precious"))
 	e.servers[0].Restart()
-	e.targets[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: syscall.ENOSPC})
+	e.targets[0].SetRules(faultytest.Rule{Kind: layout.OpWrite, Err: syscall.ENOSPC})
 	for range 2 {
 		if err := f.Commit(t.Context()); !errors.Is(err, syscall.ENOSPC) {
 			t.Fatalf("Commit: %v, want ENOSPC", err)
@@ -507,7 +507,7 @@ func TestRestlessVerifier(t *testing.T) {
 		f, seg := e.plane.NewFile(), e.segment(4096, 1, 1)
 		e.write(f, seg, 0, []byte("data"))
 		var sent ranges
-		e.targets[0].SetRules(sent.rule(layout.OpWrite), faulty.Rule{Kind: layout.OpCommit, Restart: e.servers[0].Restart})
+		e.targets[0].SetRules(sent.rule(layout.OpWrite), faultytest.Rule{Kind: layout.OpCommit, Restart: e.servers[0].Restart})
 		begin := time.Now()
 		e.commit(f)
 		if got := e.servers[0].Stable(&seg.Mirrors[0].Servers[0]); string(got) != "data" {
@@ -521,7 +521,7 @@ func TestRestlessVerifier(t *testing.T) {
 		}
 		// If its WRITEs are never stable either, that ends with an error, and the data stays.
 		e.write(f, seg, 0, []byte("more"))
-		e.targets[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Weaken: true}, faulty.Rule{Kind: layout.OpCommit, Restart: e.servers[0].Restart})
+		e.targets[0].SetRules(faultytest.Rule{Kind: layout.OpWrite, Weaken: true}, faultytest.Rule{Kind: layout.OpCommit, Restart: e.servers[0].Restart})
 		if err := f.Commit(t.Context()); !errors.Is(err, dataplane.ErrVerifier) {
 			t.Errorf("Commit: %v", err)
 		}
@@ -550,7 +550,7 @@ func TestCommitGivenUp(t *testing.T) {
 		giveUp() // in COMMIT
 		e.servers[0].Resume()
 		e.servers[0].Restart()
-		e.targets[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Times: 1, Delay: time.Minute})
+		e.targets[0].SetRules(faultytest.Rule{Kind: layout.OpWrite, Times: 1, Delay: time.Minute})
 		giveUp() // in the resend
 		over := e.startWrite(f, seg, 2, []byte("bb"), 0)
 		giveUp() // waiting for the range of the earlier resend
@@ -575,7 +575,7 @@ func TestResendWaitsForNewerWrite(t *testing.T) {
 		f, seg := e.plane.NewFile(), e.segment(4096, 1, 1)
 		e.write(f, seg, 0, []byte("old data"))
 		e.servers[0].Restart()
-		e.targets[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Times: 1, Delay: time.Second})
+		e.targets[0].SetRules(faultytest.Rule{Kind: layout.OpWrite, Times: 1, Delay: time.Second})
 		newer := e.startWrite(f, seg, 2, []byte("NEW"), 0)
 		done := make(chan error, 1)
 		go func() { done <- f.Commit(t.Context()) }()
@@ -633,7 +633,7 @@ func TestRenew(t *testing.T) {
 	e := newEnv(t, options{})
 	f, seg := e.plane.NewFile(), e.segment(4096, 1, 1)
 	e.write(f, seg, 0, []byte("x"))
-	fenced := faulty.Rule{Match: func(op *layout.Op) bool { return op.File.Cred.UID != 77 }, Err: syscall.EACCES}
+	fenced := faultytest.Rule{Match: func(op *layout.Op) bool { return op.File.Cred.UID != 77 }, Err: syscall.EACCES}
 	e.targets[0].SetRules(fenced)
 	if err := f.Commit(t.Context()); !errors.Is(err, syscall.EACCES) {
 		t.Fatalf("Commit: %v", err)
@@ -732,8 +732,8 @@ func TestDeadServer(t *testing.T) {
 func TestDetachRandom(t *testing.T) {
 	rnd, seed := newRand(t)
 	e := newEnv(t, options{servers: 2, seed: seed, reorder: true, retain: 256 << 10, rsize: 4096, wsize: 4096})
-	slow := faulty.Rule{Prob: 0.5, Delay: 1, Jitter: 300 * time.Microsecond}
-	e.targets[0].SetRules(faulty.Rule{Kind: layout.OpRead, Prob: 0.05, Err: errFault}, slow)
+	slow := faultytest.Rule{Prob: 0.5, Delay: 1, Jitter: 300 * time.Microsecond}
+	e.targets[0].SetRules(faultytest.Rule{Kind: layout.OpRead, Prob: 0.05, Err: errFault}, slow)
 	e.targets[1].SetRules(slow)
 	f, seg := e.plane.NewFile(), e.segment(8192, 1, 2)
 	for round := range 30 {
@@ -801,7 +801,7 @@ func TestDetachWaiting(t *testing.T) {
 		f, seg := e.plane.NewFile(), e.segment(4096, 1, 1)
 		e.write(f, seg, 0, []byte("data"))
 		e.servers[0].Restart()
-		e.targets[0].SetRules(faulty.Rule{Kind: layout.OpCommit, Delay: time.Hour})
+		e.targets[0].SetRules(faultytest.Rule{Kind: layout.OpCommit, Delay: time.Hour})
 		read := e.startRead(f, seg, 0, make([]byte, 4))
 		synctest.Wait()
 		if read.over() {
@@ -960,13 +960,13 @@ func testMirrorChoice(t *testing.T) {
 	}
 	// Each failure goes on to the next best, and only the last one is the caller's.
 	for i := range 3 {
-		e.targets[[]int{1, 2, 0}[i]].SetRules(faulty.Rule{Kind: layout.OpRead, Err: syscall.EIO})
+		e.targets[[]int{1, 2, 0}[i]].SetRules(faultytest.Rule{Kind: layout.OpRead, Err: syscall.EIO})
 		e.check(f, seg, 0, want)
 	}
 	if got := reads(1); got != [4]int{0, 0, 0, 1} {
 		t.Errorf("with one mirror left they were read %v times", got)
 	}
-	e.targets[3].SetRules(faulty.Rule{Kind: layout.OpRead, Err: syscall.ESTALE})
+	e.targets[3].SetRules(faultytest.Rule{Kind: layout.OpRead, Err: syscall.ESTALE})
 	err := e.startRead(f, seg, 0, make([]byte, 10)).wait(t)
 	if !errors.Is(err, syscall.EIO) || !errors.Is(err, syscall.ESTALE) {
 		t.Errorf("read with no mirror left: %v", err)
@@ -987,7 +987,7 @@ func testMirrorPieces(t *testing.T) {
 	for i := range 2 {
 		seg.Mirrors[0].Servers[i].Efficiency = 10
 	}
-	e.targets[1].SetRules(faulty.Rule{Kind: layout.OpRead, Match: func(op *layout.Op) bool { return op.Off == 4096+1000 }, Err: errFault})
+	e.targets[1].SetRules(faultytest.Rule{Kind: layout.OpRead, Match: func(op *layout.Op) bool { return op.Off == 4096+1000 }, Err: errFault})
 	var second ranges
 	e.targets[3].SetRules(second.rule(layout.OpRead))
 	e.check(f, seg, 0, want)
@@ -1000,8 +1000,8 @@ func testMirrorPieces(t *testing.T) {
 func TestMirrorWriteError(t *testing.T) {
 	e := newEnv(t, options{servers: 3, wsize: 1000})
 	f, seg := e.plane.NewFile(), e.segment(4096, 1, 3)
-	e.targets[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: syscall.ENOSPC})
-	e.targets[2].SetRules(faulty.Rule{Kind: layout.OpWrite, Skip: 1, Err: syscall.EIO, Short: true})
+	e.targets[0].SetRules(faultytest.Rule{Kind: layout.OpWrite, Err: syscall.ENOSPC})
+	e.targets[2].SetRules(faultytest.Rule{Kind: layout.OpWrite, Skip: 1, Err: syscall.EIO, Short: true})
 	err := e.startWrite(f, seg, 0, make([]byte, 2000), 0).wait(t)
 	if !errors.Is(err, syscall.ENOSPC) || !errors.Is(err, syscall.EIO) {
 		t.Errorf("write: %v", err)
@@ -1027,7 +1027,7 @@ func TestMirrorWriteError(t *testing.T) {
 func TestWeakServer(t *testing.T) {
 	e := newEnv(t, options{wsize: 1000})
 	f, seg := e.plane.NewFile(), e.segment(4096, 1, 1)
-	weak := faulty.Rule{Kind: layout.OpWrite, Weaken: true}
+	weak := faultytest.Rule{Kind: layout.OpWrite, Weaken: true}
 	e.targets[0].SetRules(weak)
 	if err := e.startWrite(f, seg, 0, make([]byte, 3000), layout.FileSync).wait(t); err != nil {
 		t.Error(err)
@@ -1038,11 +1038,11 @@ func TestWeakServer(t *testing.T) {
 	if f.Dirty() {
 		t.Error("a stable write leaves the file dirty")
 	}
-	e.targets[0].SetRules(weak, faulty.Rule{Kind: layout.OpCommit, Times: 1, Restart: e.servers[0].Restart})
+	e.targets[0].SetRules(weak, faultytest.Rule{Kind: layout.OpCommit, Times: 1, Restart: e.servers[0].Restart})
 	if err := e.startWrite(f, seg, 0, make([]byte, 3000), layout.DataSync).wait(t); !errors.Is(err, dataplane.ErrNotStable) {
 		t.Errorf("write lost before its COMMIT: %v", err)
 	}
-	e.targets[0].SetRules(weak, faulty.Rule{Kind: layout.OpCommit, Times: 1, Err: syscall.EIO})
+	e.targets[0].SetRules(weak, faultytest.Rule{Kind: layout.OpCommit, Times: 1, Err: syscall.EIO})
 	if err := e.startWrite(f, seg, 0, make([]byte, 3000), layout.DataSync).wait(t); !errors.Is(err, syscall.EIO) {
 		t.Errorf("write whose COMMIT failed: %v", err)
 	}
@@ -1098,8 +1098,8 @@ func TestReadDuringRepair(t *testing.T) {
 				e := newEnv(t, options{})
 				f, seg := e.plane.NewFile(), e.segment(4096, 1, 1)
 				e.write(f, seg, 0, []byte("new"))
-				lateRead := faulty.Rule{Kind: layout.OpRead, Times: 1, Delay: 2 * time.Second, Late: 8 * time.Second}
-				slowWrite := faulty.Rule{Kind: layout.OpWrite, Times: 1, Delay: 5 * time.Second}
+				lateRead := faultytest.Rule{Kind: layout.OpRead, Times: 1, Delay: 2 * time.Second, Late: 8 * time.Second}
+				slowWrite := faultytest.Rule{Kind: layout.OpWrite, Times: 1, Delay: 5 * time.Second}
 				e.targets[0].SetRules(lateRead, slowWrite)
 				buf := make([]byte, 3)
 				var read *started

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane"
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -21,10 +21,10 @@ func TestStats(t *testing.T) {
 		f, seg := e.plane.NewFile(), e.segment(16384, 2, 1)
 		for i, target := range e.targets {
 			target.SetRules(
-				faulty.Rule{Kind: layout.OpWrite, Late: time.Duration(i+1) * time.Second},
-				faulty.Rule{Kind: layout.OpRead, Match: func(op *layout.Op) bool { return op.Off == 4096 }, Err: errFault},
-				faulty.Rule{Kind: layout.OpRead, Late: time.Duration(i+1) * time.Millisecond},
-				faulty.Rule{Kind: layout.OpCommit, Late: time.Minute / 2},
+				faultytest.Rule{Kind: layout.OpWrite, Late: time.Duration(i+1) * time.Second},
+				faultytest.Rule{Kind: layout.OpRead, Match: func(op *layout.Op) bool { return op.Off == 4096 }, Err: errFault},
+				faultytest.Rule{Kind: layout.OpRead, Late: time.Duration(i+1) * time.Millisecond},
+				faultytest.Rule{Kind: layout.OpCommit, Late: time.Minute / 2},
 			)
 		}
 		// of is what is said of server i.

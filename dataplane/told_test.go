@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane"
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -44,9 +44,9 @@ func TestToldDown(t *testing.T) {
 					e.commit(old)
 					e.write(unstable, unstableSeg, 0, []byte("unstable"))
 				}
-				rules := []faulty.Rule{{Kind: layout.OpWrite, Late: time.Hour}, {Kind: layout.OpCommit, Late: time.Hour}}
+				rules := []faultytest.Rule{{Kind: layout.OpWrite, Late: time.Hour}, {Kind: layout.OpCommit, Late: time.Hour}}
 				if silent {
-					rules = []faulty.Rule{frozen(time.Hour)}
+					rules = []faultytest.Rule{frozen(time.Hour)}
 				}
 				e.targets[1].SetRules(rules...)
 				time.Sleep(time.Minute)
@@ -115,7 +115,7 @@ func TestToldWrongly(t *testing.T) {
 		e.tell(true, time.Second) // the same once more
 		e.write(f, seg, 0, []byte("c"))
 		// It takes no writes: an answer to one that is under way, or was sent since, ends that.
-		e.targets[1].SetRules(faulty.Rule{Kind: layout.OpWrite, Late: mirrorTimeout / 2, Times: 1})
+		e.targets[1].SetRules(faultytest.Rule{Kind: layout.OpWrite, Late: mirrorTimeout / 2, Times: 1})
 		time.Sleep(time.Millisecond) // after the answer to the last one
 		s := e.startWrite(f, seg, 0, []byte("d"), 0)
 		e.tell(false, 0)
@@ -135,7 +135,7 @@ func TestToldWrongly(t *testing.T) {
 func TestToldBeforeUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEnv(t, options{servers: 2})
-		e.targets[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Late: time.Millisecond})
+		e.targets[0].SetRules(faultytest.Rule{Kind: layout.OpWrite, Late: time.Millisecond})
 		e.tell(true, time.Hour)
 		f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
 		e.write(f, seg, 0, []byte("new")) // with both copies: it has answered before the other one
@@ -171,7 +171,7 @@ func TestFoundDown(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		before := e.found.Load()
 		expect("answered", before)
-		e.targets[1].SetRules(faulty.Rule{Kind: layout.OpWrite, Late: time.Minute})
+		e.targets[1].SetRules(faultytest.Rule{Kind: layout.OpWrite, Late: time.Minute})
 		f, seg := e.plane.NewFile(), e.segment(4096, 1, 2)
 		s := e.startWrite(f, seg, 0, []byte("stuck"), 0)
 		time.Sleep(mirrorTimeout / 2)

@@ -10,7 +10,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -27,7 +27,7 @@ func mirroredRig(t *testing.T) (*service, *rig) {
 // TestFailedCopy fails one copy in many ways: the application sees nothing of it, but that a server that is silent costs
 // the timeout. What it reads is what it wrote, here and on another mount.
 func TestFailedCopy(t *testing.T) {
-	for name, rule := range map[string]faulty.Rule{
+	for name, rule := range map[string]faultytest.Rule{
 		"EIO":          {Kind: layout.OpWrite, Err: syscall.EIO},
 		"ENOSPC":       {Kind: layout.OpWrite, Err: syscall.ENOSPC},
 		"ESTALE":       {Kind: layout.OpWrite, Err: syscall.ESTALE},
@@ -84,7 +84,7 @@ func TestExacting(t *testing.T) {
 	data := bytes.Repeat([]byte("before"), 50000)
 	r.write(id, 0, data)
 	r.want(r.fsync(id, fh), 0, "fsync")
-	r.faults[1].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: syscall.EIO})
+	r.faults[1].SetRules(faultytest.Rule{Kind: layout.OpWrite, Err: syscall.EIO})
 	data = bytes.Repeat([]byte("behind"), 50000)
 	r.write(id, 0, data)
 	asked := r.m.called("Layout")
@@ -119,7 +119,7 @@ func TestExactingSoft(t *testing.T) {
 	s.mirrors, s.exacting, s.patience = true, true, mirrorTimeout
 	r := newRig(t, s, func(c *Config) { c.Patience = layout.Patience{Time: time.Second, Errno: syscall.ETIMEDOUT} })
 	id, fh := r.create("f")
-	r.faults[1].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: syscall.EIO})
+	r.faults[1].SetRules(faultytest.Rule{Kind: layout.OpWrite, Err: syscall.EIO})
 	r.write(id, 0, []byte("data"))
 	r.want(r.fsync(id, fh), syscall.ETIMEDOUT, "fsync")
 	s.filled.Store(true)
@@ -133,13 +133,13 @@ func TestLastCopy(t *testing.T) {
 	id, fh := r.create("f")
 	r.write(id, 0, []byte("data"))
 	r.want(r.fsync(id, fh), 0, "fsync")
-	r.faults[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: syscall.EIO})
+	r.faults[0].SetRules(faultytest.Rule{Kind: layout.OpWrite, Err: syscall.EIO})
 	r.write(id, 0, []byte("more"))
-	r.faults[1].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: syscall.ENOSPC})
+	r.faults[1].SetRules(faultytest.Rule{Kind: layout.OpWrite, Err: syscall.ENOSPC})
 	if _, status := r.tryWrite(id, 0, []byte("full"), unix.O_RDWR); status != 28 {
 		t.Errorf("write to a full server: %v", status)
 	}
-	r.faults[1].SetRules(faulty.Rule{Kind: layout.OpWrite, Late: 2 * mirrorTimeout})
+	r.faults[1].SetRules(faultytest.Rule{Kind: layout.OpWrite, Late: 2 * mirrorTimeout})
 	start := time.Now()
 	r.write(id, 0, []byte("last"))
 	if took := time.Since(start); took < 2*mirrorTimeout {
@@ -157,7 +157,7 @@ func TestSettledWithoutCaller(t *testing.T) {
 	id, fh := r.create("f")
 	r.write(id, 0, []byte("data"))
 	r.want(r.fsync(id, fh), 0, "fsync")
-	r.faults[1].SetRules(faulty.Rule{Kind: layout.OpWrite, Delay: 100 * time.Millisecond, Err: errors.New("lost")})
+	r.faults[1].SetRules(faultytest.Rule{Kind: layout.OpWrite, Delay: 100 * time.Millisecond, Err: errors.New("lost")})
 	w := &Write{ID: id, Data: []byte("gone"), Flags: unix.O_RDWR, Done: func(int, syscall.Errno) {}}
 	r.StartWrite(w)
 	r.Flush()

@@ -20,7 +20,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -574,7 +574,7 @@ func TestLateErrors(t *testing.T) {
 	f3 := r.open(id, unix.O_RDONLY)
 	data := pattern(1, 10_000)
 	r.write(id, 0, data)
-	r.faults[0].SetRules(faulty.Rule{Kind: layout.OpCommit, Err: errDisk})
+	r.faults[0].SetRules(faultytest.Rule{Kind: layout.OpCommit, Err: errDisk})
 	i := r.peek(id)
 	eventually(t, "the flusher fails", func() bool {
 		i.mu.Lock()
@@ -633,7 +633,7 @@ func TestWriteErrors(t *testing.T) {
 			id, fh := r.create("f")
 			r.write(id, 0, pattern(1, 1000))
 			for _, kind := range []layout.OpKind{layout.OpWrite, layout.OpRead} {
-				r.faults[0].SetRules(faulty.Rule{Kind: kind, Err: c.err, Times: c.times})
+				r.faults[0].SetRules(faultytest.Rule{Kind: kind, Err: c.err, Times: c.times})
 				before := r.m.called("Layout")
 				var status fuse.Status
 				if kind == layout.OpWrite {
@@ -1012,7 +1012,7 @@ func TestRecallOfFailing(t *testing.T) {
 	f2 := a.open(id, unix.O_WRONLY)
 	fb := b.open(id, unix.O_RDWR)
 	a.write(id, 0, pattern(1, 10_000))
-	a.faults[0].SetRules(faulty.Rule{Kind: layout.OpCommit, Err: errDisk})
+	a.faults[0].SetRules(faultytest.Rule{Kind: layout.OpCommit, Err: errDisk})
 	if err := a.OnRecall(t.Context(), id, 0, layout.ToEOF); err != nil {
 		t.Fatal(err)
 	}
@@ -1089,8 +1089,8 @@ func TestRecallLateReport(t *testing.T) {
 // After a restart of the service sizes are reported again.
 func TestReset(t *testing.T) {
 	r := newRig(t, newService(2, 64<<10))
-	r.faults[0].SetRules(faulty.Rule{Kind: layout.OpCommit, Err: errDisk}) // so that nothing becomes durable meanwhile
-	r.faults[1].SetRules(faulty.Rule{Kind: layout.OpCommit, Err: errDisk})
+	r.faults[0].SetRules(faultytest.Rule{Kind: layout.OpCommit, Err: errDisk}) // so that nothing becomes durable meanwhile
+	r.faults[1].SetRules(faultytest.Rule{Kind: layout.OpCommit, Err: errDisk})
 	id, fh := r.create("f")
 	r.write(id, 0, pattern(1, 100_000))
 	r.want(r.flush(id, fh), 0, "flush")
@@ -1143,7 +1143,7 @@ func TestRenameOver(t *testing.T) {
 	id, fh = r.create("new")
 	r.write(id, 0, []byte("lost"))
 	for _, f := range r.faults {
-		f.SetRules(faulty.Rule{Kind: layout.OpCommit, Err: errDisk})
+		f.SetRules(faultytest.Rule{Kind: layout.OpCommit, Err: errDisk})
 	}
 	r.want(rename("new", "old", 0), syscall.EIO, "rename of a file that cannot be made stable")
 	r.want(rename("new", "third", 0), 0, "rename to a new name")
@@ -1826,7 +1826,7 @@ func TestOrphanedWrite(t *testing.T) {
 	r.s.servers[0].Pause()
 	cancel := make(chan struct{})
 	close(cancel)
-	r.faults[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: errDisk, Reach: true})
+	r.faults[0].SetRules(faultytest.Rule{Kind: layout.OpWrite, Err: errDisk, Reach: true})
 	_, status := r.raw.Write(cancel, &fuse.WriteIn{InHeader: header(id)}, []byte("y"))
 	r.want(status, syscall.EINTR, "write")
 	r.release(fh)

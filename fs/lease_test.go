@@ -19,7 +19,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -328,7 +328,7 @@ func TestSessionLost(t *testing.T) {
 	s := newService(2, 64<<10)
 	r := newRig(t, s)
 	for _, f := range r.faults {
-		f.SetRules(faulty.Rule{Kind: layout.OpCommit, Err: errDisk})
+		f.SetRules(faultytest.Rule{Kind: layout.OpCommit, Err: errDisk})
 	}
 	id, fh := r.create("f")
 	other := r.open(id, unix.O_RDWR)

@@ -24,7 +24,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/internal/mountinfo"
 	"github.com/weftfs/weft/layout"
 )
@@ -99,7 +99,7 @@ func TestServe(t *testing.T) {
 				}
 			case "slow":
 				for _, f := range r.faults {
-					f.SetRules(faulty.Rule{Delay: 3 * time.Millisecond})
+					f.SetRules(faultytest.Rule{Delay: 3 * time.Millisecond})
 				}
 			case "unmount":
 				if err := server.Unmount(); err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/dataplane/targettest"
 	"github.com/weftfs/weft/layout"
 )
@@ -257,7 +257,7 @@ func TestReadAheadErrors(t *testing.T) {
 	r := newRig(t, s, aheadBy(1<<20))
 	id, fh, data := aheadFile(t, s, r, 2<<20)
 	for _, f := range r.faults {
-		f.SetRules(faulty.Rule{Kind: layout.OpRead, Prob: 0.2, Err: &targettest.Error{Op: layout.OpRead, Err: syscall.EACCES}})
+		f.SetRules(faultytest.Rule{Kind: layout.OpRead, Prob: 0.2, Err: &targettest.Error{Op: layout.OpRead, Err: syscall.EACCES}})
 	}
 	for off := int64(0); off < int64(len(data)); off += 60_000 {
 		r.wantReadAt(id, fh, off, 60_000, data)

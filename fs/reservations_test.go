@@ -11,7 +11,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -160,7 +160,7 @@ func TestPlaceTriedAgain(t *testing.T) {
 		}
 		return nil
 	})
-	r.faults[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Err: &testError{syscall.EACCES}, Times: 1})
+	r.faults[0].SetRules(faultytest.Rule{Kind: layout.OpWrite, Err: &testError{syscall.EACCES}, Times: 1})
 	done := r.startAppend(id, "record")
 	eventually(t, "the append waits for another layout", waiting.Load)
 	answered := r.startRecall(t, id, s.newest())

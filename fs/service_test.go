@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/dataplane"
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/dataplane/targettest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -140,7 +140,7 @@ type rig struct {
 	s      *service
 	m      *session
 	plane  *dataplane.Plane
-	faults []*faulty.Target
+	faults []*faultytest.Target
 	raw    *raw
 	leaves bool // the test leaves data that is not stable
 }
@@ -148,9 +148,9 @@ type rig struct {
 func newRig(t testing.TB, s *service, change ...func(*Config)) *rig {
 	t.Helper()
 	targets := map[layout.DeviceID]dataplane.Target{}
-	var faults []*faulty.Target
+	var faults []*faultytest.Target
 	for _, server := range s.servers {
-		target := faulty.New(server.NewTarget(1<<20, 1<<20), faulty.Config{Seed: 1})
+		target := faultytest.New(server.NewTarget(1<<20, 1<<20), faultytest.Config{Seed: 1})
 		targets[server.ID()] = target
 		faults = append(faults, target)
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -75,7 +75,7 @@ func TestSessionWrite(t *testing.T) {
 			}
 			var writes atomic.Int32
 			sent := make(chan struct{}, 2)
-			r.faults[0].SetRules(faulty.Rule{Kind: layout.OpWrite, Match: func(*layout.Op) bool {
+			r.faults[0].SetRules(faultytest.Rule{Kind: layout.OpWrite, Match: func(*layout.Op) bool {
 				writes.Add(1)
 				sent <- struct{}{}
 				return true

@@ -82,7 +82,7 @@ func TestTransferAllocations(t *testing.T) {
 				t.Fatalf("%s: an answer of %d bytes, want %d", c.what, n, c.answer)
 			}
 		}); n > faultyAllocs {
-			t.Errorf("%v allocations for each %s, want the %v of package faulty", n, c.what, faultyAllocs)
+			t.Errorf("%v allocations for each %s, want the %v of package faultytest", n, c.what, faultyAllocs)
 		}
 	}
 	unix.Close(kernel)

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/dataplane/nfs3"
-	"github.com/weftfs/weft/internal/freeport"
+	"github.com/weftfs/weft/internal/porttest"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/data"
 
@@ -59,7 +59,7 @@ func newEnv(t testing.TB, parent string, change func(*data.Config)) *env {
 	if change != nil {
 		change(&e.config)
 	}
-	e.start(freeport.For(t))
+	e.start(porttest.For(t))
 	t.Cleanup(e.stop)
 	e.admin = e.nfs("admin")
 	root, err := nfs3.Mount(context.Background(), e.addr, "/", nil)

@@ -21,7 +21,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/peerrpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/datafile"
 	"github.com/weftfs/weft/server/fsck"
 	"github.com/weftfs/weft/server/meta"
@@ -48,7 +48,7 @@ type clusterWorld struct {
 }
 
 func newClusterWorld(t *testing.T, shards int) *clusterWorld {
-	w := &clusterWorld{t: t, engine: memory.New(), shards: shards, log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	w := &clusterWorld{t: t, engine: memorytest.New(), shards: shards, log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 	engines["memory"] = func(context.Context, string, bool, *slog.Logger) (catalog.Engine, error) {
 		return everybodys{w.engine}, nil
 	}

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weftfs/weft/internal/freeport"
+	"github.com/weftfs/weft/internal/porttest"
 	"github.com/weftfs/weft/layout"
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
@@ -30,7 +30,7 @@ type relay struct {
 }
 
 func newRelay(t *testing.T, to netip.AddrPort) *relay {
-	r := &relay{to: to, pairs: map[net.Conn]net.Conn{}, stalled: map[net.Conn]bool{}, addr: netip.MustParseAddrPort(freeport.For(t))}
+	r := &relay{to: to, pairs: map[net.Conn]net.Conn{}, stalled: map[net.Conn]bool{}, addr: netip.MustParseAddrPort(porttest.For(t))}
 	r.open(t)
 	t.Cleanup(func() { r.close(); r.wg.Wait() })
 	return r

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weftfs/weft/internal/freeport"
+	"github.com/weftfs/weft/internal/porttest"
 	"github.com/weftfs/weft/internal/wire/conns"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/internal/wire/oncrpc/oncrpctest"
@@ -87,7 +87,7 @@ type action struct {
 func newServer(t testing.TB) *server {
 	s := &server{attrs: true, fsize: 1 << 20, files: map[string][]byte{}, conns: map[net.Conn]bool{}, ncalls: map[wire.Proc]int{}}
 	s.verf = wire.WriteVerf{1}
-	s.listen(t, freeport.For(t))
+	s.listen(t, porttest.For(t))
 	t.Cleanup(s.close)
 	return s
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/internal/wire/peerrpc"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/faulty"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/faultytest"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/meta"
 	"github.com/weftfs/weft/server/meta/locktable"
 	"github.com/weftfs/weft/server/schema"
@@ -113,7 +113,7 @@ func TestPlan(t *testing.T) {
 
 // The fence refuses everything once the member row is gone, and guards keep their numbers.
 func TestFence(t *testing.T) {
-	engine := memory.New()
+	engine := memorytest.New()
 	fell := 0
 	key := schema.MemberKey([16]byte{1})
 	f := &fence{Engine: engine, guard: catalog.Guard{Kind: catalog.Present, Key: key}, fell: func() { fell++ }}
@@ -820,7 +820,7 @@ func TestHistories(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			bubble(t, 1+int(seed%9), func(t *testing.T, w *world) {
 				if seed%2 == 0 {
-					w.engine = faulty.New(w.engine, faulty.Config{
+					w.engine = faultytest.New(w.engine, faultytest.Config{
 						Seed: seed, Delay: 10 * time.Millisecond, Conflict: 0.02, Lost: 0.02, Applied: 0.02, Late: 0.03, Slow: 0.02,
 						LateBy: 8 * time.Second, SlowBy: 3 * time.Second, SnapshotReads: 300,
 					})

@@ -17,7 +17,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/peerrpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/meta"
 	"github.com/weftfs/weft/server/meta/admit"
 	"github.com/weftfs/weft/server/meta/locktable"
@@ -41,7 +41,7 @@ type world struct {
 }
 
 func newWorld(t *testing.T, shards int) *world {
-	w := &world{t: t, engine: &judge{Engine: memory.New(), t: t, epochs: map[string]int64{}}, shards: shards, epoch: time.Now(), listeners: map[string]*pipeListener{}, answered: make([]uint64, shards)}
+	w := &world{t: t, engine: &judge{Engine: memorytest.New(), t: t, epochs: map[string]int64{}}, shards: shards, epoch: time.Now(), listeners: map[string]*pipeListener{}, answered: make([]uint64, shards)}
 	w.log = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 	volume, err := meta.OpenVolume(t.Context(), w.engine, layout.Policy{}, shards)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/datafile/store"
 	"github.com/weftfs/weft/server/schema"
 )
@@ -203,7 +203,7 @@ func (e *crashingEngine) Commit(ctx context.Context, b *catalog.Batch) error {
 }
 
 // survives is the catalog after a loss of power: what was durable, or all that there was.
-func (e *crashingEngine) survives(t *testing.T) *memory.Engine {
+func (e *crashingEngine) survives(t *testing.T) *memorytest.Engine {
 	t.Helper()
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -211,7 +211,7 @@ func (e *crashingEngine) survives(t *testing.T) *memory.Engine {
 	if e.kept != nil && e.c.coin() {
 		kept = e.kept
 	}
-	after := memory.New()
+	after := memorytest.New()
 	for row, err := range kept.Scan(context.Background(), nil, nil, catalog.ScanOptions{}) {
 		var b catalog.Batch
 		b.Put(bytes.Clone(row.Key), bytes.Clone(row.Value))

@@ -14,7 +14,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/datafile/store"
 	"github.com/weftfs/weft/server/datafile/storetest"
 	"github.com/weftfs/weft/server/schema"
@@ -30,7 +30,7 @@ const testPool = 4
 // world is a catalog, data servers, and perhaps a Manager on them.
 type world struct {
 	t       *testing.T
-	engine  *memory.Engine
+	engine  *memorytest.Engine
 	net     *storetest.Net
 	exports []*storetest.Export
 	resolve store.Resolver // nil: the system's
@@ -39,7 +39,7 @@ type world struct {
 
 // newWorld starts a Manager with so many devices, all looked at.
 func newWorld(t *testing.T, devices int) *world {
-	w := &world{t: t, engine: memory.New(), net: storetest.New()}
+	w := &world{t: t, engine: memorytest.New(), net: storetest.New()}
 	var b catalog.Batch
 	b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: schema.Format, ID: volume}))
 	w.commit(&b)

@@ -21,7 +21,7 @@ import (
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/datafile/extent"
 	"github.com/weftfs/weft/server/datafile/storetest"
 	"github.com/weftfs/weft/server/nvme"
@@ -138,7 +138,7 @@ func newBlockWorld(t *testing.T, sizes ...int64) (*world, *disks) {
 	name := t.Name()
 	hung := time.AfterFunc(2*time.Minute, func() { panic(name + " takes too long") })
 	t.Cleanup(func() { hung.Stop() })
-	w := &world{t: t, engine: memory.New(), net: storetest.New()}
+	w := &world{t: t, engine: memorytest.New(), net: storetest.New()}
 	var b catalog.Batch
 	b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: schema.Format, ID: volume}))
 	w.commit(&b)
@@ -420,7 +420,7 @@ func TestRefusedNamespaces(t *testing.T) {
 		}
 	}
 	// They are in a subsystem of the same name, so a Manager of its own adds them.
-	w2 := &world{t: t, engine: memory.New(), net: storetest.New()}
+	w2 := &world{t: t, engine: memorytest.New(), net: storetest.New()}
 	var b catalog.Batch
 	b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: schema.Format, ID: volume}))
 	w2.commit(&b)

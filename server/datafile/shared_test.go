@@ -19,7 +19,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/datafile/storetest"
 	"github.com/weftfs/weft/server/schema"
 )
@@ -45,7 +45,7 @@ type process struct {
 
 // newProcesses starts so many; the first one collects what dead ones leave.
 func newProcesses(t *testing.T, n int) []*process {
-	first := &world{t: t, engine: memory.New(), net: storetest.New()}
+	first := &world{t: t, engine: memorytest.New(), net: storetest.New()}
 	var b catalog.Batch
 	b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: schema.FormatShards, ID: volume, Shards: 16}))
 	first.commit(&b)

@@ -13,7 +13,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/faulty"
+	"github.com/weftfs/weft/server/catalog/faultytest"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -174,7 +174,7 @@ func TestUnknownOutcomes(t *testing.T) {
 		if err := w.m.Close(); err != nil {
 			t.Fatal(err)
 		}
-		engine := faulty.New(keptOpen{w.engine}, faulty.Config{
+		engine := faultytest.New(keptOpen{w.engine}, faultytest.Config{
 			Seed: seed, Delay: 5 * time.Millisecond, Conflict: 0.05, Lost: 0.15, Applied: 0.15, Late: 0.15, LateBy: 100 * time.Millisecond,
 		})
 		w.start(engine)

@@ -14,7 +14,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -925,7 +925,7 @@ func TestCouldNotRun(t *testing.T) {
 		w.do(func(b *catalog.Batch) { b.Put(schema.InodeKey(500), []byte{0xc1}) })
 		run("corrupt")
 	})
-	if _, err := Check(t.Context(), Config{Engine: memory.New(), Log: silent}); !errors.Is(err, ErrCouldNotRun) {
+	if _, err := Check(t.Context(), Config{Engine: memorytest.New(), Log: silent}); !errors.Is(err, ErrCouldNotRun) {
 		t.Errorf("empty catalog: %v", err)
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -233,7 +233,7 @@ func TestOnlineRate(t *testing.T) {
 
 // shortLived gives snapshots that can be read so many times.
 type shortLived struct {
-	engine *memory.Engine
+	engine *memorytest.Engine
 	reads  int
 	taken  int
 }
@@ -324,7 +324,7 @@ func TestOnlineSpaces(t *testing.T) {
 }
 
 func TestOnlineConfig(t *testing.T) {
-	engine := memory.New()
+	engine := memorytest.New()
 	for _, cfg := range []Config{
 		{}, {Engine: engine, Snapshot: engine.Snapshot}, {Snapshot: engine.Snapshot, Repair: true}, {Engine: engine, Rate: 5},
 		{Snapshot: engine.Snapshot, Rate: -1}, {Engine: engine, Settle: 1},

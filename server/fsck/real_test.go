@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane/nfs3"
-	"github.com/weftfs/weft/internal/freeport"
+	"github.com/weftfs/weft/internal/porttest"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/catalog/pebble"
@@ -37,7 +37,7 @@ type dataServer struct {
 }
 
 func startDataServer(t *testing.T) *dataServer {
-	d := &dataServer{t: t, dir: t.TempDir(), addr: freeport.For(t)}
+	d := &dataServer{t: t, dir: t.TempDir(), addr: porttest.For(t)}
 	d.start()
 	t.Cleanup(d.stop)
 	return d
@@ -259,7 +259,7 @@ func TestReal(t *testing.T) {
 
 	// It comes back at another address.
 	moving.stop()
-	moving.addr = freeport.For(t)
+	moving.addr = porttest.For(t)
 	moving.start()
 	info, err := m.AddDevice(ctx, moving.url(), false)
 	if err != nil || info.Device.ID != file.Device || !info.Reachable || info.Device.Addrs[0] != moving.addr {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/datafile/extent"
 	"github.com/weftfs/weft/server/datafile/storetest"
 	"github.com/weftfs/weft/server/nvme"
@@ -61,7 +61,7 @@ const (
 
 // newSpaces is a volume on two namespaces of 15 units, and nothing of it is damaged.
 func newSpaces(t *testing.T) (*tree, []*disk) {
-	w := &tree{t: t, engine: memory.New()}
+	w := &tree{t: t, engine: memorytest.New()}
 	disks := make([]*disk, 2)
 	var b catalog.Batch
 	b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: uncounted, ID: volume}))
@@ -556,7 +556,7 @@ func TestRealNamespace(t *testing.T) {
 	}
 	t.Cleanup(func() { target.Shutdown(ctx) })
 
-	w := &tree{t: t, engine: memory.New(), net: storetest.New()}
+	w := &tree{t: t, engine: memorytest.New(), net: storetest.New()}
 	w.do(func(b *catalog.Batch) {
 		b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: uncounted, ID: volume}))
 		b.Put(schema.KeyNextInode, catalog.EncodeCounters(int64(last)))

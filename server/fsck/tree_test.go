@@ -12,7 +12,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/datafile"
 	"github.com/weftfs/weft/server/datafile/store"
 	"github.com/weftfs/weft/server/datafile/storetest"
@@ -51,7 +51,7 @@ const (
 // tree is a volume with a bit of everything, nothing of it damaged.
 type tree struct {
 	t       *testing.T
-	engine  *memory.Engine
+	engine  *memorytest.Engine
 	net     *storetest.Net
 	exports []*storetest.Export
 	m       *datafile.Manager
@@ -59,7 +59,7 @@ type tree struct {
 
 // newTree builds the volume and closes the Manager again.
 func newTree(t *testing.T) *tree {
-	w := &tree{t: t, engine: memory.New(), net: storetest.New()}
+	w := &tree{t: t, engine: memorytest.New(), net: storetest.New()}
 	var b catalog.Batch
 	b.Put(schema.KeyVolume, schema.Encode(&schema.Volume{Format: schema.Format, ID: volume}))
 	b.Put(schema.KeyNextInode, catalog.EncodeCounters(int64(end)))

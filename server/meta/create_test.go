@@ -11,7 +11,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -51,7 +51,7 @@ func (h *host) wantIdle(files int) {
 
 // TestCreateWithLayout makes a file whose layout is as good as one that was asked for, in one commit.
 func TestCreateWithLayout(t *testing.T) {
-	engine := &hooked{Engine: memory.New()}
+	engine := &hooked{Engine: memorytest.New()}
 	h := newHost(t, engine).start()
 	c, other := h.client(), h.client()
 	c.create(layout.RootID, "earlier") // and so a number is ready
@@ -134,7 +134,7 @@ func TestCreateWithoutLayout(t *testing.T) {
 
 // TestCreateLayoutNotCommitted makes files whose batches fail, and tells of each what became of it.
 func TestCreateLayoutNotCommitted(t *testing.T) {
-	engine := &hooked{Engine: memory.New()}
+	engine := &hooked{Engine: memorytest.New()}
 	h := newHost(t, engine).start()
 	c := h.client()
 	dir := c.mkdir(layout.RootID, "d")
@@ -270,7 +270,7 @@ func (e *committed) Commit(ctx context.Context, b *catalog.Batch) error {
 
 // TestCreateLayoutRecalled cuts a file as soon as others can know it: the layout is recalled when it has been told of.
 func TestCreateLayoutRecalled(t *testing.T) {
-	engine := &committed{Engine: memory.New()}
+	engine := &committed{Engine: memorytest.New()}
 	h := newHost(t, engine).start()
 	c, other := h.client(), h.client()
 	cut := make(chan error, 1)

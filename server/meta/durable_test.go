@@ -8,7 +8,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 )
 
 // barriers counts commits with Sync that change nothing: what can be seen is durable when one of them returns.
@@ -27,7 +27,7 @@ func (e *barriers) Commit(ctx context.Context, b *catalog.Batch) error {
 // TestBarriers lists the answers that a crash must not take back, though nothing was changed for them: rows that they are
 // made from may be seen before they are durable.
 func TestBarriers(t *testing.T) {
-	e := &barriers{Engine: memory.New()}
+	e := &barriers{Engine: memorytest.New()}
 	c := newHost(t, e).start().client()
 	dir := c.mkdir(layout.RootID, "d")
 	id := c.create(dir, "f")

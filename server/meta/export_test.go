@@ -7,7 +7,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/meta/admit"
 	"github.com/weftfs/weft/server/schema"
 )
@@ -125,7 +125,7 @@ func TestOpenDecides(t *testing.T) {
 
 // TestTmpFile gives files without names one, or not.
 func TestTmpFile(t *testing.T) {
-	h := newHost(t, memory.New()).start()
+	h := newHost(t, memorytest.New()).start()
 	c, x := h.client(), h.client()
 	tmp := func() layout.FileID {
 		t.Helper()

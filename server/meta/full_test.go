@@ -11,7 +11,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 )
 
 // bounded is an engine that may have no room.
@@ -43,7 +43,7 @@ func (h counting) Handle(ctx context.Context, r slog.Record) error {
 // A catalog without room is ENOSPC for whoever wants to change something, and is spoken of once.
 func TestCatalogFull(t *testing.T) {
 	full, again, failed := new(atomic.Int32), new(atomic.Int32), new(atomic.Int32)
-	e := &bounded{Engine: memory.New()}
+	e := &bounded{Engine: memorytest.New()}
 	h := newHost(t, e)
 	h.config = func(cfg *Config) {
 		cfg.Log = slog.New(counting{logTo(t).Handler(), map[string]*atomic.Int32{
@@ -98,7 +98,7 @@ func (e *reserved) Room() catalog.Room {
 // While a catalog with a reserve is full, nothing new is made, and everything else goes on. The service reports the state.
 func TestCatalogReserve(t *testing.T) {
 	full := new(atomic.Int32)
-	e := &reserved{Engine: memory.New()}
+	e := &reserved{Engine: memorytest.New()}
 	h := newHost(t, e)
 	h.config = func(cfg *Config) {
 		cfg.Log = slog.New(counting{logTo(t).Handler(), map[string]*atomic.Int32{

@@ -11,7 +11,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/meta/admit"
 	"github.com/weftfs/weft/server/schema"
 )
@@ -19,7 +19,7 @@ import (
 // FuzzConn sends arbitrary bytes to a service, in place of a hello or after one, as root of a client that is confined to a directory: the connection ends, others are served, and
 // outside of that directory nothing has changed.
 func FuzzConn(f *testing.F) {
-	h := newHost(f, memory.New())
+	h := newHost(f, memorytest.New())
 	h.config = func(cfg *Config) { cfg.Log = slog.New(slog.DiscardHandler) }
 	h.start()
 	admin := h.root()

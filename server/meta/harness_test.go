@@ -19,7 +19,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/catalog/pebble"
 	"github.com/weftfs/weft/server/datafile"
 	"github.com/weftfs/weft/server/schema"
@@ -913,12 +913,12 @@ func (h *host) restart() {
 // startMemory is a service on an empty catalog in memory.
 func startMemory(t testing.TB) *host {
 	t.Helper()
-	return newHost(t, memory.New()).start()
+	return newHost(t, memorytest.New()).start()
 }
 
 // engines are the kinds of catalog that tests run on where durability matters.
 var engines = map[string]func(testing.TB) catalog.Engine{
-	"memory": func(testing.TB) catalog.Engine { return memory.New() },
+	"memory": func(testing.TB) catalog.Engine { return memorytest.New() },
 	"pebble": func(t testing.TB) catalog.Engine {
 		e, err := pebble.Open(pebble.Config{Dir: t.TempDir(), Logger: logTo(t)})
 		if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -648,7 +648,7 @@ func TestAtime(t *testing.T) {
 
 // TestLeaseLimit has a session collect more leases than it may have, with a client that gives some back and one that does not.
 func TestLeaseLimit(t *testing.T) {
-	h := newHost(t, memory.New())
+	h := newHost(t, memorytest.New())
 	h.leases = 40
 	h.start()
 	other := h.client()
@@ -716,7 +716,7 @@ func hookPuts(e *hooked, key []byte, f func()) {
 
 // TestNoLeaseWhileCommitting asks for leases while a change that affects them is being committed.
 func TestNoLeaseWhileCommitting(t *testing.T) {
-	engine := &hooked{Engine: memory.New()}
+	engine := &hooked{Engine: memorytest.New()}
 	h := newHost(t, engine).start()
 	a, b := h.client(), h.client()
 	f := a.touch(layout.RootID, "f")

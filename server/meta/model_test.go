@@ -14,7 +14,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/faulty"
+	"github.com/weftfs/weft/server/catalog/faultytest"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -215,7 +215,7 @@ func TestModel(t *testing.T) {
 
 // withFaults is an engine with all that callers have to expect of one, closed when the test ends.
 func withFaults(t testing.TB, engine catalog.Engine, seed uint64) catalog.Engine {
-	e := faulty.New(keptOpen{engine}, faulty.Config{
+	e := faultytest.New(keptOpen{engine}, faultytest.Config{
 		Seed: seed, Conflict: 0.03, Lost: 0.05, Applied: 0.05, Late: 0.05, LateBy: 5 * time.Millisecond,
 	})
 	t.Cleanup(func() { e.Close() }) // waits for late commits

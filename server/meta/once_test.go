@@ -16,7 +16,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -215,7 +215,7 @@ func (e *uncertain) Commit(ctx context.Context, b *catalog.Batch) error {
 func TestUnknownOutcome(t *testing.T) {
 	for f := range faults - 1 {
 		f++
-		engine := &uncertain{Engine: memory.New()}
+		engine := &uncertain{Engine: memorytest.New()}
 		h := newHost(t, engine).start()
 		c := h.client()
 		for _, call := range onceCalls(c) {
@@ -291,7 +291,7 @@ func TestUnknownWhenItEnds(t *testing.T) {
 }
 
 func unknownWhenItEnds(t *testing.T, f fault, stop bool, op metarpc.Op) {
-	engine := &undecided{Engine: memory.New(), met: make(chan struct{}), tell: make(chan struct{})}
+	engine := &undecided{Engine: memorytest.New(), met: make(chan struct{}), tell: make(chan struct{})}
 	h := newHost(t, engine).start()
 	c, other := h.client(), h.client()
 	dir := c.mkdir(layout.RootID, "d")
@@ -349,7 +349,7 @@ func unknownWhenItEnds(t *testing.T, f fault, stop bool, op metarpc.Op) {
 
 // TestUnknownAssignment ends a session while data servers' side does not know whether it has made it a writer: its clean-up comes when that is known.
 func TestUnknownAssignment(t *testing.T) {
-	engine := &hooked{Engine: memory.New()}
+	engine := &hooked{Engine: memorytest.New()}
 	h := newHost(t, engine).start()
 	c := h.client()
 	id := c.create(layout.RootID, "f")
@@ -391,7 +391,7 @@ func TestUnknownAssignment(t *testing.T) {
 func TestUnknownSession(t *testing.T) {
 	for _, done := range []bool{false, true} {
 		t.Run(fmt.Sprintf("done %t", done), func(t *testing.T) {
-			engine := &hooked{Engine: memory.New()}
+			engine := &hooked{Engine: memorytest.New()}
 			h := newHost(t, engine).start()
 			var lost []*catalog.Batch
 			unknown := 3
@@ -466,7 +466,7 @@ func TestReplayedCreateIsOpen(t *testing.T) {
 func TestInodeNumbers(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
-			engine := memory.New()
+			engine := memorytest.New()
 			if _, err := OpenVolume(t.Context(), engine, layout.Policy{}, shards); err != nil {
 				t.Fatal(err)
 			}
@@ -494,7 +494,7 @@ func TestInodeNumbers(t *testing.T) {
 }
 
 func TestVolume(t *testing.T) {
-	engine := memory.New()
+	engine := memorytest.New()
 	vol, err := OpenVolume(t.Context(), engine, layout.Policy{Mirrors: 2}, 1)
 	if err != nil {
 		t.Fatal(err)
@@ -508,7 +508,7 @@ func TestVolume(t *testing.T) {
 		t.Errorf("%+v %v, want %+v", again, err, vol)
 	}
 	checkCatalog(t, engine)
-	if few, err := OpenVolume(t.Context(), memory.New(), layout.Policy{Mirrors: 2, MinCopies: 2}, 16); err != nil || few.Format != schema.FormatCopies {
+	if few, err := OpenVolume(t.Context(), memorytest.New(), layout.Policy{Mirrors: 2, MinCopies: 2}, 16); err != nil || few.Format != schema.FormatCopies {
 		t.Errorf("%+v, %v", few, err)
 	}
 	vol.Format = schema.FormatNewest + 1
@@ -555,7 +555,7 @@ func (e *hooked) Commit(ctx context.Context, b *catalog.Batch) error {
 // TestContention checks that a change which never gets through ends with an error after a bounded number of tries, and that
 // one contended file does not keep the reports of others from being recorded.
 func TestContention(t *testing.T) {
-	engine := &hooked{Engine: memory.New()}
+	engine := &hooked{Engine: memorytest.New()}
 	var refused atomic.Int64
 	refuse := func(which func(b *catalog.Batch) bool) {
 		refused.Store(0)
@@ -591,7 +591,7 @@ func TestContention(t *testing.T) {
 }
 
 func TestConfig(t *testing.T) {
-	engine := memory.New()
+	engine := memorytest.New()
 	good := Config{Engine: engine, Files: newFakeFiles(engine)}
 	for name, edit := range map[string]func(*Config){
 		"no engine":       func(c *Config) { c.Engine = nil },
@@ -619,7 +619,7 @@ func TestOpenVolumeElsewhere(t *testing.T) {
 		{string(schema.KeyImport), "import"},
 		{string(schema.InodeKey(7)), "no volume"},
 	} {
-		engine := memory.New()
+		engine := memorytest.New()
 		var b catalog.Batch
 		b.Put([]byte(c.key), []byte("x"))
 		if err := engine.Commit(t.Context(), &b); err != nil {
@@ -632,7 +632,7 @@ func TestOpenVolumeElsewhere(t *testing.T) {
 			t.Errorf("with row %q a volume was made: %v", c.key, err)
 		}
 	}
-	engine := memory.New()
+	engine := memorytest.New()
 	var b catalog.Batch
 	b.Put(schema.MemberKey([16]byte{1}), schema.Encode(&schema.Member{}))
 	if err := engine.Commit(t.Context(), &b); err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -162,7 +162,7 @@ func TestErrnos(t *testing.T) {
 
 // A directory gets min_copies when the catalog has the format for that, which it gets once all services know it.
 func TestMinCopiesFormat(t *testing.T) {
-	engine := &hooked{Engine: memory.New()}
+	engine := &hooked{Engine: memorytest.New()}
 	h := newHost(t, engine).start()
 	c := h.client()
 	dir := c.mkdir(layout.RootID, "d")

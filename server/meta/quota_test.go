@@ -8,7 +8,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -41,7 +41,7 @@ func (c *client) try(op metarpc.Op, args any) error {
 
 // TestQuotaOfFiles fills a directory tree up to the last file that may be in it, in each way in which one can come there.
 func TestQuotaOfFiles(t *testing.T) {
-	h := newHost(t, memory.New()).start()
+	h := newHost(t, memorytest.New()).start()
 	c, root := h.client(), h.root()
 	top := c.mkdir(layout.RootID, "top")
 	deep := c.mkdir(c.mkdir(c.mkdir(top, "a"), "b"), "c")
@@ -140,7 +140,7 @@ func TestQuotaOfFiles(t *testing.T) {
 
 // TestQuotaOfOwners is about what users and groups have.
 func TestQuotaOfOwners(t *testing.T) {
-	h := newHost(t, memory.New()).start()
+	h := newHost(t, memorytest.New()).start()
 	c, root := h.client(), h.root()
 	user := metarpc.QuotaName{Kind: metarpc.QuotaUser, ID: uint64(testCred.UID)}
 	group := metarpc.QuotaName{Kind: metarpc.QuotaGroup, ID: uint64(testCred.GID)}
@@ -183,7 +183,7 @@ func TestQuotaOfOwners(t *testing.T) {
 
 // TestQuotaOfBytes is about layouts for writing.
 func TestQuotaOfBytes(t *testing.T) {
-	h := newHost(t, memory.New()).start()
+	h := newHost(t, memorytest.New()).start()
 	c, root := h.client(), h.root()
 	top := c.mkdir(layout.RootID, "top")
 	dir := c.mkdir(top, "dir")
@@ -263,7 +263,7 @@ func TestQuotaOfBytes(t *testing.T) {
 // TestQuotaOvershoot has several sessions fill a tree at the same time: there are no more files than may be, but for those whose calls were
 // under way together.
 func TestQuotaOvershoot(t *testing.T) {
-	h := newHost(t, memory.New()).start()
+	h := newHost(t, memorytest.New()).start()
 	root := h.root()
 	top := root.mkdir(layout.RootID, "top")
 	const limit, sessions = 500, 8

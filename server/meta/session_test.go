@@ -17,7 +17,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/meta/admit"
 	"github.com/weftfs/weft/server/schema"
 )
@@ -61,7 +61,7 @@ func (p *pipes) dial() (net.Conn, error) {
 // lease is a minute.
 func bubble(t *testing.T, f func(t *testing.T, h *host)) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t, memory.New())
+		h := newHost(t, memorytest.New())
 		var p *pipes
 		h.listen = func() net.Listener {
 			p = newPipes()
@@ -366,7 +366,7 @@ func TestOpenAgainstRemove(t *testing.T) {
 
 // TestOpenWaitsForRemoval opens a file whose removal is decided and not yet done: either it is open and stays, or it is gone.
 func TestOpenWaitsForRemoval(t *testing.T) {
-	engine := &hooked{Engine: memory.New()}
+	engine := &hooked{Engine: memorytest.New()}
 	h := newHost(t, engine).start()
 	a, b := h.client(), h.client()
 	id := a.touch(layout.RootID, "f")
@@ -481,7 +481,7 @@ func TestNewestConnection(t *testing.T) {
 // Connections that say nothing make room for others of their address, those of clients that renew their sessions do
 // not; another address has room all the same.
 func TestUnusedConnections(t *testing.T) {
-	h := newHost(t, memory.New())
+	h := newHost(t, memorytest.New())
 	h.config = func(c *Config) {
 		c.Door = &admit.Door{Log: c.Log}
 		c.Door.Callers.Most = 3
@@ -616,7 +616,7 @@ func TestShutdown(t *testing.T) {
 // TestShutdownWelcomes has a client connect while the service goes down: it is told of the session that is in the
 // catalog, so it can come back, and the next service's grace period does not wait for a lease.
 func TestShutdownWelcomes(t *testing.T) {
-	engine := &hooked{Engine: memory.New()}
+	engine := &hooked{Engine: memorytest.New()}
 	h := newHost(t, engine).start()
 	begun, release := make(chan struct{}), make(chan struct{})
 	engine.hook(func(b *catalog.Batch) error {

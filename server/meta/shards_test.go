@@ -15,7 +15,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/meta/locktable"
 	"github.com/weftfs/weft/server/schema"
 )
@@ -72,7 +72,7 @@ func (e *mortal) Commit(ctx context.Context, b *catalog.Batch) error {
 // startCluster starts the services of an empty volume. With a rng the messages between them fare badly.
 func startCluster(t testing.TB, shards int, rng *rand.Rand) *cluster {
 	t.Helper()
-	c := &cluster{t: t, engine: memory.New(), epochs: make([]uint64, shards), engines: make([]*mortal, shards), rng: rng}
+	c := &cluster{t: t, engine: memorytest.New(), epochs: make([]uint64, shards), engines: make([]*mortal, shards), rng: rng}
 	t.Cleanup(c.late.Wait)
 	files := newFakeFiles(c.engine)
 	for k := range shards {

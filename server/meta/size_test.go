@@ -10,7 +10,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -545,7 +545,7 @@ func TestRemoveDuringTruncate(t *testing.T) {
 
 // TestConcurrentTruncates sets sizes of one file from several clients that hold layouts, while they report.
 func TestConcurrentTruncates(t *testing.T) {
-	h := newHost(t, memory.New()).start()
+	h := newHost(t, memorytest.New()).start()
 	id := h.client().touch(layout.RootID, "f")
 	var wg sync.WaitGroup
 	for n := range 4 {

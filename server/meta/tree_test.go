@@ -11,7 +11,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -66,7 +66,7 @@ func TestRenameRaces(t *testing.T) {
 // TestTwoDirectoriesIntoEachOther is the smallest case: a into b and b into a at the same time. What decides is in the
 // catalog, so it is right through two services as well.
 func TestTwoDirectoriesIntoEachOther(t *testing.T) {
-	engine := memory.New()
+	engine := memorytest.New()
 	h, other := newHost(t, engine).start(), newHost(t, engine).start()
 	c, d := h.client(), other.client()
 	for i := range 200 {

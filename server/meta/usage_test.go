@@ -17,7 +17,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -79,7 +79,7 @@ func TestUsage(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	engine := &unsure{Engine: memory.New()}
+	engine := &unsure{Engine: memorytest.New()}
 	h := newHost(t, engine).start()
 	c := h.root()
 	dirs := []layout.FileID{layout.RootID}
@@ -186,7 +186,7 @@ func TestUsage(t *testing.T) {
 
 // TestUsageWhileItChanges has directories change their parents, come and go, while they tell these what is in them.
 func TestUsageWhileItChanges(t *testing.T) {
-	h := newHost(t, memory.New()).start()
+	h := newHost(t, memorytest.New()).start()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	var wg sync.WaitGroup
@@ -295,7 +295,7 @@ func (e *failing) Commit(ctx context.Context, b *catalog.Batch) error {
 
 // TestUpgrade opens a volume of an earlier format, and dies in between.
 func TestUpgrade(t *testing.T) {
-	h := newHost(t, memory.New()).start()
+	h := newHost(t, memorytest.New()).start()
 	c := h.root()
 	dirs := []layout.FileID{layout.RootID, c.mkdir(layout.RootID, "a")}
 	dirs = append(dirs, c.mkdir(dirs[1], "b"), c.mkdir(dirs[1], "empty"))

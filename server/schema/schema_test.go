@@ -11,7 +11,7 @@ import (
 
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 )
 
 // Rows without MinCopies are what earlier versions write and read, and rows with it come back as they were.
@@ -66,7 +66,7 @@ func TestRaised(t *testing.T) {
 
 // A format is raised once however many want it, and not while there is a service that does not know it.
 func TestRaise(t *testing.T) {
-	engine, log := memory.New(), slog.New(slog.DiscardHandler)
+	engine, log := memorytest.New(), slog.New(slog.DiscardHandler)
 	put := func(key []byte, row any) {
 		t.Helper()
 		var b catalog.Batch

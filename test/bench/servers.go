@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/dataplane/nfs3"
-	"github.com/weftfs/weft/internal/freeport"
+	"github.com/weftfs/weft/internal/porttest"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -55,7 +55,7 @@ func startAddrs(args ...string) (*process, []netip.AddrPort, error) {
 }
 
 func freePort() (netip.AddrPort, error) {
-	addr, err := freeport.Addr()
+	addr, err := porttest.Addr()
 	if err != nil {
 		return netip.AddrPort{}, err
 	}

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weftfs/weft/internal/freeport"
+	"github.com/weftfs/weft/internal/porttest"
 )
 
 // child is weft or weftd, started by the test.
@@ -128,7 +128,7 @@ func (p *Proc) End(sig syscall.Signal) {
 // FreeAddr is a loopback address HOST:PORT for a server of the test, also when that is started again.
 func FreeAddr(t testing.TB) string {
 	t.Helper()
-	return freeport.For(t)
+	return porttest.For(t)
 }
 
 // Dir makes a directory on the disk. Every user may enter it: data servers act as other users.

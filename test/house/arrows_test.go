@@ -23,7 +23,7 @@ var rules = map[string][]string{
 	"internal/wire/flexfiles": {"internal", "layout"},
 	"internal/wire/peerrpc":   {"internal", "layout"},
 	"dataplane":               {"layout", "internal"},
-	"dataplane/faulty":        {"layout", "internal", "dataplane"},
+	"dataplane/faultytest":    {"layout", "internal", "dataplane"},
 	"dataplane/targettest":    {"layout", "internal", "dataplane"},
 	"metaclient":              {"layout", "internal"},
 	"localio":                 {"layout", "internal"},

@@ -40,7 +40,7 @@ var budgets = []struct {
 	{"types whose methods lock the main mutex of the metadata service", 3, mainMutex},
 	{"arrows between the files of a package in server/ that run back up", 227, backArrows},
 	{"exported names that one other package uses", 640, usedOnce},
-	{"packages that nobody imports", 1, unimported},
+	{"packages that no program has, and whose paths do not say that they are for tests", 1, unused},
 	{"folders of test/", 33, testFolders},
 	{"lines of code outside test/, without comments and blank ones", 99570, codeLines},
 }
@@ -59,14 +59,13 @@ func TestBudgets(t *testing.T) {
 // tree is the module without its tests.
 type tree struct {
 	fset     *token.FileSet
-	packages []*source         // without test/
-	imports  map[string]string // of each package that a package or a test of another one imports: one of these
+	packages []*source       // without test/
+	programs map[string]bool // what the programs outside test/ consist of
 }
 
 // source is a package, type-checked.
 type source struct {
 	path  string // below the module
-	main  bool
 	files []*ast.File
 	text  [][]byte // of files
 	info  *types.Info
@@ -75,7 +74,7 @@ type source struct {
 
 // load reads the packages, and the types of what they import from what the compiler has made.
 func load(t *testing.T) *tree {
-	cmd := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Name,Dir,GoFiles,Export,Imports,TestImports,XTestImports", "./...")
+	cmd := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Name,Dir,GoFiles,Export,Deps", "./...")
 	cmd.Dir = harness.Root
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
@@ -83,9 +82,8 @@ func load(t *testing.T) *tree {
 		t.Fatal(err)
 	}
 	type listed struct {
-		ImportPath, Name, Dir, Export      string
-		GoFiles                            []string
-		Imports, TestImports, XTestImports []string
+		ImportPath, Name, Dir, Export string
+		GoFiles, Deps                 []string
 	}
 	var own []listed
 	exports := map[string]string{}
@@ -101,19 +99,19 @@ func load(t *testing.T) *tree {
 			own = append(own, p)
 		}
 	}
-	tr := &tree{fset: token.NewFileSet(), imports: map[string]string{}}
+	tr := &tree{fset: token.NewFileSet(), programs: map[string]bool{}}
 	compiled := importer.ForCompiler(tr.fset, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
 	for _, p := range own {
 		path := strings.TrimPrefix(p.ImportPath, module)
-		for _, imp := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
-			if other, ok := strings.CutPrefix(imp, module); ok && other != path {
-				tr.imports[other] = path
-			}
-		}
 		if below(path, "test") {
 			continue
 		}
-		s := &source{path: path, main: p.Name == "main", info: &types.Info{
+		if p.Name == "main" {
+			for _, part := range append(p.Deps, p.ImportPath) {
+				tr.programs[strings.TrimPrefix(part, module)] = true
+			}
+		}
+		s := &source{path: path, info: &types.Info{
 			Uses: map[*ast.Ident]types.Object{}, Defs: map[*ast.Ident]types.Object{},
 			Types: map[ast.Expr]types.TypeAndValue{},
 		}}
@@ -429,10 +427,11 @@ func usedOnce(tr *tree) (int, string) {
 	return sum, list(count)
 }
 
-func unimported(tr *tree) (int, string) {
+// unused counts the packages of no program. The path of a package for tests has a name in it that ends in "test".
+func unused(tr *tree) (int, string) {
 	alone := map[string]int{}
 	for _, s := range tr.packages {
-		if _, ok := tr.imports[s.path]; !ok && !s.main {
+		if !tr.programs[s.path] && !strings.Contains(s.path+"/", "test/") {
 			alone[s.path] = 1
 		}
 	}

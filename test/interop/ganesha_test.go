@@ -21,7 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/dataplane/nfs3"
 	"github.com/weftfs/weft/dataplane/targettest"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
@@ -206,8 +206,8 @@ func TestGaneshaContract(t *testing.T) {
 				if wrapped {
 					seed := rand.Uint64()
 					t.Logf("seed %d", seed)
-					fx.Target = faulty.New(tg, faulty.Config{
-						Seed: seed, Reorder: true, Rules: []faulty.Rule{{Prob: 0.3, Delay: time.Millisecond, Jitter: 5 * time.Millisecond}},
+					fx.Target = faultytest.New(tg, faultytest.Config{
+						Seed: seed, Reorder: true, Rules: []faultytest.Rule{{Prob: 0.3, Delay: time.Millisecond, Jitter: 5 * time.Millisecond}},
 					})
 					t.Cleanup(func() { fx.Target.Close() })
 				}

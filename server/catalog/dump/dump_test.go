@@ -18,8 +18,8 @@ import (
 
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/faulty"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/faultytest"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/catalog/pebble"
 	"github.com/weftfs/weft/server/schema"
 )
@@ -33,9 +33,9 @@ type place struct {
 }
 
 var places = []place{
-	{"memory", func(t *testing.T) catalog.Engine { return memory.New() }},
+	{"memory", func(t *testing.T) catalog.Engine { return memorytest.New() }},
 	{"narrow and faulty", func(t *testing.T) catalog.Engine {
-		e := faulty.New(memory.New(), faulty.Config{Conflict: 0.1, Lost: 0.1, Applied: 0.1, Late: 0.1, LateBy: 10 * time.Millisecond})
+		e := faultytest.New(memorytest.New(), faultytest.Config{Conflict: 0.1, Lost: 0.1, Applied: 0.1, Late: 0.1, LateBy: 10 * time.Millisecond})
 		t.Cleanup(func() { e.Close() })
 		return &narrow{Engine: e, caps: catalog.Caps{MaxBatchBytes: 4096, MaxKeys: 16, MaxValue: 3000}}
 	}},
@@ -163,7 +163,7 @@ func TestAcrossEngines(t *testing.T) {
 
 // TestBackupGoesBack imports a backup: nothing that was given out since is given out again.
 func TestBackupGoesBack(t *testing.T) {
-	a, b := memory.New(), memory.New()
+	a, b := memorytest.New(), memorytest.New()
 	populate(t, a, 2)
 	got, err := Import(t.Context(), bytes.NewReader(export(t, a, KindBackup)), ImportConfig{Engine: b})
 	if err != nil {
@@ -190,7 +190,7 @@ func TestBackupGoesBack(t *testing.T) {
 
 // TestShards gives a volume another number of shards.
 func TestShards(t *testing.T) {
-	a, b := memory.New(), memory.New()
+	a, b := memorytest.New(), memorytest.New()
 	populate(t, a, 3)
 	file := export(t, a, KindExport)
 	got, err := Import(t.Context(), bytes.NewReader(file), ImportConfig{Engine: b, Shards: 16})
@@ -205,17 +205,17 @@ func TestShards(t *testing.T) {
 		t.Error("a shard has its owner still")
 	}
 	// And back to one, which takes as little.
-	d := memory.New()
+	d := memorytest.New()
 	one, err := Import(t.Context(), bytes.NewReader(export(t, b, KindExport)), ImportConfig{Engine: d, Shards: 1})
 	if err != nil || one.Volume.ShardCount() != 1 || one.Volume.Format != schema.FormatShards || one.Sessions != 0 {
 		t.Errorf("%+v, %v", one, err)
 	}
-	again, err := Import(t.Context(), bytes.NewReader(export(t, d, KindExport)), ImportConfig{Engine: memory.New(), Shards: 4})
+	again, err := Import(t.Context(), bytes.NewReader(export(t, d, KindExport)), ImportConfig{Engine: memorytest.New(), Shards: 4})
 	if err != nil || again.Volume.Shards != 4 || again.Volume.Format != schema.FormatShards {
 		t.Errorf("%+v, %v", again, err)
 	}
 	// The same number as before leaves everything as it is.
-	c := memory.New()
+	c := memorytest.New()
 	if _, err := Import(t.Context(), bytes.NewReader(file), ImportConfig{Engine: c, Shards: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -223,20 +223,20 @@ func TestShards(t *testing.T) {
 		t.Error("an import with as many shards as before has changed something")
 	}
 	for _, shards := range []int{-1, layout.MaxShards + 1} {
-		if _, err := Import(t.Context(), bytes.NewReader(file), ImportConfig{Engine: memory.New(), Shards: shards}); err == nil {
+		if _, err := Import(t.Context(), bytes.NewReader(file), ImportConfig{Engine: memorytest.New(), Shards: shards}); err == nil {
 			t.Errorf("%d shards", shards)
 		}
 	}
 	// Namespaces belong to volumes with one.
 	commit(t, a, func(b *catalog.Batch) { b.Put(schema.NamespaceKey(layout.DeviceID{1}), nil) })
-	if _, err := Import(t.Context(), bytes.NewReader(export(t, a, KindExport)), ImportConfig{Engine: memory.New(), Shards: 2}); err == nil || !strings.Contains(err.Error(), "namespaces") {
+	if _, err := Import(t.Context(), bytes.NewReader(export(t, a, KindExport)), ImportConfig{Engine: memorytest.New(), Shards: 2}); err == nil || !strings.Contains(err.Error(), "namespaces") {
 		t.Errorf("a volume with namespaces: %v", err)
 	}
 }
 
 // TestNotEmpty leaves alone what is there, and says what it is.
 func TestNotEmpty(t *testing.T) {
-	a := memory.New()
+	a := memorytest.New()
 	populate(t, a, 4)
 	file := export(t, a, KindExport)
 	for _, c := range []struct {
@@ -246,7 +246,7 @@ func TestNotEmpty(t *testing.T) {
 		{"volume", fmt.Sprintf("volume %x", volume.ID), func(b *catalog.Batch) { b.Put(schema.KeyVolume, schema.Encode(&volume)) }},
 		{"rows", `"zzz"`, func(b *catalog.Batch) { b.Put([]byte("zzz"), nil) }},
 	} {
-		b := memory.New()
+		b := memorytest.New()
 		commit(t, b, c.fill)
 		before := dumpRows(t, b)
 		_, err := Import(t.Context(), bytes.NewReader(file), ImportConfig{Engine: b})
@@ -257,14 +257,14 @@ func TestNotEmpty(t *testing.T) {
 			t.Errorf("%s: rows were changed", c.name)
 		}
 	}
-	if _, err := Export(t.Context(), new(bytes.Buffer), ExportConfig{Snapshot: memory.New().Snapshot}); err == nil || !strings.Contains(err.Error(), "no volume") {
+	if _, err := Export(t.Context(), new(bytes.Buffer), ExportConfig{Snapshot: memorytest.New().Snapshot}); err == nil || !strings.Contains(err.Error(), "no volume") {
 		t.Errorf("export of nothing: %v", err)
 	}
 }
 
 // TestInterrupted interrupts an import anywhere: there is no volume, and the import can be run again.
 func TestInterrupted(t *testing.T) {
-	a := memory.New()
+	a := memorytest.New()
 	populate(t, a, 5)
 	file := export(t, a, KindExport)
 	for _, place := range places {
@@ -293,12 +293,12 @@ func TestInterrupted(t *testing.T) {
 
 // TestOverAnother lets the import of another file begin anew over one that was interrupted: what is left of the first is found.
 func TestOverAnother(t *testing.T) {
-	a, c := memory.New(), memory.New()
+	a, c := memorytest.New(), memorytest.New()
 	populate(t, a, 6)
 	commit(t, a, func(b *catalog.Batch) { b.Put([]byte("cc"), []byte("more")) })
 	populate(t, c, 6)
 	first, second := export(t, a, KindExport), export(t, c, KindExport)
-	b := memory.New()
+	b := memorytest.New()
 	if _, err := Import(t.Context(), bytes.NewReader(first[:len(first)-1]), ImportConfig{Engine: b}); !errors.Is(err, ErrDamaged) {
 		t.Fatal(err)
 	}
@@ -312,7 +312,7 @@ func TestOverAnother(t *testing.T) {
 
 // TestTwoImports runs two at a time: the one that began first ends with an error, or both do.
 func TestTwoImports(t *testing.T) {
-	a, b := memory.New(), memory.New()
+	a, b := memorytest.New(), memorytest.New()
 	populate(t, a, 7)
 	file := export(t, a, KindExport)
 	slow := &pausing{Reader: bytes.NewReader(file), at: len(file) / 2, reached: make(chan struct{}), resume: make(chan struct{})}
@@ -386,7 +386,7 @@ func (s *expiringSnapshot) Scan(ctx context.Context, from, to []byte, opts catal
 }
 
 func TestSnapshotExpires(t *testing.T) {
-	a := memory.New()
+	a := memorytest.New()
 	populate(t, a, 8)
 	want := export(t, a, KindExport)
 	e := &expiring{Engine: a, rows: 500}
@@ -409,7 +409,7 @@ func TestSnapshotExpires(t *testing.T) {
 		commit(t, a, func(b *catalog.Batch) { b.Put(schema.ShardKey(0), schema.Encode(&schema.Shard{Epoch: 3})) })
 	}
 	// An import reads again what it put, in as many snapshots as it takes.
-	e = &expiring{Engine: memory.New(), rows: 500}
+	e = &expiring{Engine: memorytest.New(), rows: 500}
 	if _, err := Import(t.Context(), bytes.NewReader(want), ImportConfig{Engine: e}); err != nil || e.given < 5 {
 		t.Errorf("import: %v, %d snapshots", err, e.given)
 	}
@@ -417,10 +417,10 @@ func TestSnapshotExpires(t *testing.T) {
 
 // TestVerify finds what is not as it was put.
 func TestVerify(t *testing.T) {
-	a := memory.New()
+	a := memorytest.New()
 	populate(t, a, 9)
 	file := export(t, a, KindExport)
-	b := memory.New()
+	b := memorytest.New()
 	e := &expiring{Engine: b, rows: 500, between: func() {
 		commit(t, b, func(b *catalog.Batch) { b.Put(schema.InodeKey(2199), []byte("rotten")) })
 	}}

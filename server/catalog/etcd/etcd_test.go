@@ -19,7 +19,7 @@ import (
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/catalog/catalogtest"
 	"github.com/weftfs/weft/server/catalog/catalogtest/etcdserver"
-	"github.com/weftfs/weft/server/catalog/faulty"
+	"github.com/weftfs/weft/server/catalog/faultytest"
 )
 
 // places returns a function that gives a place for a new catalog each time, all in one cluster: the one that the environment
@@ -106,7 +106,7 @@ func TestContractWithFaults(t *testing.T) {
 	t.Parallel()
 	place := places(t)
 	catalogtest.Run(t, func(t *testing.T) catalog.Engine {
-		return catalogtest.Resolve(faulty.New(mustOpen(t, place()), faulty.Config{
+		return catalogtest.Resolve(faultytest.New(mustOpen(t, place()), faultytest.Config{
 			Seed: 1, Conflict: 0.02, Lost: 0.02, Applied: 0.02, Late: 0.02,
 		}))
 	})

@@ -19,7 +19,7 @@ import (
 
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/catalog/catalogtest"
-	"github.com/weftfs/weft/server/catalog/faulty"
+	"github.com/weftfs/weft/server/catalog/faultytest"
 )
 
 // testConfig is a catalog with tables so small that flushes and compactions happen in a short test.
@@ -63,7 +63,7 @@ func TestContractWithFaults(t *testing.T) {
 	catalogtest.Run(t, func(t *testing.T) catalog.Engine {
 		cfg := testConfig(t, "catalog")
 		cfg.fs = vfs.NewMem()
-		return catalogtest.Resolve(faulty.New(mustOpen(t, cfg), faulty.Config{
+		return catalogtest.Resolve(faultytest.New(mustOpen(t, cfg), faultytest.Config{
 			Seed: 1, Conflict: 0.02, Lost: 0.02, Applied: 0.02, Late: 0.02,
 		}))
 	})

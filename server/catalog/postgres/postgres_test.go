@@ -16,7 +16,7 @@ import (
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/catalog/catalogtest"
 	"github.com/weftfs/weft/server/catalog/catalogtest/pgserver"
-	"github.com/weftfs/weft/server/catalog/faulty"
+	"github.com/weftfs/weft/server/catalog/faultytest"
 	"github.com/weftfs/weft/server/catalog/postgres"
 )
 
@@ -104,7 +104,7 @@ func TestContractWithFaults(t *testing.T) {
 	t.Parallel()
 	base := database(t)
 	catalogtest.Run(t, func(t *testing.T) catalog.Engine {
-		return catalogtest.Resolve(faulty.New(mustOpen(t, postgres.Config{URL: newTable(t, base)}), faulty.Config{
+		return catalogtest.Resolve(faultytest.New(mustOpen(t, postgres.Config{URL: newTable(t, base)}), faultytest.Config{
 			Seed: 1, Conflict: 0.02, Lost: 0.02, Applied: 0.02, Late: 0.02,
 		}))
 	})

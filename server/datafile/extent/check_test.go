@@ -7,7 +7,7 @@ import (
 
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -86,7 +86,7 @@ func TestCheck(t *testing.T) {
 			"[lost-units wrong-space-counter]", "[]", "0+2@1:rw 2+1@3:inv", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			e := memory.New()
+			e := memorytest.New()
 			s := format(t, e, 4096, mib, 200)
 			allocate(t, s, near, 0, 5*mib)
 			validate(t, s, near, 1, 0, 2*mib)
@@ -136,7 +136,7 @@ func TestCheck(t *testing.T) {
 
 // What fsck condemns is freed like anything else, and what is condemned and free at once is not freed.
 func TestLostUnits(t *testing.T) {
-	e := squeeze(memory.New())
+	e := squeeze(memorytest.New())
 	s := format(t, e, 4096, mib, 200)
 	var b catalog.Batch
 	b.Put(schema.UnitsKey(dev, 1), []byte{0x55, 0x55, 0x55, 0x55, 0x55, 0x55, 0x55, 0x55}) // in pieces that are too many for one batch

@@ -14,7 +14,7 @@ import (
 
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -93,7 +93,7 @@ func TestImage(t *testing.T) {
 
 // A catalog gets the later format with the first namespace, and not before.
 func TestAdd(t *testing.T) {
-	e := memory.New()
+	e := memorytest.New()
 	s := format(t, e, 4096, mib, 100)
 	raw, err := e.Get(t.Context(), schema.KeyVolume)
 	var v schema.Volume
@@ -310,7 +310,7 @@ func TestLife(t *testing.T) {
 
 // The parts of valid blocks that a Punch leaves to whoever can write.
 func TestEdges(t *testing.T) {
-	s := format(t, memory.New(), 4096, mib, 100)
+	s := format(t, memorytest.New(), 4096, mib, 100)
 	allocate(t, s, 0, 0, 4*mib)
 	validate(t, s, 0, 1, 0, 2*mib+8192)
 	addr := func(off int64) int64 { return off + mib }
@@ -358,7 +358,7 @@ func TestEdges(t *testing.T) {
 
 // A striped file takes the units of its columns, each in one piece, and no column begins in another's group.
 func TestStripes(t *testing.T) {
-	e := memory.New()
+	e := memorytest.New()
 	s := format(t, e, 4096, mib, 1000)
 	var requests []Request
 	for i := range 4 {
@@ -406,7 +406,7 @@ func TestStripes(t *testing.T) {
 
 // A data file that is written from its beginning to its end doubles, up to a limit, and is in few pieces.
 func TestGrowth(t *testing.T) {
-	s := format(t, memory.New(), 4096, mib, 100000)
+	s := format(t, memorytest.New(), 4096, mib, 100000)
 	var most int64
 	calls := 0
 	for off := int64(0); off < 4<<30; calls++ {
@@ -438,7 +438,7 @@ func TestGrowth(t *testing.T) {
 
 // A data file that is appended to and cut to its size again and again has full rows.
 func TestAppends(t *testing.T) {
-	s := format(t, memory.New(), 4096, mib, 1000)
+	s := format(t, memorytest.New(), 4096, mib, 1000)
 	for i := range int64(300) {
 		g := allocate(t, s, 5, i*mib, 1)
 		validate(t, s, 5, g.Generation, i*mib, mib)
@@ -470,7 +470,7 @@ func rows(t *testing.T, s *Space) (n int) {
 
 // Who allocates while somebody else does goes to another group, so that neither is in the other's way.
 func TestApart(t *testing.T) {
-	e := &meanwhile{Engine: memory.New()}
+	e := &meanwhile{Engine: memorytest.New()}
 	s := format(t, e, 4096, mib, 600)
 	b := uint64(2)
 	for s.home(b) != s.home(1) {
@@ -487,7 +487,7 @@ func TestApart(t *testing.T) {
 
 // The last units are given to whoever asks, in as many pieces as it takes; and then there are none.
 func TestNoSpace(t *testing.T) {
-	for name, e := range map[string]catalog.Engine{"wide": memory.New(), "narrow": squeeze(memory.New())} {
+	for name, e := range map[string]catalog.Engine{"wide": memorytest.New(), "narrow": squeeze(memorytest.New())} {
 		t.Run(name, func(t *testing.T) {
 			s := format(t, e, 4096, mib, 300)
 			for i := range uint64(298) {
@@ -537,7 +537,7 @@ func TestNoSpace(t *testing.T) {
 
 // What the caller adds goes with it or not at all.
 func TestWith(t *testing.T) {
-	e := memory.New()
+	e := memorytest.New()
 	s := format(t, e, 4096, mib, 100)
 	request := []Request{{Space: s, Number: 3, Range: layout.Range{Len: 1}}}
 	with := func(b *catalog.Batch) {
@@ -602,7 +602,7 @@ func TestWith(t *testing.T) {
 
 // Two who free the same units, while these are given away again.
 func TestReleaseTwice(t *testing.T) {
-	e := memory.New()
+	e := memorytest.New()
 	s := format(t, e, 4096, mib, 4)
 	allocate(t, s, 1, 0, 2*mib)
 	if err := s.Remove(t.Context(), 1); err != nil {
@@ -643,7 +643,7 @@ func (m *meanwhile) Commit(ctx context.Context, b *catalog.Batch) error {
 
 // What somebody else makes valid at the same time is done.
 func TestValidateTwice(t *testing.T) {
-	e := &meanwhile{Engine: memory.New()}
+	e := &meanwhile{Engine: memorytest.New()}
 	s := format(t, e, 4096, mib, 64)
 	g := allocate(t, s, 1, 0, 2*mib)
 	e.f = func() { validate(t, s, 1, g.Generation, 0, mib) }
@@ -716,7 +716,7 @@ func TestConcurrent(t *testing.T) {
 
 // A large and scattered data file, with batches that take little of it at a time.
 func TestSmallBatches(t *testing.T) {
-	e := squeeze(memory.New())
+	e := squeeze(memorytest.New())
 	s := format(t, e, 512, 16*mib, 700) // 4 units in a row
 	const n = 300
 	for i := range int64(n) {
@@ -788,7 +788,7 @@ func TestSmallBatches(t *testing.T) {
 
 // A namespace that was dropped gives nothing any more, though somebody has it open.
 func TestAllocateAfterDrop(t *testing.T) {
-	e := memory.New()
+	e := memorytest.New()
 	s := format(t, e, 4096, mib, 256)
 	var b catalog.Batch
 	s.Drop(&b)
@@ -805,7 +805,7 @@ func TestAllocateAfterDrop(t *testing.T) {
 
 // A commit of far more than the data file has takes no memory for it.
 func TestValidateTooMuch(t *testing.T) {
-	s := format(t, memory.New(), 4096, mib, 256)
+	s := format(t, memorytest.New(), 4096, mib, 256)
 	g := allocate(t, s, 1, 0, 8*mib)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/catalog/pebble"
 	"github.com/weftfs/weft/server/schema"
 )
@@ -33,7 +33,7 @@ type place struct {
 
 // places are empty catalogs of every kind.
 func places(t *testing.T) []place {
-	inMemory := memory.New()
+	inMemory := memorytest.New()
 	dir := filepath.Join(t.TempDir(), "catalog")
 	var open *pebble.Engine
 	t.Cleanup(func() {

@@ -1,4 +1,4 @@
-package faulty_test
+package faultytest_test
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/catalog/catalogtest"
-	"github.com/weftfs/weft/server/catalog/faulty"
-	"github.com/weftfs/weft/server/catalog/memory"
+	"github.com/weftfs/weft/server/catalog/faultytest"
+	"github.com/weftfs/weft/server/catalog/memorytest"
 )
 
 // TestContract holds for an engine with faults once its callers find out about unknown outcomes.
@@ -22,7 +22,7 @@ func TestContract(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	catalogtest.Run(t, func(*testing.T) catalog.Engine {
-		return catalogtest.Resolve(faulty.New(memory.New(), faulty.Config{
+		return catalogtest.Resolve(faultytest.New(memorytest.New(), faultytest.Config{
 			Seed: seed, Delay: 20 * time.Microsecond,
 			Conflict: 0.05, Lost: 0.03, Applied: 0.03, Late: 0.03, Slow: 0.01,
 			LateBy: time.Millisecond, SlowBy: time.Millisecond,
@@ -32,26 +32,26 @@ func TestContract(t *testing.T) {
 
 func TestSnapshotsExpire(t *testing.T) {
 	catalogtest.RunExpiry(t, func(*testing.T) catalog.Engine {
-		return faulty.New(memory.New(), faulty.Config{Seed: 1, SnapshotReads: 100})
+		return faultytest.New(memorytest.New(), faultytest.Config{Seed: 1, SnapshotReads: 100})
 	})
 }
 
 // TestFaults looks at each fault by itself.
 func TestFaults(t *testing.T) {
 	for name, c := range map[string]struct {
-		cfg     faulty.Config
+		cfg     faultytest.Config
 		want    error
 		applied bool
 	}{
-		"conflict": {faulty.Config{Conflict: 1}, catalog.ErrConflict, false},
-		"lost":     {faulty.Config{Lost: 1}, catalog.ErrUnknown, false},
-		"applied":  {faulty.Config{Applied: 1}, catalog.ErrUnknown, true},
-		"late":     {faulty.Config{Late: 1, LateBy: time.Millisecond}, catalog.ErrUnknown, true},
-		"slow":     {faulty.Config{Slow: 1, SlowBy: time.Millisecond}, nil, true},
-		"none":     {faulty.Config{}, nil, true},
+		"conflict": {faultytest.Config{Conflict: 1}, catalog.ErrConflict, false},
+		"lost":     {faultytest.Config{Lost: 1}, catalog.ErrUnknown, false},
+		"applied":  {faultytest.Config{Applied: 1}, catalog.ErrUnknown, true},
+		"late":     {faultytest.Config{Late: 1, LateBy: time.Millisecond}, catalog.ErrUnknown, true},
+		"slow":     {faultytest.Config{Slow: 1, SlowBy: time.Millisecond}, nil, true},
+		"none":     {faultytest.Config{}, nil, true},
 	} {
-		inner := memory.New()
-		e := faulty.New(keepOpen{inner}, c.cfg)
+		inner := memorytest.New()
+		e := faultytest.New(keepOpen{inner}, c.cfg)
 		b := new(catalog.Batch)
 		b.Put([]byte("key"), []byte("value"))
 		if err := e.Commit(t.Context(), b); !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
@@ -78,8 +78,8 @@ func (keepOpen) Close() error { return nil }
 func TestFindOut(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	inner := memory.New()
-	e := faulty.New(keepOpen{inner}, faulty.Config{
+	inner := memorytest.New()
+	e := faultytest.New(keepOpen{inner}, faultytest.Config{
 		Seed: seed, Conflict: 0.1, Lost: 0.2, Applied: 0.2, Late: 0.2, LateBy: 5 * time.Millisecond,
 	})
 	var group sync.WaitGroup
@@ -156,7 +156,7 @@ func rowsOf(t *testing.T, e catalog.Engine) map[string]string {
 
 // TestFindOutEnds has FindOut say that it does not know when it cannot.
 func TestFindOutEnds(t *testing.T) {
-	e := faulty.New(memory.New(), faulty.Config{Lost: 1})
+	e := faultytest.New(memorytest.New(), faultytest.Config{Lost: 1})
 	b := new(catalog.Batch)
 	b.Put([]byte("key"), nil)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -173,7 +173,7 @@ func TestFindOutEnds(t *testing.T) {
 }
 
 func memoryClosed(t *testing.T) catalog.Engine {
-	e := memory.New()
+	e := memorytest.New()
 	if err := e.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -1,5 +1,5 @@
-// Package freeport finds TCP ports for servers that tests and benchmarks end and start again where they were.
-package freeport
+// Package porttest finds TCP ports for servers that tests and benchmarks end and start again where they were.
+package porttest
 
 import (
 	"errors"

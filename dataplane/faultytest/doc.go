@@ -1,4 +1,4 @@
-// Package faulty wraps a dataplane.Target so that it fails on demand: errors with and without effect at the server, delays,
+// Package faultytest wraps a dataplane.Target so that it fails on demand: errors with and without effect at the server, delays,
 // transfers cut short, replies less stable than asked, requests in another order, restarts at chosen moments.
 //
 // Faults follow from rules and a seed, so a failing test can be run again: the choices depend only on the seed and on the
@@ -6,4 +6,4 @@
 // tests and allocates freely.
 //
 // Locks: entry.mu, then Target.mu. entry.mu is held while the wrapped target's Start and Detach run.
-package faulty
+package faultytest

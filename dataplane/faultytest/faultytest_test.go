@@ -1,4 +1,4 @@
-package faulty_test
+package faultytest_test
 
 import (
 	"bytes"
@@ -11,14 +11,14 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane"
-	"github.com/weftfs/weft/dataplane/faulty"
+	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/dataplane/targettest"
 	"github.com/weftfs/weft/layout"
 )
 
 var (
-	_ dataplane.Target  = (*faulty.Target)(nil)
-	_ dataplane.Epocher = (*faulty.Target)(nil)
+	_ dataplane.Target  = (*faultytest.Target)(nil)
+	_ dataplane.Epocher = (*faultytest.Target)(nil)
 
 	errFault = errors.New("fault on demand")
 )
@@ -27,17 +27,17 @@ var (
 func TestContract(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		cfg  faulty.Config
+		cfg  faultytest.Config
 	}{
-		{"plain", faulty.Config{}},
-		{"reorder", faulty.Config{Seed: 1, Reorder: true}},
-		{"late", faulty.Config{Seed: 3, Rules: []faulty.Rule{{Prob: 0.5, Late: 100 * time.Microsecond}}}},
-		{"delay", faulty.Config{Seed: 2, Rules: []faulty.Rule{{Prob: 0.5, Delay: time.Microsecond, Jitter: 200 * time.Microsecond}}}},
+		{"plain", faultytest.Config{}},
+		{"reorder", faultytest.Config{Seed: 1, Reorder: true}},
+		{"late", faultytest.Config{Seed: 3, Rules: []faultytest.Rule{{Prob: 0.5, Late: 100 * time.Microsecond}}}},
+		{"delay", faultytest.Config{Seed: 2, Rules: []faultytest.Rule{{Prob: 0.5, Delay: time.Microsecond, Jitter: 200 * time.Microsecond}}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			open := func(t *testing.T) targettest.Fixture {
 				s := targettest.NewServer(1)
-				target := faulty.New(s.NewTarget(32<<10, 32<<10), c.cfg)
+				target := faultytest.New(s.NewTarget(32<<10, 32<<10), c.cfg)
 				t.Cleanup(func() { target.Close() })
 				return targettest.Fixture{
 					Target:  target,
@@ -53,13 +53,13 @@ func TestContract(t *testing.T) {
 
 type rig struct {
 	s  *targettest.Server
-	t  *faulty.Target
+	t  *faultytest.Target
 	df *layout.DataFile
 }
 
-func newRig(t *testing.T, cfg faulty.Config) *rig {
+func newRig(t *testing.T, cfg faultytest.Config) *rig {
 	s := targettest.NewServer(9)
-	r := &rig{s: s, t: faulty.New(s.NewTarget(1<<20, 1<<20), cfg), df: s.NewFile()}
+	r := &rig{s: s, t: faultytest.New(s.NewTarget(1<<20, 1<<20), cfg), df: s.NewFile()}
 	t.Cleanup(func() { r.t.Close() })
 	return r
 }
@@ -78,7 +78,7 @@ func (r *rig) write(off int64, data string) *layout.Op {
 }
 
 func TestErrors(t *testing.T) {
-	r := newRig(t, faulty.Config{Rules: []faulty.Rule{{Kind: layout.OpWrite, Skip: 1, Times: 2, Err: errFault}}})
+	r := newRig(t, faultytest.Config{Rules: []faultytest.Rule{{Kind: layout.OpWrite, Skip: 1, Times: 2, Err: errFault}}})
 	for i, want := range []error{nil, errFault, errFault, nil} {
 		if op := r.write(int64(i), "x"); op.Err != want {
 			t.Errorf("write %d: %v, want %v", i, op.Err, want)
@@ -96,7 +96,7 @@ func TestErrors(t *testing.T) {
 }
 
 func TestErrorAfterEffect(t *testing.T) {
-	r := newRig(t, faulty.Config{Rules: []faulty.Rule{{Kind: layout.OpWrite, Err: errFault, Reach: true}}})
+	r := newRig(t, faultytest.Config{Rules: []faultytest.Rule{{Kind: layout.OpWrite, Err: errFault, Reach: true}}})
 	if op := r.write(0, "there"); op.Err != errFault || op.N != 0 {
 		t.Errorf("%d bytes, %v", op.N, op.Err)
 	}
@@ -106,7 +106,7 @@ func TestErrorAfterEffect(t *testing.T) {
 }
 
 func TestShort(t *testing.T) {
-	r := newRig(t, faulty.Config{Seed: 4, Rules: []faulty.Rule{{Kind: layout.OpWrite, Times: 20, Err: errFault, Short: true}}})
+	r := newRig(t, faultytest.Config{Seed: 4, Rules: []faultytest.Rule{{Kind: layout.OpWrite, Times: 20, Err: errFault, Short: true}}})
 	seen := map[int]bool{}
 	for i := range 20 {
 		off := int64(i * 10)
@@ -120,7 +120,7 @@ func TestShort(t *testing.T) {
 		}
 		r.t.SetRules()
 		r.write(off, "..........")
-		r.t.SetRules(faulty.Rule{Kind: layout.OpWrite, Err: errFault, Short: true})
+		r.t.SetRules(faultytest.Rule{Kind: layout.OpWrite, Err: errFault, Short: true})
 		seen[op.N] = true
 	}
 	if len(seen) < 3 {
@@ -130,7 +130,7 @@ func TestShort(t *testing.T) {
 
 func TestDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, faulty.Config{Rules: []faulty.Rule{{Delay: time.Second, Jitter: time.Second}}})
+		r := newRig(t, faultytest.Config{Rules: []faultytest.Rule{{Delay: time.Second, Jitter: time.Second}}})
 		begin := time.Now()
 		r.write(0, "x")
 		if d := time.Since(begin); d < time.Second || d >= 2*time.Second {
@@ -141,7 +141,7 @@ func TestDelay(t *testing.T) {
 
 func TestLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, faulty.Config{Rules: []faulty.Rule{{Late: time.Second}}})
+		r := newRig(t, faultytest.Config{Rules: []faultytest.Rule{{Late: time.Second}}})
 		begin := time.Now()
 		go func() {
 			time.Sleep(time.Millisecond)
@@ -157,7 +157,7 @@ func TestLate(t *testing.T) {
 }
 
 func TestReorder(t *testing.T) {
-	r := newRig(t, faulty.Config{Seed: 11, Reorder: true})
+	r := newRig(t, faultytest.Config{Seed: 11, Reorder: true})
 	var mu sync.Mutex
 	var order []int64
 	var wg sync.WaitGroup
@@ -178,8 +178,8 @@ func TestReorder(t *testing.T) {
 }
 
 func TestRestart(t *testing.T) {
-	r := newRig(t, faulty.Config{})
-	r.t.SetRules(faulty.Rule{Kind: layout.OpCommit, Times: 1, Restart: r.s.Restart})
+	r := newRig(t, faultytest.Config{})
+	r.t.SetRules(faultytest.Rule{Kind: layout.OpCommit, Times: 1, Restart: r.s.Restart})
 	first := r.do(layout.Op{Kind: layout.OpWrite, Data: []byte("lost"), Stable: layout.Unstable})
 	epoch := r.t.Epoch()
 	commit := r.do(layout.Op{Kind: layout.OpCommit})
@@ -192,7 +192,7 @@ func TestRestart(t *testing.T) {
 }
 
 func TestWeaken(t *testing.T) {
-	r := newRig(t, faulty.Config{Rules: []faulty.Rule{{Kind: layout.OpWrite, Weaken: true}}})
+	r := newRig(t, faultytest.Config{Rules: []faultytest.Rule{{Kind: layout.OpWrite, Weaken: true}}})
 	if op := r.write(0, "x"); op.Err != nil || op.Committed != layout.Unstable {
 		t.Errorf("%v, %v", op.Committed, op.Err)
 	}
@@ -201,7 +201,7 @@ func TestWeaken(t *testing.T) {
 // The same seed makes the same faults.
 func TestSeed(t *testing.T) {
 	run := func(seed uint64) []byte {
-		r := newRig(t, faulty.Config{Seed: seed, Rules: []faulty.Rule{{Kind: layout.OpWrite, Prob: 0.5, Err: errFault}}})
+		r := newRig(t, faultytest.Config{Seed: seed, Rules: []faultytest.Rule{{Kind: layout.OpWrite, Prob: 0.5, Err: errFault}}})
 		for i := range int64(64) {
 			r.write(i, "x")
 		}
@@ -229,7 +229,7 @@ func (q *quiet) Quiesce(context.Context, *layout.DataFile) error {
 func TestQuiesce(t *testing.T) {
 	s := targettest.NewServer(3)
 	inner := &quiet{Target: s.NewTarget(1<<20, 1<<20)}
-	target := faulty.New(inner, faulty.Config{Rules: []faulty.Rule{{Delay: time.Hour}}})
+	target := faultytest.New(inner, faultytest.Config{Rules: []faultytest.Rule{{Delay: time.Hour}}})
 	var dfs [2]*layout.DataFile
 	var ends [2]chan error
 	for i := range dfs {
@@ -240,11 +240,11 @@ func TestQuiesce(t *testing.T) {
 	if err := target.Quiesce(t.Context(), dfs[0]); err != nil || inner.told != 1 {
 		t.Errorf("told %d times, %v", inner.told, err)
 	}
-	if err := <-ends[0]; err != faulty.ErrQuiesced {
+	if err := <-ends[0]; err != faultytest.ErrQuiesced {
 		t.Error(err)
 	}
 	target.Close()
-	if err := <-ends[1]; err != faulty.ErrClosed {
+	if err := <-ends[1]; err != faultytest.ErrClosed {
 		t.Error(err)
 	}
 }

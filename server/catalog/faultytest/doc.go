@@ -1,4 +1,4 @@
-// Package faulty wraps a catalog.Engine so that it behaves as badly as the interface allows: calls that take long, commits
+// Package faultytest wraps a catalog.Engine so that it behaves as badly as the interface allows: calls that take long, commits
 // that lost a race, commits whose outcome is unknown because they were never applied, were applied, or are applied a while
 // after the answer, and snapshots that expire.
 //
@@ -6,4 +6,4 @@
 // caller can be run again.
 //
 // Engine.mu guards the random numbers and is a leaf.
-package faulty
+package faultytest

@@ -1,4 +1,4 @@
-package memory
+package memorytest
 
 import (
 	"bytes"
@@ -78,7 +78,7 @@ func holds(root *node, g catalog.Guard) bool {
 	case catalog.RangeEmpty:
 		return root.walk(g.Key, g.To, func(*node) bool { return false })
 	}
-	panic(fmt.Sprintf("memory: %v passed Check", g))
+	panic(fmt.Sprintf("memorytest: %v passed Check", g))
 }
 
 // current returns the root of the latest revision.

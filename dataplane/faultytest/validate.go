@@ -1,4 +1,4 @@
-package faulty
+package faultytest
 
 import (
 	"bytes"
