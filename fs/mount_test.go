@@ -127,7 +127,8 @@ func TestServe(t *testing.T) {
 	for _, server := range servers {
 		server.Wait()
 	}
-	answering.Lock() // until a command to unmount has been answered
+	answering.Lock()
+	//lint:ignore SA2001 it waits until a command to unmount has been answered
 	answering.Unlock()
 }
 

@@ -197,7 +197,8 @@ func (c *Client) Close(ctx context.Context) error {
 		}
 	})
 	c.cancel()
-	c.mu.Lock() // whoever found the client open under this lock has begun its task
+	c.mu.Lock()
+	//lint:ignore SA2001 a caller that found the client open under this lock has begun its task
 	c.mu.Unlock()
 	c.tasks.Wait()
 	if errors.Is(err, ErrClosed) {

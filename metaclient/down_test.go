@@ -57,7 +57,7 @@ func TestDown(t *testing.T) {
 		a := metarpc.DownDevice{Device: devA, Silent: true, For: 5}
 		s.tellStates(t, 1, 1, a)
 		d.expect(t, "one", []metarpc.DownDevice{a})
-		time.Sleep(10)
+		time.Sleep(10 * time.Nanosecond)
 		c.v.TellDown()
 		d.expect(t, "later", []metarpc.DownDevice{{Device: devA, Silent: true, For: 15}})
 		b := metarpc.DownDevice{Device: devB, For: 7}

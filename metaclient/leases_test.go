@@ -125,9 +125,9 @@ func TestAnswersNotKept(t *testing.T) {
 func TestKnownUntil(t *testing.T) {
 	f, g := nameKey{1, "f"}, nameKey{1, "g"}
 	for _, c := range []struct {
-		name          string
-		then          func(*leaseTable)
-		attrs, name_f bool // are still known
+		name         string
+		then         func(*leaseTable)
+		attrs, child bool // are still known
 	}{
 		{"nothing", func(*leaseTable) {}, true, true},
 		{"recall of the inode", func(l *leaseTable) { l.recall([]metarpc.LeaseItem{{ID: 7, Lease: metarpc.LeaseAttrs}}) }, false, true},
@@ -162,7 +162,7 @@ func TestKnownUntil(t *testing.T) {
 		l.mu.Lock()
 		_, name := l.child(1, "f")
 		l.mu.Unlock()
-		if attrs != c.attrs || name != c.name_f {
+		if attrs != c.attrs || name != c.child {
 			t.Errorf("%s: attributes known %t, name known %t", c.name, attrs, name)
 		}
 	}

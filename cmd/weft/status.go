@@ -269,19 +269,19 @@ func (st *mountStatus) print(out io.Writer) {
 }
 
 // printShards writes where the shards are, if there are several, and which of them the mount cannot reach.
-func (s *serviceStatus) printShards(out io.Writer) {
-	if s.Shards <= 1 {
+func (st *serviceStatus) printShards(out io.Writer) {
+	if st.Shards <= 1 {
 		return
 	}
 	parts := []string{}
-	for _, service := range s.Services {
+	for _, service := range st.Services {
 		parts = append(parts, service.Address+" has "+shardList(service.Shards))
 	}
-	if len(s.Unserved) > 0 {
-		parts = append(parts, "nobody has "+shardList(s.Unserved))
+	if len(st.Unserved) > 0 {
+		parts = append(parts, "nobody has "+shardList(st.Unserved))
 	}
-	fmt.Fprintf(out, "  shards      %d, sessions for %d; %s\n", s.Shards, len(s.Parts), strings.Join(parts, "; "))
-	for _, p := range s.Parts {
+	fmt.Fprintf(out, "  shards      %d, sessions for %d; %s\n", st.Shards, len(st.Parts), strings.Join(parts, "; "))
+	for _, p := range st.Parts {
 		also(out, !p.Connected, "  shard %-5d %s\n", p.Shard, p.Problem)
 	}
 }

@@ -16,7 +16,6 @@ import (
 // service is what a metadata service knows of a data file: which of its blocks are valid. It gives out segments.
 type service struct {
 	df layout.DataFile
-	id layout.DeviceID
 
 	mu    sync.Mutex
 	valid []bool // by block

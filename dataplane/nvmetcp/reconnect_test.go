@@ -126,7 +126,7 @@ func TestControllerLoss(t *testing.T) {
 				time.Sleep(33*time.Second - 1)
 				synctest.Wait()
 				l.saw(t, StateResetting, StateConnecting, StateFailing)
-				time.Sleep(1)
+				time.Sleep(time.Nanosecond)
 				synctest.Wait()
 				l.saw(t, StateResetting, StateConnecting, StateFailing, StateDead)
 				var path *PathError

@@ -14,12 +14,11 @@ import (
 
 // registrar plays the registrations of one host at a fakeTarget, and notes what comes to each port.
 type registrar struct {
-	mu     sync.Mutex
-	key    uint64
-	log    map[string][]string
-	refuse wire.Status // what I/O gets without a registration
-	hold   []string    // addresses at which registrations are not answered
-	taken  bool        // another host holds the reservation
+	mu    sync.Mutex
+	key   uint64
+	log   map[string][]string
+	hold  []string // addresses at which registrations are not answered
+	taken bool     // another host holds the reservation
 }
 
 // watch has all ports answer as r says.

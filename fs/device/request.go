@@ -167,7 +167,8 @@ func (r *Request) lookAfter(finished <-chan struct{}, interrupted bool) {
 		r.Done(0, syscall.EINTR)
 		return
 	}
-	r.starting.Lock() // until it was started
+	r.starting.Lock()
+	//lint:ignore SA2001 it waits until the request was started
 	r.starting.Unlock()
 	r.transfer.Detach()
 	if r.claim() {

@@ -143,7 +143,7 @@ func TestTimes(t *testing.T) {
 		if silent.ended.Load() {
 			t.Error("ended early")
 		}
-		time.Sleep(2)
+		time.Sleep(2 * time.Nanosecond)
 		synctest.Wait()
 		if !silent.ended.Load() || calls.ended.Load() || open.ended.Load() {
 			t.Errorf("after the time for the first call ended %v %v %v", silent.ended.Load(), calls.ended.Load(), open.ended.Load())

@@ -47,7 +47,8 @@ func OnShortage(give func() int) (unregister func()) {
 		s.mu.Lock()
 		delete(s.caches, &give)
 		s.mu.Unlock()
-		s.giving.Lock() // it may be running
+		s.giving.Lock()
+		//lint:ignore SA2001 it waits for a call that may be running
 		s.giving.Unlock()
 	}
 }

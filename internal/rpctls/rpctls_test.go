@@ -98,7 +98,7 @@ func pair(t *testing.T) (client, server net.Conn) {
 }
 
 // meet has a client and a server shake hands and exchange a byte, and returns what each of them says of it.
-func meet(t *testing.T, c *rpctls.Client, s *rpctls.Server) (client, server error, peer rpctls.Peer, tc *tls.Conn) {
+func meet(t *testing.T, c *rpctls.Client, s *rpctls.Server) (peer rpctls.Peer, tc *tls.Conn, client, server error) {
 	t.Helper()
 	cn, sn := pair(t)
 	done := make(chan error, 1)
@@ -118,7 +118,8 @@ func meet(t *testing.T, c *rpctls.Client, s *rpctls.Server) (client, server erro
 	} else {
 		cn.Close()
 	}
-	return err, <-done, peer, tc
+	server = <-done
+	return peer, tc, err, server
 }
 
 func newClient(t *testing.T, policy rpctls.Policy, f rpctls.Files) *rpctls.Client {
@@ -175,7 +176,7 @@ func TestHandshake(t *testing.T) {
 		{"client of another CA", rpctls.Mutual, trust(foreign), own, "bad certificate", "unknown authority", rpctls.Peer{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c, s, peer, _ := meet(t, newClient(t, tc.policy, tc.client), newServer(t, tc.server))
+			peer, _, c, s := meet(t, newClient(t, tc.policy, tc.client), newServer(t, tc.server))
 			if !wants(c, tc.wantC) || !wants(s, tc.wantS) || peer != tc.peer {
 				t.Errorf("client: %v, want %q; server: %v, want %q; peer %+v, want %+v", c, tc.wantC, s, tc.wantS, peer, tc.peer)
 			}
@@ -241,7 +242,7 @@ func TestReload(t *testing.T) {
 	client := newClient(t, rpctls.Mutual, authority.IssueClient("trainer-1"))
 	files := authority.Issue("192.0.2.1")
 	server := newServer(t, files)
-	if err, _, _, _ := meet(t, client, server); !wants(err, "not 127.0.0.1") {
+	if _, _, err, _ := meet(t, client, server); !wants(err, "not 127.0.0.1") {
 		t.Fatal(err)
 	}
 	right := authority.Issue()
@@ -262,12 +263,12 @@ func TestReload(t *testing.T) {
 	const again = 1100 * time.Millisecond // files are looked at each second
 	put(files.Key, copyOf(right.Key))
 	time.Sleep(again)
-	if err, _, _, _ := meet(t, client, server); !wants(err, "not 127.0.0.1") {
+	if _, _, err, _ := meet(t, client, server); !wants(err, "not 127.0.0.1") {
 		t.Error("a key without its certificate:", err)
 	}
 	put(files.Cert, copyOf(right.Cert))
 	time.Sleep(again)
-	err, _, _, tc := meet(t, client, server)
+	_, tc, err, _ := meet(t, client, server)
 	if err != nil {
 		t.Fatal("the new certificate: ", err)
 	}
@@ -281,12 +282,12 @@ func TestReload(t *testing.T) {
 	if err := server.Check(tc); !wants(err, "revoked") {
 		t.Error("a connection whose certificate is revoked:", err)
 	}
-	if _, err, _, _ := meet(t, client, server); !wants(err, "revoked") {
+	if _, _, _, err := meet(t, client, server); !wants(err, "revoked") {
 		t.Error("a session that is resumed with such a certificate:", err)
 	}
 	put(files.Cert, []byte("junk"))
 	time.Sleep(again)
-	if _, err, _, _ := meet(t, client, server); !wants(err, "revoked") {
+	if _, _, _, err := meet(t, client, server); !wants(err, "revoked") {
 		t.Error("spoilt files:", err)
 	}
 }

@@ -939,7 +939,7 @@ func TestMoveToFull(t *testing.T) {
 	if row.Mirrors[1][0].State != layout.CopyStale {
 		t.Errorf("%+v", row)
 	}
-	if err := w.m.Exchange(t.Context(), 1, nil); err == nil {
+	if err = w.m.Exchange(t.Context(), 1, nil); err == nil {
 		err = w.m.DropMoved(t.Context(), 1)
 	}
 	if err != nil {

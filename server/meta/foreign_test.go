@@ -590,6 +590,7 @@ func TestCrossing(t *testing.T) {
 					default:
 					}
 					turn.RLock()
+					//lint:ignore SA2001 it waits while a service is killed and comes back
 					turn.RUnlock()
 					dir, to := dirs[rng.IntN(len(dirs))], dirs[rng.IntN(len(dirs))]
 					name, second := string(rune('a'+rng.IntN(4))), string(rune('a'+rng.IntN(4)))

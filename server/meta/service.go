@@ -210,7 +210,8 @@ func (s *Service) Shutdown(ctx context.Context) error {
 		sessions := slices.Collect(maps.Values(s.sessions))
 		s.mu.Unlock()
 		for _, sess := range sessions {
-			sess.mu.Lock() // whoever found the service not draining under this lock has been counted
+			sess.mu.Lock()
+			//lint:ignore SA2001 a call that found the service not draining under this lock has been counted
 			sess.mu.Unlock()
 			sess.running.Wait()
 		}

@@ -196,7 +196,8 @@ func (w *worker) name() string { return filepath.Join(w.dir, string("abcdefghij"
 
 func (w *worker) step() {
 	a, b := w.name(), w.name()
-	what, do := "", func() error { return nil }
+	var what string
+	var do func() error
 	switch n := w.rng.IntN(10); {
 	case n < 3:
 		what, do = "create "+filepath.Base(a), func() error {

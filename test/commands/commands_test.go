@@ -148,7 +148,7 @@ func TestDoctor(t *testing.T) {
 	m.Signal(syscall.SIGKILL)
 	for m.Serving() {
 	}
-	said, code, report = doctor(t, m.Dir)
+	said, code, _ = doctor(t, m.Dir)
 	if code != 2 || !strings.Contains(said, "umount -l "+m.Dir) {
 		t.Errorf("without its process: exit code %d: %s", code, said)
 	}

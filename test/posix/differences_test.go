@@ -65,7 +65,7 @@ func TestDifferencesDocumented(t *testing.T) {
 	}
 	var documented []string
 	for line := range strings.Lines(string(b)) {
-		if regexp.MustCompile("^\\| (weft|namespaces|ext4|tmpfs) ").MatchString(line) {
+		if regexp.MustCompile(`^\| (weft|namespaces|ext4|tmpfs) `).MatchString(line) {
 			documented = append(documented, strings.TrimSpace(line))
 		}
 	}

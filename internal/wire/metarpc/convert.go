@@ -46,6 +46,7 @@ func (s *Segment) Layout() (*layout.Segment, error) {
 
 // plainDataFile is the form of a data file without its optional fields.
 type plainDataFile struct {
+	//lint:ignore U1000 msgpack finds it by reflection
 	_msgpack   struct{} `msgpack:",as_array"`
 	Device     layout.DeviceID
 	Efficiency uint32

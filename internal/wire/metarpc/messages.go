@@ -1,5 +1,7 @@
 package metarpc
 
+//lint:file-ignore U1000 msgpack finds the fields _msgpack by reflection
+
 import (
 	"time"
 

@@ -1,5 +1,7 @@
 package peerrpc
 
+//lint:file-ignore U1000 msgpack finds the fields _msgpack by reflection
+
 import (
 	"bytes"
 	"crypto/hmac"

@@ -137,11 +137,11 @@ func TestCheck(t *testing.T) {
 // What fsck condemns is freed like anything else, and what is condemned and free at once is not freed.
 func TestLostUnits(t *testing.T) {
 	e := squeeze(memorytest.New())
-	s := format(t, e, 4096, mib, 200)
+	format(t, e, 4096, mib, 200)
 	var b catalog.Batch
 	b.Put(schema.UnitsKey(dev, 1), []byte{0x55, 0x55, 0x55, 0x55, 0x55, 0x55, 0x55, 0x55}) // in pieces that are too many for one batch
 	commit(t, e, &b)
-	s = open(t, e)
+	s := open(t, e)
 	if kinds, _ := fsck(t, s, true); len(kinds) != 3 || kinds[0] != LostUnits {
 		t.Errorf("%v", kinds)
 	}
