@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -44,12 +45,18 @@ func Start(t testing.TB, n int, args ...string) *Cluster {
 		t.Fatalf("no program etcd in PATH (%v): install Debian's package etcd-server", err)
 	}
 	dir := t.TempDir()
-	// An address of its own in 127.0.0.0/8 has all ports free, also those of members that are down.
+	// An address of its own in 127.0.0.0/8 has all ports free, also those of members that are down. The ports are below
+	// those that the kernel gives to others, who may listen at all addresses.
 	host := fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))
+	port := 10_000 + rand.IntN(20_000)
+	next := func() string {
+		port++
+		return net.JoinHostPort(host, strconv.Itoa(port))
+	}
 	c := &Cluster{t: t}
 	var initial []string
 	for i := range n {
-		name, client, peer := fmt.Sprintf("m%d", i), freePort(t, host), "http://"+freePort(t, host)
+		name, client, peer := fmt.Sprintf("m%d", i), next(), "http://"+next()
 		initial = append(initial, name+"="+peer)
 		c.members = append(c.members, &member{
 			client: client, log: filepath.Join(dir, name+".log"),
@@ -78,16 +85,6 @@ func Start(t testing.TB, n int, args ...string) *Cluster {
 		c.await(i)
 	}
 	return c
-}
-
-// freePort returns host with a port that is free now.
-func freePort(t testing.TB, host string) string {
-	l, err := net.Listen("tcp", host+":0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 func (c *Cluster) launch(m *member) {
