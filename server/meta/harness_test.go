@@ -1126,17 +1126,18 @@ func (c *client) send(h metarpc.CallHeader, args any) chan []byte {
 	}
 	ch := make(chan []byte, 1)
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.waiting[[2]uint64{uint64(h.Slot), h.Sequence}] = ch
 	c.layouts[[2]uint64{uint64(h.Slot), h.Sequence}] = h.Op == metarpc.OpLayoutGet
 	if c.resend != nil {
 		c.resend[[2]uint64{uint64(h.Slot), h.Sequence}] = frame
 	}
-	if c.conn != nil {
-		if h.Op.In(c.welcome.Version) {
-			frame = metarpc.AppendCallAs(nil, frame, c.welcome.Version)
-		}
-		c.conn.Write(frame) // if that fails no answer comes
+	conn := c.conn
+	if conn != nil && h.Op.In(c.welcome.Version) {
+		frame = metarpc.AppendCallAs(nil, frame, c.welcome.Version)
+	}
+	c.mu.Unlock()
+	if conn != nil {
+		conn.Write(frame) // while read goes on, or a service that writes would not read. If it fails no answer comes
 	}
 	return ch
 }
