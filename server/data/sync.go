@@ -49,7 +49,7 @@ func (s *Server) sync(f *file, full bool) (verf wire.WriteVerf, err error) {
 	y.dirty.Store(false)
 	y.verf = *s.verifier.now.Load()
 	do := fdatasync
-	if y.full.Swap(false) {
+	if y.full.Swap(false) || full { // whoever has taken our wish before may have failed
 		do = fsync
 	}
 	before := y.err

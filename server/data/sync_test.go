@@ -3,6 +3,7 @@ package data
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -159,6 +160,34 @@ func TestFailedSyncWhileAnotherWaits(t *testing.T) {
 	}
 	if res.Verf == verf || res.Verf == during {
 		t.Error("the second COMMIT vouches for what the first one lost")
+	}
+}
+
+// A sync takes with it what somebody else has just wished for, and fails. The next one is for all attributes nevertheless:
+// of a directory, fdatasync(2) need not make new names stable.
+func TestFullSyncAfterAFailedOne(t *testing.T) {
+	ts := start(t, "")
+	f, err := ts.get(ts.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ts.cache.put(f)
+	var full, data atomic.Int32
+	fsyncs, datasyncs := fsync, fdatasync
+	t.Cleanup(func() { fsync, fdatasync = fsyncs, datasyncs })
+	fsync = func(fd int) error { full.Add(1); return fsyncs(fd) }
+	fdatasync = func(fd int) error { data.Add(1); return datasyncs(fd) }
+	f.sync.mu.Lock()
+	f.sync.begun.Add(1)
+	done := make(chan error)
+	go func() { done <- ts.stabilize(f) }() // ends with the sync
+	for !f.sync.full.Load() {
+		runtime.Gosched()
+	}
+	f.sync.full.Store(false)
+	f.sync.mu.Unlock()
+	if err := <-done; err != nil || full.Load() != 1 || data.Load() != 0 {
+		t.Errorf("%v; %d calls of fsync, %d of fdatasync; want 1 and none", err, full.Load(), data.Load())
 	}
 }
 
