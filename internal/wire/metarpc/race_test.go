@@ -1,0 +1,5 @@
+//go:build race
+
+package metarpc
+
+const raceEnabled = true
