@@ -36,8 +36,8 @@ func (r *raw) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 
 func (r *raw) ReleaseDir(in *fuse.ReleaseIn) { r.dirs.remove(in.Fh) }
 
-// FsyncDir makes durable what the service has shown. What it has done for this mount is durable already, but of what it is
-// just doing for others, names may be seen before they are.
+// FsyncDir waits until all names that the service has shown are durable. Changes that this mount made are durable when
+// they are answered, but a lookup can show a name that another mount is still making.
 func (r *raw) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	ctx := r.begin(cancel, &in.InHeader)
 	defer ctx.end()

@@ -182,7 +182,8 @@ func (d *device) sweepAll(ctx context.Context) (again time.Duration, err error) 
 			again = min(again, settle)
 		}
 		if len(numbers) > 0 {
-			// A row may be seen before it is durable (catalog, Durability). Were the file removed, a crash could bring back the layout that has it.
+			// A row can be read before it is durable (catalog, Durability). A crash then brings back the layout that
+			// has the file, so the file must not be removed before.
 			if err := d.m.cfg.Engine.Commit(ctx, &catalog.Batch{}); err != nil {
 				return again, err
 			}

@@ -39,8 +39,8 @@
 //
 // Answers in the catalog are stored without leases.
 //
-// What is read may not be durable yet. A call that promises that it is (LayoutCommit), or that tells of copies which a
-// client then makes stable (LayoutGet with Renew), ends with a commit, be it an empty one.
+// Rows that are read may not be durable yet. Two calls end with a commit for that reason, even if there is nothing to
+// change: a durable LayoutCommit, and LayoutGet with Renew, which tells a client what copies it has to make stable.
 //
 // A client may make LayoutCommit and LayoutReturn, and nothing else, before it answers a recall or a question. So nothing
 // may be held while calling back that these wait for, and they call back nobody themselves: a LayoutCommit recalls

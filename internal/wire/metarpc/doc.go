@@ -144,8 +144,8 @@
 // service's memory: it makes size and time visible to others when a file is closed. A durable one is recorded before
 // the reply; the client sends it when the data is stable on the data servers. The service's size of a file is the
 // largest End reported since the last truncation. After a restart of the service clients send their provisional
-// reports again. A durable report that says nothing new, and one of a directory (fsync of it), are answered when
-// everything is durable that the service has shown so far.
+// reports again. A durable report that says nothing new is answered when everything
+// is durable that the service has shown so far. So is one of a directory, which fsync of the directory sends.
 //
 // Attr.Used says how much of a file is allocated where the service knows it, which it does not ask data servers. A new file has nothing, and a file
 // that is cut to nothing; from there on its writer counts, and says so in its durable reports (SizeReport.Used). The service does not know it any more
