@@ -107,25 +107,40 @@ func (i *inode) reserve(ctx context.Context, n int64, s *sessionLife) (*reservat
 	var told metarpc.SizeReport
 	i.reserved.tell(&told)
 	i.mu.Unlock()
-	r, err := i.fs.meta.Reserve(ctx, &metarpc.ReserveArgs{ID: i.id, Len: n, Ended: told.Ended, GivenUp: told.GivenUp})
-	if err != nil {
+	var p *reservation // i.mu guards it and left
+	left := false
+	err := i.fs.meta.Reserve(ctx, &metarpc.ReserveArgs{ID: i.id, Len: n, Ended: told.Ended, GivenUp: told.GivenUp}, func(r metarpc.ReserveResult) {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		if !left && s == i.session() {
+			i.reserved.told(told.Ended, told.GivenUp, false)
+			p = i.keepPlace(s, &r, n)
+		}
+	})
+	i.mu.Lock()
+	left = true
+	i.mu.Unlock()
+	switch {
+	case err != nil:
 		i.fs.unsure(err, i.id)
 		return nil, err
-	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if s != i.session() {
+	case p == nil:
 		return nil, errOtherSession
 	}
-	i.reserved.told(told.Ended, told.GivenUp, false)
+	return p, nil
+}
+
+// keepPlace puts a place of n bytes on the list. That happens before a service that is restarted is told of the list: a place that it has not
+// heard of it gives away again. mu is held.
+func (i *inode) keepPlace(s *sessionLife, r *metarpc.ReserveResult, n int64) *reservation {
 	p := &reservation{session: s, number: r.Number, off: r.Off, end: r.Off + n, at: r.Mtime}
 	if p.number == 0 {
-		i.wrote(p.end, p.at) // such a service, when it is restarted, has to be told of the place, or would give it away again
+		i.wrote(p.end, p.at) // such a service, when it is restarted, has to be told of the place as well
 	}
 	p.recalled = p.number != 0 && p.number <= i.reserved.upto
 	i.reserved.reservedEnd = max(i.reserved.reservedEnd, p.end)
 	i.reserved.list = append(i.reserved.list, p)
-	return p, nil
+	return p
 }
 
 // wroteAt counts out a part of n bytes of a place that the data plane had; acknowledged says how that ended. The place

@@ -323,6 +323,22 @@ func TestPlaceWrittenWhileTold(t *testing.T) {
 	}
 }
 
+// A place is told to a service that is restarted right after it has given the place, before the append goes on: the new instance would give
+// the place away again.
+func TestPlaceToldOfRestartAtOnce(t *testing.T) {
+	s := newService(1, 64<<10)
+	r, id, _ := reserving(t, s)
+	var told []metarpc.Place
+	r.m.placed = func() {
+		r.m.placed = nil
+		told = r.reclaimedPlaces()
+	}
+	r.want(<-r.startAppend(id, "record"), 0, "append")
+	if len(told) != 1 || told[0].Off != int64(len("head")) || told[0].Len != int64(len("record")) {
+		t.Errorf("the service is told of %+v", told)
+	}
+}
+
 // onCommit has f called with what the service is told.
 func (r *rig) onCommit(f func(context.Context, []metarpc.SizeReport)) {
 	r.m.s.mu.Lock()

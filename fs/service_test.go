@@ -72,6 +72,7 @@ type session struct {
 	fs   *FS
 	// commit is called before size reports and access times are taken; nil: nothing is. s.mu guards it.
 	commit func(ctx context.Context, reports []metarpc.SizeReport)
+	placed func() // after a place is given, before the caller goes on; nil: nothing
 	// pinned is Pin; nil: there is nothing to pin, which takes data servers with files.
 	// shared says that other sessions have the files open whose locks are set and taken away here, and may write what this one writes.
 	shared atomic.Bool
@@ -989,7 +990,18 @@ func (m *session) claim(id layout.FileID, how writing) {
 	})
 }
 
-func (m *session) Reserve(ctx context.Context, args *metarpc.ReserveArgs) (r metarpc.ReserveResult, err error) {
+func (m *session) Reserve(ctx context.Context, args *metarpc.ReserveArgs, got func(metarpc.ReserveResult)) error {
+	r, err := m.reserve(ctx, args)
+	if err == nil {
+		got(r)
+		if m.placed != nil {
+			m.placed()
+		}
+	}
+	return err
+}
+
+func (m *session) reserve(ctx context.Context, args *metarpc.ReserveArgs) (r metarpc.ReserveResult, err error) {
 	if err := m.enter(ctx, "Reserve"); err != nil {
 		return r, err
 	}

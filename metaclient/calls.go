@@ -452,11 +452,18 @@ func splitReport(r metarpc.SizeReport, room int) (now, later metarpc.SizeReport)
 
 // Reserve finds a place for an append at the end of a file, and the time of the append. It ends a lease on the
 // attributes: the service tells a size without the place until that is written, and such an answer must not be kept.
-func (c *Client) Reserve(ctx context.Context, args *metarpc.ReserveArgs) (r metarpc.ReserveResult, err error) {
+//
+// got is called with each place, before anything that the service sends later is looked at, and also if the caller has left. So OnReset comes after got of
+// all places that the earlier instance has given. It is short, and may be called with the answer being read by any caller.
+func (c *Client) Reserve(ctx context.Context, args *metarpc.ReserveArgs, got func(metarpc.ReserveResult)) error {
+	var r metarpc.ReserveResult
 	ch := c.leases.begin([]layout.FileID{args.ID}, false)
 	c.leases.recall([]metarpc.LeaseItem{{ID: args.ID, Lease: metarpc.LeaseAttrs}})
-	err = c.change(ctx, metarpc.OpReserve, metarpc.Cred{}, args, &r, ch, nil, nil)
-	return r, err
+	return c.change(ctx, metarpc.OpReserve, metarpc.Cred{}, args, &r, ch, nil, func(_ *outcome, ok bool) {
+		if ok {
+			got(r)
+		}
+	})
 }
 
 func (c *Client) DescribeLayout(ctx context.Context, id layout.FileID) (*metarpc.Described, error) {

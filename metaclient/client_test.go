@@ -479,6 +479,102 @@ func TestShutdownReply(t *testing.T) {
 	})
 }
 
+// A service that shuts down executes calls to their ends. Their answers count, though it has said to another call that it shuts down: a place of an append
+// would otherwise be nobody's.
+func TestShutdownAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(t)
+		var m mkdirs
+		executing := make(chan struct{})
+		var down atomic.Bool
+		s.handle = func(op metarpc.Op, args any) (metarpc.Status, any) {
+			if op == metarpc.OpReserve {
+				close(executing)
+				time.Sleep(time.Second)
+				return metarpc.StatusOK, &metarpc.ReserveResult{Off: 5, Mtime: 1}
+			}
+			return m.handle(op, args)
+		}
+		s.early = func(op metarpc.Op) metarpc.Status {
+			if down.Load() {
+				return metarpc.StatusShutdown
+			}
+			return metarpc.StatusOK
+		}
+		c := connected(t, s, Config{})
+		if _, err := c.Open(t.Context(), metarpc.Cred{}, &metarpc.OpenArgs{ID: 5}); err != nil {
+			t.Fatal(err)
+		}
+		var places []int64
+		reserved := make(chan error)
+		go func() {
+			reserved <- c.Reserve(t.Context(), &metarpc.ReserveArgs{ID: 5, Len: 1}, func(r metarpc.ReserveResult) { places = append(places, r.Off) })
+		}()
+		<-executing
+		down.Store(true)
+		made := make(chan error)
+		go func() { made <- mkdir(t.Context(), c, "d") }()
+		began := time.Now()
+		if err := <-reserved; err != nil || len(places) != 1 || s.executed(metarpc.OpReserve) != 1 || time.Since(began) > time.Second {
+			t.Errorf("%v, places %v, %d executions, %v", err, places, s.executed(metarpc.OpReserve), time.Since(began))
+		}
+		down.Store(false)
+		if err := <-made; err != nil || m.count["d"] != 1 {
+			t.Errorf("%v, executed %v", err, m.count)
+		}
+	})
+}
+
+// A service that shuts down and does not end is left after a while.
+func TestShutdownNeverEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(t)
+		var down atomic.Bool
+		executing := make(chan struct{}, 2)
+		s.handle = func(op metarpc.Op, args any) (metarpc.Status, any) {
+			if op == metarpc.OpReserve {
+				executing <- struct{}{}
+				<-s.ctx.Done()
+			}
+			if op == metarpc.OpOpen {
+				return metarpc.StatusOK, &metarpc.AttrResult{Attr: metarpc.Attr{ID: 5}}
+			}
+			return metarpc.StatusOK, nil
+		}
+		s.early = func(op metarpc.Op) metarpc.Status {
+			if down.Load() {
+				return metarpc.StatusShutdown
+			}
+			return metarpc.StatusOK
+		}
+		c := connected(t, s, Config{})
+		if _, err := c.Open(t.Context(), metarpc.Cred{}, &metarpc.OpenArgs{ID: 5}); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go c.Reserve(ctx, &metarpc.ReserveArgs{ID: 5, Len: 1}, func(metarpc.ReserveResult) {})
+		<-executing
+		down.Store(true)
+		go mkdir(ctx, c, "d")
+		synctest.Wait()
+		hellos := func() int {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.hellos
+		}
+		before := hellos()
+		time.Sleep(leaveWait - time.Second)
+		if n := hellos(); n != before {
+			t.Errorf("left at once: %d hellos", n-before)
+		}
+		time.Sleep(2 * time.Second)
+		if n := hellos(); n == before {
+			t.Error("still there")
+		}
+	})
+}
+
 // A restarted service keeps the session, but what it held in memory must be told again.
 func TestRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

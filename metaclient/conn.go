@@ -34,6 +34,10 @@ const (
 	// one that follows it puts changes off until all sessions are back. Each idleRound it is looked.
 	idleAsk   = 3 * time.Second
 	idleRound = idleAsk / 2
+
+	// leaveWait is how long the answers to other calls are waited for of a service that is shutting down. It executes
+	// these to their ends first, but may not get that far.
+	leaveWait = 5 * time.Second
 )
 
 // conn is one connection of a session.
@@ -62,6 +66,7 @@ type conn struct {
 	fault      error       // why writing failed
 	ticked     time.Time   // when tick was called last, or the connection made
 	calls      int         // that were sent and are not answered
+	leaver     *time.Timer // gives the connection up: the service is shutting down; nil: it is not, as far as is known
 	calledBack time.Time   // when the service did last
 	watcher    *time.Timer // runs watch
 	watching   bool        // it is set
@@ -254,6 +259,9 @@ func (c *Client) serve(cn *conn) error {
 	<-written
 	c.v.setDown(c.shard, nil)
 	c.mu.Lock()
+	if cn.leaver != nil {
+		cn.leaver.Stop()
+	}
 	if cn.fault != nil && errors.Is(err, net.ErrClosed) {
 		err = cn.fault // who wrote found it and closed the connection
 	}
@@ -502,9 +510,12 @@ func (c *Client) reply(cn *conn, frame []byte) error {
 	switch {
 	case sl == nil || !sl.outstanding || sl.sequence != h.Sequence:
 		err = fmt.Errorf("%w: reply to call %d of slot %d, which is not waited for", metarpc.ErrMalformed, h.Sequence, h.Slot)
-	case h.Status == metarpc.StatusShutdown:
+	case h.Status == metarpc.StatusShutdown: // the call stays outstanding
 		sl.sends--
-		err = errShutdown // it stays outstanding
+		cn.calls--
+		err = c.leave(cn)
+		c.mu.Unlock()
+		return err
 	case h.Status == metarpc.StatusBadSession:
 		sl.sends--
 		err = errSessionGone
@@ -514,6 +525,10 @@ func (c *Client) reply(cn *conn, frame []byte) error {
 		sl.result.abandoned = sl.abandoned
 	}
 	lease := c.session.lease
+	var left error
+	if cn.leaver != nil {
+		left = c.leave(cn)
+	}
 	c.mu.Unlock()
 	if err != nil {
 		return err
@@ -523,6 +538,18 @@ func (c *Client) reply(cn *conn, frame []byte) error {
 	c.renewed(sl.sent, lease)
 	sl.result.status, sl.result.message, sl.result.raw = h.Status, h.Message, append(sl.result.raw[:0], raw...)
 	sl.finish()
+	return left
+}
+
+// leave gives up a connection to a service that is shutting down, which it says, as soon as the calls are answered that it executes to their ends:
+// what it has given with a lost answer nobody would know of. mu is held.
+func (c *Client) leave(cn *conn) error {
+	if cn.calls == 0 {
+		return errShutdown
+	}
+	if cn.leaver == nil {
+		cn.leaver = time.AfterFunc(leaveWait, func() { c.fail(cn, errShutdown) })
+	}
 	return nil
 }
 

@@ -417,7 +417,7 @@ func TestCallsUnderLeases(t *testing.T) {
 			{func() { ok(c.GetAttr(ctx, 8)) }, 0},
 			{func() { c.LayoutCommit(ctx, []metarpc.SizeReport{{ID: 8}}, true) }, 1},
 			{func() { ok(c.GetAttr(ctx, 8)) }, 0},
-			{func() { c.Reserve(ctx, &metarpc.ReserveArgs{ID: 8, Len: 1}) }, 1},
+			{func() { c.Reserve(ctx, &metarpc.ReserveArgs{ID: 8, Len: 1}, func(metarpc.ReserveResult) {}) }, 1},
 			{func() { c.LayoutCommit(ctx, []metarpc.SizeReport{{ID: 8}}, true) }, 1},
 			{func() { ok(c.GetAttr(ctx, 8)) }, 1}, // the report was answered with a size in front of the place
 
@@ -965,8 +965,9 @@ func TestNotYetOpen(t *testing.T) {
 		c := connected(t, s, Config{})
 		use := func() (int64, error) {
 			_, err := c.Layout(t.Context(), 5, layout.IOModeRW, 0, 1, Anywhere)
-			r, err2 := c.Reserve(t.Context(), &metarpc.ReserveArgs{ID: 5, Len: 1})
-			return r.Off, errors.Join(err, err2)
+			off := int64(0)
+			err2 := c.Reserve(t.Context(), &metarpc.ReserveArgs{ID: 5, Len: 1}, func(r metarpc.ReserveResult) { off = r.Off })
+			return off, errors.Join(err, err2)
 		}
 		if _, err := use(); !isStatus(err, syscall.EBADF) || s.executed(metarpc.OpLayoutGet) != 1 {
 			t.Errorf("not open at all: %v", err)

@@ -86,7 +86,7 @@ func TestReopenFirst(t *testing.T) {
 				return err
 			},
 			"reserve": func() error {
-				_, err := c.Reserve(ctx, &metarpc.ReserveArgs{ID: 5, Len: 9})
+				err := c.Reserve(ctx, &metarpc.ReserveArgs{ID: 5, Len: 9}, func(metarpc.ReserveResult) {})
 				return err
 			},
 			"setattr": func() error { return set(ctx, 5, true) },
@@ -180,7 +180,7 @@ func TestReopenFails(t *testing.T) {
 		s.hangUp()
 		time.Sleep(3 * turnMost) // until somebody reads
 		synctest.Wait()
-		if _, err := c.Reserve(t.Context(), &metarpc.ReserveArgs{ID: 5, Len: 1}); lockStatus(err) != metarpc.Status(syscall.ESTALE) {
+		if err := c.Reserve(t.Context(), &metarpc.ReserveArgs{ID: 5, Len: 1}, func(metarpc.ReserveResult) {}); lockStatus(err) != metarpc.Status(syscall.ESTALE) {
 			t.Error(err)
 		}
 	})

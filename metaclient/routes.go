@@ -122,8 +122,8 @@ func (v *Volume) DescribeLayout(ctx context.Context, id layout.FileID) (*metarpc
 	return v.of(id).DescribeLayout(ctx, id)
 }
 
-func (v *Volume) Reserve(ctx context.Context, args *metarpc.ReserveArgs) (metarpc.ReserveResult, error) {
-	return v.of(args.ID).Reserve(ctx, args)
+func (v *Volume) Reserve(ctx context.Context, args *metarpc.ReserveArgs, got func(metarpc.ReserveResult)) error {
+	return v.of(args.ID).Reserve(ctx, args, got)
 }
 
 func (v *Volume) Layout(ctx context.Context, id layout.FileID, mode layout.IOMode, off, n int64, writes Writes) (*layout.Segment, error) {

@@ -449,7 +449,9 @@ func TestShardsRoutes(t *testing.T) {
 			{"LAYOUTGET@1", func() error { _, err := v.Layout(ctx, file, layout.IOModeRW, 0, 1, Anywhere); return err }},
 			{"LAYOUTGET@1", func() error { _, err := v.Renew(ctx, file); return err }},
 			{"LAYOUTGET@1", func() error { _, _, err := v.Pin(ctx, file, layout.IOModeRead, metarpc.PinAny); return err }},
-			{"RESERVE@1", func() error { _, err := v.Reserve(ctx, &metarpc.ReserveArgs{ID: file, Len: 1}); return err }},
+			{"RESERVE@1", func() error {
+				return v.Reserve(ctx, &metarpc.ReserveArgs{ID: file, Len: 1}, func(metarpc.ReserveResult) {})
+			}},
 			{"DESCRIBELAYOUT@1", func() error { _, err := v.DescribeLayout(ctx, file); return err }},
 			{"LOCK@1", func() error { return setLock(v, ctx, &metarpc.LockArgs{ID: file, Type: metarpc.LockWrite, End: 9}) }},
 			{"TESTLOCK@1", func() error { _, err := v.TestLock(ctx, &metarpc.LockArgs{ID: file}); return err }},

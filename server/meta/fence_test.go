@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"bufio"
 	"errors"
 	"syscall"
 	"testing"
@@ -433,4 +434,70 @@ func TestReserveAfterRestart(t *testing.T) {
 	if err := b.finish(hdr, ch, &r); err != nil || r.Off != off+100 {
 		t.Errorf("%+v %v", r, err)
 	}
+}
+
+// TestReserveSentAgain sends a Reserve again whose answer was lost with the connection: the append keeps its place, or the place would read as zeros.
+func TestReserveSentAgain(t *testing.T) {
+	h := startMemory(t)
+	c := h.client()
+	f := c.create(layout.RootID, "f")
+	args := &metarpc.ReserveArgs{ID: f, Len: 100}
+	var first, again metarpc.ReserveResult
+	hdr, ch := c.begin(metarpc.OpReserve, args)
+	if err := c.finish(hdr, ch, &first); err != nil {
+		t.Fatal(err)
+	}
+	c.drop()
+	c.connect()
+	h2, rest, err := metarpc.ParseReplyHeader(<-c.send(hdr, args))
+	if err == nil {
+		err = metarpc.DecodeResult(metarpc.OpReserve, rest, &again)
+	}
+	if err != nil || h2.Status != metarpc.StatusOK || again != first {
+		t.Errorf("%v, %+v, %v, want %+v", h2.Status, again, err, first)
+	}
+	if next := must[metarpc.ReserveResult](c, metarpc.OpReserve, args); next.Off != first.Off+100 {
+		t.Errorf("the next append goes to %d", next.Off)
+	}
+}
+
+// TestReserveOrder gives no place behind one whose answer has not left the service: if that died now, the first place would be nobody's, and read as zeros.
+func TestReserveOrder(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host) {
+		a, b := h.client(), h.client()
+		f := a.create(layout.RootID, "f")
+		b.open(f)
+		must[metarpc.Empty](a, metarpc.OpLeaseReturn, &metarpc.LeaseReturnArgs{IDs: []layout.FileID{f}})
+		a.drop()
+		args := &metarpc.ReserveArgs{ID: f, Len: 100}
+		frame, err := metarpc.AppendCall(nil, metarpc.CallHeader{Slot: 1, Sequence: 100, Op: metarpc.OpReserve}, args)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, _ := a.greet() // nobody reads it yet
+		if _, err := conn.Write(frame); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		hdr, ch := b.begin(metarpc.OpReserve, args)
+		synctest.Wait()
+		select {
+		case <-ch:
+			t.Fatal("a place was given behind one that its session has not heard of")
+		default:
+		}
+		read := bufio.NewReader(conn)
+		go func() { // ends with the connection
+			for {
+				if _, err := metarpc.ReadFrame(read, nil, metarpc.MaxFrame); err != nil {
+					return
+				}
+			}
+		}()
+		var r metarpc.ReserveResult
+		if err := b.finish(hdr, ch, &r); err != nil || r.Off != 100 {
+			t.Errorf("%+v, %v", r, err)
+		}
+		conn.Close()
+	})
 }

@@ -32,6 +32,7 @@ type file struct {
 	heldUp     *heldUp       // what cannot be done because of what is pinned; nil: nothing
 	granting   int           // layouts that can be taken back whose answer is not yet in its connection's queue
 	reach      int64         // its writers, while there are any, have asked to write up to here; where there are quotas of bytes
+	placing    int           // places whose answers are not sent yet
 	shown      int64         // with places that are not written: how long the file is without those in front of that
 	disarms    int           // changes under way that take its privileges away, see programs.go
 	moves      uint64        // how often what is reported went into the inode row, or was cut off
@@ -125,7 +126,7 @@ func (s *Service) changedFile(f *file) {
 		}
 		return idle
 	})
-	if len(f.claims) == 0 && !f.orphan && !f.removing && !f.sizing && f.granting == 0 && f.taking.Len == 0 && f.freezing == 0 && f.disarms == 0 && f.waiters == 0 {
+	if len(f.claims) == 0 && !f.orphan && !f.removing && !f.sizing && f.granting == 0 && f.taking.Len == 0 && f.freezing == 0 && f.disarms == 0 && f.placing == 0 && f.waiters == 0 {
 		delete(s.files, f.id)
 	}
 }

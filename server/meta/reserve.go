@@ -12,8 +12,9 @@ import (
 )
 
 // reserve finds the place of an append, and keeps it for the session until that has said what became of it. It is in
-// memory only, and the client tells of it again after a restart. A place that is found twice is given up with a recall,
-// as its session does not know the first one.
+// memory only, and the client tells of it again after a restart. A place that the client has not heard of, as the service died before that, is
+// nobody's then, and would read as zeros if something was written behind it. So the next place is given when the answer
+// with the one before is sent.
 //
 // A client that does not number its places reports each one ahead of the write.
 func (s *Service) reserve(ctx context.Context, c *call, a *metarpc.ReserveArgs) (*metarpc.ReserveResult, error) {
@@ -62,7 +63,7 @@ func (s *Service) reserve(ctx context.Context, c *call, a *metarpc.ReserveArgs) 
 		if err != nil {
 			return nil, err
 		}
-		if moves != f.moves || f.cut != nil || f.unsure() || f.unfenced() {
+		if moves != f.moves || f.cut != nil || f.placing > 0 || f.unsure() || f.unfenced() {
 			continue // what was reported may be neither in the row that was read nor in memory now, and quotas may have room again
 		}
 		if full != nil {
@@ -84,6 +85,13 @@ func (s *Service) reserve(ctx context.Context, c *call, a *metarpc.ReserveArgs) 
 			cl.report = cl.report.and(report{end: off + a.Len, mtime: at})
 			f.raise(off + a.Len)
 			return &metarpc.ReserveResult{Off: off, Mtime: at}, nil
+		}
+		f.placing++
+		c.sent = func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			f.placing--
+			s.changedFile(f)
 		}
 		return &metarpc.ReserveResult{Off: off, Mtime: at, Number: s.addPlace(cl, off, a.Len, at)}, nil
 	}
@@ -119,13 +127,13 @@ func (s *Service) admitAppend(ctx context.Context, a *metarpc.ReserveArgs, row *
 	return err
 }
 
-// awaitAppend waits until nobody cuts f, or may still be writing to it unasked; s.mu is held. A client that would wait long
-// is told to ask again.
+// awaitAppend waits until nobody cuts f, or may still be writing to it unasked, and all answers with places are sent; s.mu is held. A client
+// that would wait long is told to ask again.
 func (s *Service) awaitAppend(ctx context.Context, f *file) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusGrace,
 		"inode %d is being truncated or fenced", f.id))
 	defer cancel()
-	for f.cut != nil || f.unfenced() {
+	for f.cut != nil || f.placing > 0 || f.unfenced() {
 		if err := s.wait(ctx, f); err != nil {
 			return context.Cause(ctx)
 		}

@@ -282,6 +282,7 @@ type call struct {
 	frame []byte       // the answer, once it is settled by a batch that holds it
 	row   []byte       // the slot's, see there
 	after func()       // called when the answer is in the connection's queue, behind which a callback's frame would come
+	sent  func()       // called when the answer is sent, unless somebody is sending who sends that, too; or cannot be
 }
 
 // accept finds out what to do with a call that came in, and executes it. refusal is what was wrong with its arguments. It reports whether the caller
@@ -355,6 +356,9 @@ func (s *Service) accept(rd *reader, h metarpc.CallHeader, args any, refusal *me
 	}
 	if flush {
 		to.flush()
+	}
+	if c.sent != nil {
+		c.sent()
 	}
 	return t.keep(), nil
 }
