@@ -418,22 +418,23 @@ func TestDeafOwner(t *testing.T) {
 
 // TestReserveAfterRestart appends after a restart: behind what others had reserved, and not yet written, before it.
 func TestReserveAfterRestart(t *testing.T) {
-	h := startMemory(t)
-	a, b := h.client(), h.client()
-	f := a.create(layout.RootID, "f")
-	must[metarpc.LayoutResult](a, metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: f, IOMode: layout.IOModeRW, Len: 1, Append: true})
-	off := must[metarpc.ReserveResult](a, metarpc.OpReserve, &metarpc.ReserveArgs{ID: f, Len: 100}).Off
-	h.restart()
-	b.connect()
-	must[metarpc.Empty](b, metarpc.OpReclaimComplete, &metarpc.Empty{})
-	hdr, ch := b.begin(metarpc.OpReserve, &metarpc.ReserveArgs{ID: f, Len: 5})
-	a.connect()
-	a.report(true, metarpc.SizeReport{ID: f, End: off + 100})
-	must[metarpc.Empty](a, metarpc.OpReclaimComplete, &metarpc.Empty{})
-	var r metarpc.ReserveResult
-	if err := b.finish(hdr, ch, &r); err != nil || r.Off != off+100 {
-		t.Errorf("%+v %v", r, err)
-	}
+	bubble(t, func(t *testing.T, h *host) {
+		a, b := h.client(), h.client()
+		f := a.create(layout.RootID, "f")
+		must[metarpc.LayoutResult](a, metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: f, IOMode: layout.IOModeRW, Len: 1, Append: true})
+		off := must[metarpc.ReserveResult](a, metarpc.OpReserve, &metarpc.ReserveArgs{ID: f, Len: 100}).Off
+		h.restart()
+		b.connect()
+		must[metarpc.Empty](b, metarpc.OpReclaimComplete, &metarpc.Empty{})
+		hdr, ch := b.begin(metarpc.OpReserve, &metarpc.ReserveArgs{ID: f, Len: 5})
+		a.connect()
+		a.report(true, metarpc.SizeReport{ID: f, End: off + 100})
+		must[metarpc.Empty](a, metarpc.OpReclaimComplete, &metarpc.Empty{})
+		var r metarpc.ReserveResult
+		if err := b.finish(hdr, ch, &r); err != nil || r.Off != off+100 {
+			t.Errorf("%+v %v", r, err)
+		}
+	})
 }
 
 // TestReserveSentAgain sends a Reserve again whose answer was lost with the connection: the append keeps its place, or the place would read as zeros.
