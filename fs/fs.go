@@ -62,8 +62,8 @@ type Meta interface {
 	CacheDone(ctx context.Context, id layout.FileID, cache metarpc.CopyRef) error
 	CacheDrop(ctx context.Context, cred metarpc.Cred, id layout.FileID, dev layout.DeviceID) (metarpc.CacheDropResult, error)
 	DescribeLayout(ctx context.Context, id layout.FileID) (*metarpc.Described, error)
-	// Reserve finds the place of an append at the end of the file, and when that is: the time of the append. got is called with the place, also if
-	// ctx has ended, and before OnReset of a later instance of the service. It must not block.
+	// Reserve finds the place of an append at the end of the file, and the time of the append. It calls got with the
+	// place, even if ctx has ended, and before OnReset for a later instance of the service. got must not block.
 	Reserve(ctx context.Context, args *metarpc.ReserveArgs, got func(metarpc.ReserveResult)) error
 
 	// Layout returns a segment that holds the byte at off and may be used for mode, asking the service if none is

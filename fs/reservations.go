@@ -130,8 +130,8 @@ func (i *inode) reserve(ctx context.Context, n int64, s *sessionLife) (*reservat
 	return p, nil
 }
 
-// keepPlace puts a place of n bytes on the list. That happens before a service that is restarted is told of the list: a place that it has not
-// heard of it gives away again. mu is held.
+// keepPlace puts a place of n bytes on the list; mu is held. A restarted service is told the list later than that. It
+// would give a place away again that is not on the list.
 func (i *inode) keepPlace(s *sessionLife, r *metarpc.ReserveResult, n int64) *reservation {
 	p := &reservation{session: s, number: r.Number, off: r.Off, end: r.Off + n, at: r.Mtime}
 	if p.number == 0 {

@@ -323,8 +323,8 @@ func TestPlaceWrittenWhileTold(t *testing.T) {
 	}
 }
 
-// A place is told to a service that is restarted right after it has given the place, before the append goes on: the new instance would give
-// the place away again.
+// The service restarts right after it has given a place, before the append goes on. The new instance is told the place,
+// as it would give the place away again otherwise.
 func TestPlaceToldOfRestartAtOnce(t *testing.T) {
 	s := newService(1, 64<<10)
 	r, id, _ := reserving(t, s)

@@ -479,14 +479,24 @@ func TestShutdownReply(t *testing.T) {
 	})
 }
 
-// A service that shuts down executes calls to their ends. Their answers count, though it has said to another call that it shuts down: a place of an append
-// would otherwise be nobody's.
+// shutsDown has a service refuse calls with StatusShutdown once down is set.
+func shutsDown(s *service) (down *atomic.Bool) {
+	down = new(atomic.Bool)
+	s.early = func(metarpc.Op) metarpc.Status {
+		if down.Load() {
+			return metarpc.StatusShutdown
+		}
+		return metarpc.StatusOK
+	}
+	return down
+}
+
+// A service that shuts down finishes the calls that it has begun. The client takes their answers after StatusShutdown.
 func TestShutdownAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newService(t)
 		var m mkdirs
 		executing := make(chan struct{})
-		var down atomic.Bool
 		s.handle = func(op metarpc.Op, args any) (metarpc.Status, any) {
 			if op == metarpc.OpReserve {
 				close(executing)
@@ -495,12 +505,7 @@ func TestShutdownAnswers(t *testing.T) {
 			}
 			return m.handle(op, args)
 		}
-		s.early = func(op metarpc.Op) metarpc.Status {
-			if down.Load() {
-				return metarpc.StatusShutdown
-			}
-			return metarpc.StatusOK
-		}
+		down := shutsDown(s)
 		c := connected(t, s, Config{})
 		if _, err := c.Open(t.Context(), metarpc.Cred{}, &metarpc.OpenArgs{ID: 5}); err != nil {
 			t.Fatal(err)
@@ -529,7 +534,6 @@ func TestShutdownAnswers(t *testing.T) {
 func TestShutdownNeverEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newService(t)
-		var down atomic.Bool
 		executing := make(chan struct{}, 2)
 		s.handle = func(op metarpc.Op, args any) (metarpc.Status, any) {
 			if op == metarpc.OpReserve {
@@ -541,12 +545,7 @@ func TestShutdownNeverEnds(t *testing.T) {
 			}
 			return metarpc.StatusOK, nil
 		}
-		s.early = func(op metarpc.Op) metarpc.Status {
-			if down.Load() {
-				return metarpc.StatusShutdown
-			}
-			return metarpc.StatusOK
-		}
+		down := shutsDown(s)
 		c := connected(t, s, Config{})
 		if _, err := c.Open(t.Context(), metarpc.Cred{}, &metarpc.OpenArgs{ID: 5}); err != nil {
 			t.Fatal(err)

@@ -35,8 +35,8 @@ const (
 	idleAsk   = 3 * time.Second
 	idleRound = idleAsk / 2
 
-	// leaveWait is how long the answers to other calls are waited for of a service that is shutting down. It executes
-	// these to their ends first, but may not get that far.
+	// leaveWait bounds the wait for the answers to other calls when a service is shutting down. The service finishes
+	// these calls, but may be killed before.
 	leaveWait = 5 * time.Second
 )
 
@@ -541,8 +541,9 @@ func (c *Client) reply(cn *conn, frame []byte) error {
 	return left
 }
 
-// leave gives up a connection to a service that is shutting down, which it says, as soon as the calls are answered that it executes to their ends:
-// what it has given with a lost answer nobody would know of. mu is held.
+// leave returns errShutdown when all calls on a connection are answered, so that the caller gives it up; mu is held.
+// The service is shutting down and finishes the calls that it has begun. Their answers may hold what it has given, such
+// as places of appends, which a restarted service does not know. After leaveWait the connection is given up anyway.
 func (c *Client) leave(cn *conn) error {
 	if cn.calls == 0 {
 		return errShutdown

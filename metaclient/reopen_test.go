@@ -86,8 +86,7 @@ func TestReopenFirst(t *testing.T) {
 				return err
 			},
 			"reserve": func() error {
-				err := c.Reserve(ctx, &metarpc.ReserveArgs{ID: 5, Len: 9}, func(metarpc.ReserveResult) {})
-				return err
+				return c.Reserve(ctx, &metarpc.ReserveArgs{ID: 5, Len: 9}, func(metarpc.ReserveResult) {})
 			},
 			"setattr": func() error { return set(ctx, 5, true) },
 			"lock": func() error {

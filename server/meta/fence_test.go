@@ -437,7 +437,7 @@ func TestReserveAfterRestart(t *testing.T) {
 	})
 }
 
-// TestReserveSentAgain sends a Reserve again whose answer was lost with the connection: the append keeps its place, or the place would read as zeros.
+// TestReserveSentAgain sends a Reserve again on the next connection. The append keeps its place.
 func TestReserveSentAgain(t *testing.T) {
 	h := startMemory(t)
 	c := h.client()
@@ -462,7 +462,8 @@ func TestReserveSentAgain(t *testing.T) {
 	}
 }
 
-// TestReserveOrder gives no place behind one whose answer has not left the service: if that died now, the first place would be nobody's, and read as zeros.
+// TestReserveOrder gives no place behind one whose answer is not sent yet. If the service died now, the first place
+// would be lost and read as zeros.
 func TestReserveOrder(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host) {
 		a, b := h.client(), h.client()

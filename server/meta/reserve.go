@@ -12,9 +12,9 @@ import (
 )
 
 // reserve finds the place of an append, and keeps it for the session until that has said what became of it. It is in
-// memory only, and the client tells of it again after a restart. A place that the client has not heard of, as the service died before that, is
-// nobody's then, and would read as zeros if something was written behind it. So the next place is given when the answer
-// with the one before is sent.
+// memory only, and the client tells of it again after a restart. A place whose answer died with the service is lost,
+// and reads as zeros if something is written behind it. Therefore the next place is given only after the answer with
+// the place before is sent.
 //
 // A client that does not number its places reports each one ahead of the write.
 func (s *Service) reserve(ctx context.Context, c *call, a *metarpc.ReserveArgs) (*metarpc.ReserveResult, error) {
@@ -127,11 +127,11 @@ func (s *Service) admitAppend(ctx context.Context, a *metarpc.ReserveArgs, row *
 	return err
 }
 
-// awaitAppend waits until nobody cuts f, or may still be writing to it unasked, and all answers with places are sent; s.mu is held. A client
-// that would wait long is told to ask again.
+// awaitAppend waits until nobody cuts f, or may still be writing to it unasked, and all answers with places are sent;
+// s.mu is held. A client that would wait long is told to ask again.
 func (s *Service) awaitAppend(ctx context.Context, f *file) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, layoutWait, refusef(metarpc.StatusGrace,
-		"inode %d is being truncated or fenced", f.id))
+		"inode %d is being truncated, fenced or appended to", f.id))
 	defer cancel()
 	for f.cut != nil || f.placing > 0 || f.unfenced() {
 		if err := s.wait(ctx, f); err != nil {

@@ -89,7 +89,7 @@
 // as the slot's next.
 //
 // StatusShutdown and StatusBadSession as replies to a call say that it was not executed because of this frame; they are
-// never recorded as its answer. A service that shuts down executes the calls that it has begun to their ends. So a client
+// never recorded as its answer. A service that shuts down finishes the calls that it has begun. A client
 // that gets StatusShutdown waits for the answers to its other calls, a few seconds at most, before it leaves.
 //
 // Replies come in any order. A reply other than StatusOK carries a message and no result.
@@ -225,9 +225,9 @@
 // A truncation recalls all places first. Until they are written or given up, layouts are granted there. The session
 // that asks for the truncation has finished its own appends before. After a restart of the service a session tells of
 // its places again (Reserved), before ReclaimComplete. It leaves out the places that were recalled: nothing is written
-// there, and the file may have been truncated since the recall. A place that no session tells of is nobody's. So the
-// service gives a place when the answer with the one before is sent, and the client notes the places of all answers
-// that have come before it tells of them.
+// there, and the file may have been truncated since the recall. A place that no session reports
+// is lost. Therefore the service gives a place only after it has sent the answer with the place before. The client
+// records each place when it reads the answer, before it reports its places.
 //
 // In versions before 6 a place has no number: it counts as written when Reserve is answered, and is not recalled.
 //
