@@ -496,10 +496,10 @@ func TestShutdownAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newService(t)
 		var m mkdirs
-		executing := make(chan struct{})
+		executing := make(chan struct{}, 9)
 		s.handle = func(op metarpc.Op, args any) (metarpc.Status, any) {
 			if op == metarpc.OpReserve {
-				close(executing)
+				executing <- struct{}{}
 				time.Sleep(time.Second)
 				return metarpc.StatusOK, &metarpc.ReserveResult{Off: 5, Mtime: 1}
 			}
@@ -510,11 +510,12 @@ func TestShutdownAnswers(t *testing.T) {
 		if _, err := c.Open(t.Context(), metarpc.Cred{}, &metarpc.OpenArgs{ID: 5}); err != nil {
 			t.Fatal(err)
 		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
 		var places []int64
+		got := func(r metarpc.ReserveResult) { places = append(places, r.Off) }
 		reserved := make(chan error)
-		go func() {
-			reserved <- c.Reserve(t.Context(), &metarpc.ReserveArgs{ID: 5, Len: 1}, func(r metarpc.ReserveResult) { places = append(places, r.Off) })
-		}()
+		go func() { reserved <- c.Reserve(ctx, &metarpc.ReserveArgs{ID: 5, Len: 1}, got) }()
 		<-executing
 		down.Store(true)
 		made := make(chan error)
