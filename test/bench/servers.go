@@ -128,7 +128,10 @@ func (l *lab) dataServers(where string, n int, args ...string) (c *columns, err 
 	if c.srv, err = start(filepath.Join(l.bin, "weftd"), append([]string{"data"}, args...)...); err != nil {
 		return nil, err
 	}
-	if err := await("weftd data", func() bool { return listening(addrs[n-1]) }); err != nil {
+	// The program listens before it looks into its directories, and refuses one that has files and no key.
+	key := filepath.Join(c.dirs[n-1], "key")
+	ready := func() bool { _, err := os.Stat(key); return err == nil && listening(addrs[n-1]) }
+	if err := await("weftd data", ready); err != nil {
 		return nil, errors.Join(err, c.close())
 	}
 	return c, c.fill(addrs)
