@@ -323,8 +323,8 @@ func TestPlaceWrittenWhileTold(t *testing.T) {
 	}
 }
 
-// The service restarts right after it has given a place, before the append goes on. The new instance is told the place,
-// as it would give the place away again otherwise.
+// The service restarts after it has given a place and before the append goes on. The client must report the place.
+// Otherwise the new instance gives the same place to another append.
 func TestPlaceToldOfRestartAtOnce(t *testing.T) {
 	s := newService(1, 64<<10)
 	r, id, _ := reserving(t, s)

@@ -453,8 +453,8 @@ func splitReport(r metarpc.SizeReport, room int) (now, later metarpc.SizeReport)
 // Reserve finds a place for an append at the end of a file, and the time of the append. It ends a lease on the
 // attributes: the service tells a size without the place until that is written, and such an answer must not be kept.
 //
-// The goroutine that reads the answer calls got with the place, before it reads on, even if the caller has left. So got
-// has run for all places of an instance of the service before OnReset runs for the next one. got must not block.
+// The goroutine that reads the answer calls got with the place, even if the caller has left. It does so before it reads
+// the next frame, so got runs before OnReset for a restarted service. got must not block.
 func (c *Client) Reserve(ctx context.Context, args *metarpc.ReserveArgs, got func(metarpc.ReserveResult)) error {
 	var r metarpc.ReserveResult
 	ch := c.leases.begin([]layout.FileID{args.ID}, false)

@@ -542,8 +542,8 @@ func (c *Client) reply(cn *conn, frame []byte) error {
 }
 
 // leave returns errShutdown when all calls on a connection are answered, so that the caller gives it up; mu is held.
-// The service is shutting down and finishes the calls that it has begun. Their answers may hold what it has given, such
-// as places of appends, which a restarted service does not know. After leaveWait the connection is given up anyway.
+// A service that shuts down finishes the calls that it has begun. Their answers may contain places of appends, and a
+// restarted service does not know these. After leaveWait the caller gives up the connection in any case.
 func (c *Client) leave(cn *conn) error {
 	if cn.calls == 0 {
 		return errShutdown
