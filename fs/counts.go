@@ -9,17 +9,27 @@ import (
 
 // Requests of the kernel by their numbers (linux/fuse.h), as they are counted.
 const (
-	opLookup = 1
-	opRead   = 15
-	opWrite  = 16
-	opSetlkw = 33
+	opLookup  = 1
+	opSymlink = 6
+	opMknod   = 8
+	opMkdir   = 9
+	opUnlink  = 10
+	opRmdir   = 11
+	opRename  = 12
+	opLink    = 13
+	opRead    = 15
+	opWrite   = 16
+	opSetlkw  = 33
+	opCreate  = 35
+	opRename2 = 45
 )
 
 var opNames = [...]string{
-	opLookup: "lookup", 3: "getattr", 4: "setattr", 5: "readlink", 6: "symlink", 8: "mknod", 9: "mkdir", 10: "unlink", 11: "rmdir", 12: "rename", 13: "link", 14: "open",
+	opLookup: "lookup", 3: "getattr", 4: "setattr", 5: "readlink", opSymlink: "symlink", opMknod: "mknod", opMkdir: "mkdir", opUnlink: "unlink", opRmdir: "rmdir",
+	opRename: "rename", opLink: "link", 14: "open",
 	opRead: "read", opWrite: "write", 17: "statfs", 18: "release", 20: "fsync", 21: "setxattr", 22: "getxattr", 23: "listxattr", 24: "removexattr", 25: "flush",
-	27: "opendir", 28: "readdir", 29: "releasedir", 30: "fsyncdir", 31: "getlk", 32: "setlk", opSetlkw: "setlkw", 34: "access", 35: "create", 43: "fallocate", 44: "readdirplus",
-	45: "rename", 46: "lseek", 47: "copy_file_range", 51: "tmpfile", 52: "statx",
+	27: "opendir", 28: "readdir", 29: "releasedir", 30: "fsyncdir", 31: "getlk", 32: "setlk", opSetlkw: "setlkw", 34: "access", opCreate: "create", 43: "fallocate", 44: "readdirplus",
+	opRename2: "rename", 46: "lseek", 47: "copy_file_range", 51: "tmpfile", 52: "statx",
 }
 
 // counts is what requests came to since the mount.

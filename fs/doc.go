@@ -27,7 +27,7 @@
 //   - Attributes in answers to GETATTR and STATX. A request notes the connection's attribute version before it is sent,
 //     INVAL_INODE gives the inode a newer one, and an answer to an older request changes nothing (fuse_change_attributes).
 //     The inode exists as long as the request, so the notification cannot miss it.
-//   - Names, and that there is no such name, in answers to LOOKUP, CREATE and their like, for a second at most: see Names.
+//   - Names, and that there is no such name, in answers to LOOKUP, CREATE and their like, for 5 s at most: see Names.
 //
 // Nothing else is so guarded. Answers to SETATTR and LINK are applied whatever has happened since. INVAL_INODE misses an
 // inode that a LOOKUP, CREATE or READDIRPLUS has been answered with and that the kernel has yet to make, in the context of a
@@ -64,17 +64,34 @@
 // for, but for threads that open with O_PATH or wait for the lock of a directory. A thread with no number here gets no name to keep.
 //
 // A notification may have to wait for a request of ours that holds the directory's lock and is itself waiting for the
-// service, which waits for the recall. So the recall goes on when the time for which the names may be kept has passed since
-// the last thread made use of its answer. That time is a quarter of a second in a directory that has just changed or come
-// to be known, and grows to a second with the time for which nothing changes. After a recall nothing is kept for a second, and
-// for half a minute if it was slow: two mounts that change one directory hold each other up once.
+// service, which waits for the recall. If no name was expired for 20 ms, the service is told that the recall is stuck
+// (metarpc.StatusStuck), and turns back the changes of this mount that wait. Such a request is answered with ESTALE
+// (restarts.go). So the kernel lets go of the lock, for which the notification waits, and makes the system call again, which
+// no program sees. Meanwhile all names are expired in the directories of the request, and its thread's next request
+// waits for that, so that the change that is made again is in nobody's way.
+//
+// Some changes cannot start over, as who makes them would see ESTALE: those that have already, bind(2) of a socket,
+// those of the kernel's NFS server, and those whose thread has no number here. Nor can one start over that waits for
+// something else than an answer that puts it off, such as a service that has died. In their case a recall goes on when
+// the time for which the names may be kept has passed since the last thread made use of its answer. That time is 5 s.
+// It is 1 s on a soft mount, whose calls should not take long, and with a service that turns nothing back (before
+// version 10).
+//
+// A system call with a relative path that starts over may take the lock before the notification does, if both want
+// it at once (kernel/locking/rwsem.c lets writers overtake). If that happens to two mounts that want to change one
+// directory, each waits for the other, and time has to pass. So after a recall nothing is kept in the directory for a
+// second, or for half a minute if time had to pass, and from then on an eighth of the time since the recall.
+//
+// CREATE is answered with ESTALE also if somebody else has just made the file, so that the kernel opens it. If it has
+// started over already, this mount opens it in its answer to CREATE.
 //
 // An answer to a question from before a recall has ended is not kept, nor one from before a rename of this mount in the
 // directory: the kernel may apply it to the entry at its new place.
 //
 // A rename keeps an entry's time, and takes it to a directory whose lease is another. Usually package metaclient knows what the
-// new name means under a lease; then the entry counts as one of both directories, since the kernel has it at the old
-// place until it hears of the rename. Otherwise the rename is answered when the time has passed.
+// new name means under a lease; then the entry counts as one of both directories before the rename is made, since the
+// kernel has it at the old place until it hears of the rename. Otherwise the rename starts over, or if it cannot, it is
+// answered when the time has passed.
 //
 // # Reading and writing
 //
@@ -275,7 +292,8 @@
 //
 // What notifications wait for in the kernel:
 //
-//   - INVAL_ENTRY for the directory's lock, which requests of ours hold: see Names. It is sent by a goroutine.
+//   - INVAL_ENTRY for the directory's lock, which requests of ours hold: see Names. It is sent by a goroutine, while
+//     another one has the requests start over.
 //   - INVAL_INODE without a range for nothing but an inode that is just being made or freed. That takes no request of ours,
 //     since dirty pages are written at the latest when the last file and mapping are closed. A WRITE handler may send it.
 //   - INVAL_INODE with a range for the locks of the file's pages, which are held by READs of them, and for dirty pages of
@@ -334,6 +352,6 @@
 //
 // keptPages.mu and window.mu, then inode.mu, then readAhead.mu, bucket.mu, flusher.mu, accesses.mu, places.mu, and the locks inside Meta's methods that do not block
 // (CachedLayout, CachedAttr, Forget, Release) and inside dataplane.File.Dirty. handleTable.mu, transfer.mu, caching.mu,
-// given.mu, keptNames.mu and request.mu are taken alone. No mutex is held
+// given.mu, keptNames.mu, restarts.mu and request.mu are taken alone. No mutex is held
 // while anything blocks or while the data plane is given a request, since that may call Done at once.
 package fs

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
+	"github.com/weftfs/weft/metaclient"
 )
 
 // opened fills the answer to open(2). Data does not go through the page cache, except for mmap(2) and with
@@ -84,19 +85,42 @@ func (i *inode) openFor(ctx context.Context, in *fuse.OpenIn) error {
 			return err
 		}
 	}
-	if in.Flags&unix.O_TRUNC == 0 {
-		return nil
+	if in.Flags&unix.O_TRUNC != 0 {
+		_, err = i.emptyOpened(ctx, &in.InHeader, in.Mode)
 	}
+	return err
+}
+
+// emptyOpened does what O_TRUNC asks for when the file is open, and returns the attributes then. flags are of the kernel.
+func (i *inode) emptyOpened(ctx context.Context, in *fuse.InHeader, flags uint32) (attrs, error) {
 	args := &metarpc.SetAttrArgs{ID: i.id, Mask: metarpc.SetSize, Open: true}
-	clearSetID := in.Mode&fuse.OPEN_KILL_SUIDGID != 0
-	if _, err := i.fs.setAttr(ctx, cred(&in.InHeader), args, clearSetID); err != nil {
+	clearSetID := flags&fuse.OPEN_KILL_SUIDGID != 0
+	a, err := i.fs.setAttr(ctx, cred(in), args, clearSetID)
+	if err != nil {
 		i.cancelOpen()
-		return err
+		return attrs{}, err
 	}
 	if clearSetID { // of which the kernel sees the size alone
 		i.fs.forgetAttrs(i.id)
 	}
-	return nil
+	return a, nil
+}
+
+// openFound is for a file that somebody else has made since the kernel looked. It must look again, and open what there is
+// with the checks of permissions, type and O_TRUNC that it leaves out for a new file. If it has looked again already,
+// the file is opened here: the service has checked permissions.
+func (i *inode) openFound(ctx *request, in *fuse.CreateIn, a metaclient.Answer) (metaclient.Answer, error) {
+	if !ctx.firm.Load() || a.Attr.Mode&unix.S_IFMT != unix.S_IFREG {
+		i.cancelOpen()
+		ctx.again()
+		return a, syscall.ESTALE
+	}
+	if in.Flags&unix.O_TRUNC == 0 {
+		return a, nil
+	}
+	now, err := i.emptyOpened(ctx, &in.InHeader, in.OpenFlags)
+	a.Attr = now.Attr
+	return a, err
 }
 
 func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
@@ -114,7 +138,6 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	}
 	// Whoever appends asks for a layout for appends.
 	args.Layout = args.Access&metarpc.AccessWrite != 0 && in.Flags&unix.O_APPEND == 0 && fs.filling.Load()
-	fs.kept.changing(args.Parent)
 	made, created, err := fs.meta.Create(ctx, cred(&in.InHeader), args)
 	if err != nil {
 		fs.unsure(err, args.Parent)
@@ -131,15 +154,17 @@ func (r *raw) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out
 	}
 	i.mu.Unlock()
 	if !created {
-		// Somebody else made it since the kernel looked. It must look again, and open what there is with the checks of
-		// permissions, type and O_TRUNC that it leaves out for a new file.
-		i.cancelOpen()
-		return fuse.Status(syscall.ESTALE)
+		if made, err = i.openFound(ctx, in, made); err != nil {
+			return r.status(err)
+		}
 	}
 	if err := r.opened(ctx, &out.OpenOut, i, in.Flags, in.Pid); err != nil {
 		return r.status(err)
 	}
 	status := r.entry(ctx, &in.InHeader, &out.EntryOut, place{in.NodeId, name}, made, asked, nil)
+	if !created {
+		return status
+	}
 	i.newborn.Store(true)
 	if a, ok := fs.meta.CachedAttr(i.id); ok && i.merge(a, asked).keep > 0 { // what is recalled from now on finds it newborn
 		out.SetAttrTimeout(min(a.Keep, newbornKeep))

@@ -18,6 +18,9 @@ type flight struct {
 	id    layout.FileID
 	began time.Time
 
+	// firm says that the request cannot start over, overtaken that a recall waits for it.
+	firm, overtaken atomic.Bool
+
 	shard      uint32
 	prev, next *flight // in the shard's ring; nil: it is over
 }
@@ -58,6 +61,33 @@ func (fl *flights) end(f *flight) {
 		f.prev, f.next = nil, nil
 	}
 	s.mu.Unlock()
+}
+
+// overtake notes that a recall waits for those requests that may hold the lock of a directory. It reports whether one of
+// them can start over.
+func (fl *flights) overtake(ids []layout.FileID) (some bool) {
+	for i := range fl.shards {
+		s := &fl.shards[i]
+		s.mu.Lock()
+		for f := s.ring.next; f != &s.ring; f = f.next {
+			if f.holds(ids) && !f.firm.Load() {
+				f.overtaken.Store(true)
+				some = true
+			}
+		}
+		s.mu.Unlock()
+	}
+	return some
+}
+
+// holds reports whether a change of names may hold the lock of one of some directories. That of a directory that it
+// moves or removes is also held.
+func (f *flight) holds(ids []layout.FileID) bool {
+	switch f.op {
+	case opRmdir, opRename, opRename2:
+		return true
+	}
+	return changesNames(f.op) && slices.Contains(ids, f.id)
 }
 
 // Flight is a request of the kernel that is being served.

@@ -195,18 +195,20 @@ type FS struct {
 	// is likely to be, and is made with a layout.
 	filling atomic.Bool
 
-	counts  counts
-	flights flights
-	watched watchedFiles
-	tracers atomic.Pointer[[]*Tracer] // nil: none
+	counts   counts
+	flights  flights
+	restarts restarts
+	watched  watchedFiles
+	tracers  atomic.Pointer[[]*Tracer] // nil: none
 
 	lostLocks atomic.Int64 // open files through which a lock was set that has been lost
 
-	// caller tells what became of the thread that made an interrupted request, thread what one does that was answered, and
-	// disconnected whether the kernel has given up the whole mount.
+	// caller tells what became of the thread that made an interrupted request, thread what one does that was answered,
+	// kernelThread whether it is one of the kernel's own, and disconnected whether the kernel has given up the whole mount.
 	caller       func(pid uint32) fate
 	thread       func(pid uint32) threadState
 	disconnected func() bool
+	kernelThread func(pid uint32) bool
 	yield        bool // there is a single thread for Go code; see request.end
 }
 
@@ -225,7 +227,11 @@ func New(cfg Config) (*FS, error) {
 		caller:       callerFate,
 		thread:       stateOf,
 		disconnected: func() bool { return false },
+		kernelThread: isKernelThread,
 		yield:        runtime.GOMAXPROCS(0) == 1,
+	}
+	if fs.kept.most = mostKept; fs.patience.Time > 0 {
+		fs.kept.most = softKept
 	}
 	var err error
 	if fs.ahead, err = newReadAhead(cfg.ReadAhead); err != nil {

@@ -1,12 +1,9 @@
 package fs
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"os"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,11 +12,15 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/metaclient"
 )
 
 const (
-	// The kernel may keep a name for an eighth of the time for which its directory has not changed, within these bounds.
-	leastKept, mostKept = 250 * time.Millisecond, time.Second
+	// The kernel may keep a name for mostKept, or on a soft mount for softKept. A recall that changes of this mount stand in
+	// the way of may take as long, if they cannot be turned back.
+	mostKept, softKept = 5 * time.Second, time.Second
+	// After a recall the names of the directory are kept for an eighth of the time since then, or for leastKept.
+	leastKept = 250 * time.Millisecond
 	// keptSlack is by how much the kernel keeps a name longer, since it counts in jiffies of up to 10 ms.
 	keptSlack = 25 * time.Millisecond
 	// After a recall the kernel keeps no names of the directory for recallPause, or for slowRecallPause if the recall
@@ -31,17 +32,22 @@ const (
 	threadPatience = time.Second
 	threadPoll     = time.Millisecond
 	threadLook     = 20 * time.Millisecond // how often the state of a thread is looked at
-	// dirMemory is for how long a directory is remembered of which the kernel keeps nothing.
-	dirMemory = 10 * time.Second
+	// stuckNames is after how long without progress in expiring names the changes that stand in the way start over, and
+	// after how long again those that have begun since.
+	stuckNames = 20 * time.Millisecond
+	// dirMemory is for how long a directory is remembered of which the kernel keeps nothing, and recallMemory if there was a
+	// recall.
+	dirMemory, recallMemory = 10 * time.Second, 8 * mostKept
 	// maxKept bounds the names that the kernel may keep, and maxAskers the threads that may be about to make use of
 	// answers.
 	maxKept, maxAskers = 1 << 16, 1 << 12
 )
 
 // keptNames knows which names the kernel may keep, and which threads may be about to make use of answers that let it.
-// See the package comment. The zero value is ready.
+// See the package comment. With most set the zero value is ready.
 type keptNames struct {
-	asking atomic.Int32 // the length of askers
+	most   time.Duration // for which a name may be kept
+	asking atomic.Int32  // the length of askers
 	mu     sync.Mutex
 	dirs   map[layout.FileID]*keptDir
 	count  int // of names
@@ -52,7 +58,6 @@ type keptNames struct {
 // keptDir is a directory of which the kernel may keep names, or may not for a while.
 type keptDir struct {
 	names    map[place]*keptName
-	calm     int64 // since when nothing is known to have changed
 	used     int64 // when something was given or renamed last
 	renames  int   // of this mount that are under way
 	renamed  int64 // when the last one ended
@@ -96,7 +101,9 @@ func (k *keptNames) give(
 		return 0
 	}
 	d.used = t
-	keep = min(keep, max(leastKept, min(mostKept, time.Duration(t-d.calm)/8)))
+	if keep = min(keep, k.most); d.recalled != 0 {
+		keep = min(keep, max(leastKept, time.Duration(t-d.recalled)/8))
+	}
 	k.pass(thread, t)
 	n := d.names[at]
 	if n == nil {
@@ -119,7 +126,7 @@ func (k *keptNames) dir(id layout.FileID, t int64) *keptDir {
 	}
 	d := k.dirs[id]
 	if d == nil {
-		d = &keptDir{calm: t, used: t}
+		d = &keptDir{used: t}
 		if k.dirs == nil {
 			k.dirs = map[layout.FileID]*keptDir{}
 		}
@@ -178,19 +185,12 @@ func (k *keptNames) sweep(t int64) {
 				k.count--
 			}
 		}
-		if len(d.names)+d.recalls+d.renames == 0 && t > d.pause && t-d.used > int64(dirMemory) {
-			delete(k.dirs, id)
+		remember := max(d.used+int64(dirMemory), d.pause)
+		if d.recalled != 0 {
+			remember = max(remember, d.recalled+int64(recallMemory))
 		}
-	}
-}
-
-// changing is called before this mount changes names of directories: the change will hold their locks.
-func (k *keptNames) changing(ids ...layout.FileID) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, id := range ids {
-		if d := k.dirs[id]; d != nil {
-			d.calm = now()
+		if len(d.names)+d.recalls+d.renames == 0 && t > remember {
+			delete(k.dirs, id)
 		}
 	}
 }
@@ -208,21 +208,23 @@ func (k *keptNames) beginRename(e *ends) {
 	defer k.mu.Unlock()
 	t := now()
 	for _, id := range e.dirs {
-		d := k.dir(id, t)
-		d.renames++
-		d.calm = t
+		k.dir(id, t).renames++
 	}
 }
 
-// endRename is called before the kernel hears of a rename.
-func (k *keptNames) endRename(e *ends) {
+// endRename is called before the kernel hears of a rename. After a slow one it gets no names of the old directories to
+// keep for a while.
+func (k *keptNames) endRename(e *ends, slow bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	t := now()
-	for _, id := range e.dirs {
+	for i, id := range e.dirs {
 		d := k.dirs[id]
 		d.renames--
 		d.used, d.renamed = t, t
+		if slow && (i == 0 || e.exchange) {
+			d.pause = max(d.pause, t+int64(slowRecallPause))
+		}
 	}
 }
 
@@ -238,8 +240,9 @@ func (k *keptNames) moving(e *ends) (list []*keptName) {
 	return list
 }
 
-// move notes that the kernel takes names along, with the time for which it may keep them. It reports false if it must
-// not, because a lease on the new directories may have been recalled since a time.
+// move notes that the kernel may take names along, with the time for which it may keep them: from now on they are at
+// both places. It reports false if it must not, because a lease on the new directories may have been recalled since a
+// time.
 func (k *keptNames) move(e *ends, since int64) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -248,7 +251,7 @@ func (k *keptNames) move(e *ends, since int64) bool {
 	if recalled(to) || e.exchange && recalled(from) || now()-since > int64(recallPause) {
 		return false
 	}
-	// Until the kernel has heard of the rename each is where it was. So both are at both places.
+	// Until the kernel has heard of the rename each is where it was.
 	both := &keptName{}
 	for _, n := range []*keptName{from.names[e.at[0]], to.names[e.at[1]]} {
 		if n == nil {
@@ -294,7 +297,7 @@ func (k *keptNames) endRecall(dirs []*keptDir, slow bool) {
 		k.count -= len(d.names)
 		d.names = nil
 		d.recalls--
-		d.calm, d.recalled, d.pause = t, t, max(d.pause, t+int64(pause))
+		d.recalled, d.pause = t, max(d.pause, t+int64(pause))
 	}
 }
 
@@ -362,10 +365,8 @@ func stateOf(thread uint32) threadState {
 	if errors.Is(unix.Kill(int(thread), 0), unix.ESRCH) {
 		return threadGone
 	}
-	stat, err := os.ReadFile("/proc/" + strconv.FormatUint(uint64(thread), 10) + "/stat")
-	// The name, field 2, is in parentheses and may hold anything (proc(5)).
-	state := bytes.TrimSpace(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if err != nil || len(state) == 0 || state[0] == 'R' {
+	fields, err := procStat(thread)
+	if err != nil || fields[statState] == "R" {
 		return threadRuns
 	}
 	return threadSleeps
@@ -408,7 +409,8 @@ func (fs *FS) awaitAskers(
 // expireNames makes the kernel ask for all names of some directories again, and waits until it keeps none of them.
 //
 // Notifications wait for the locks of the directories. A request of ours that holds one may be waiting for what the
-// service gives only when a recall has been answered. Then the names last no longer than they may be kept.
+// service gives only when a recall has been answered. Such requests start over, as far as they can. The names last no
+// longer than they may be kept in any case.
 func (fs *FS) expireNames(ctx context.Context, ids ...layout.FileID) {
 	if len(ids) == 0 {
 		return
@@ -421,8 +423,9 @@ func (fs *FS) expireNames(ctx context.Context, ids ...layout.FileID) {
 	if len(names) == 0 {
 		return
 	}
-	done := make(chan struct{})
-	var over atomic.Bool
+	done, over := make(chan struct{}), make(chan struct{})
+	defer close(over)
+	var told atomic.Int64
 	// The goroutine is in the kernel until the locks of the directories are free, or until the mount ends.
 	fs.spawn(func() {
 		fs.forgetting <- struct{}{}
@@ -430,13 +433,17 @@ func (fs *FS) expireNames(ctx context.Context, ids ...layout.FileID) {
 		defer close(done)
 		fs.notify(func(k kernel) {
 			for _, at := range names {
-				if over.Load() {
+				select {
+				case <-over:
 					return
+				default:
 				}
 				k.expireName(at)
+				told.Add(1)
 			}
 		})
 	})
+	fs.spawn(func() { fs.freeLocks(ctx, ids, &told, done, over) }) // ends with done or over
 	fs.awaitAskers(ctx, of, true, done)
 	timer := time.NewTimer(time.Duration(fs.kept.until(dirs) - now()))
 	defer timer.Stop()
@@ -446,38 +453,76 @@ func (fs *FS) expireNames(ctx context.Context, ids ...layout.FileID) {
 		slow = true
 	case <-ctx.Done():
 	}
-	over.Store(true)
 }
 
-// renamed is called after a rename that began at a time, before the kernel hears of it, which takes its entries along
-// with the time for which it may keep them. It waits until that has passed if there may be no lease on their new
-// directories.
-func (fs *FS) renamed(ctx context.Context, who metarpc.Cred, e *ends, began int64) {
-	names := fs.kept.moving(e)
-	if len(names) == 0 {
-		return
+// freeLocks has requests start over that hold the locks of directories, each time that no more names were expired for a
+// while, until one of two channels is closed.
+func (fs *FS) freeLocks(ctx context.Context, ids []layout.FileID, told *atomic.Int64, done, over <-chan struct{}) {
+	stuck, _ := ctx.Value(metaclient.StuckKey{}).(func())
+	tick := time.NewTicker(stuckNames)
+	defer tick.Stop()
+	for before := int64(0); ; {
+		select {
+		case <-done:
+			return
+		case <-over:
+			return
+		case <-tick.C:
+		}
+		if n := told.Load(); n != before {
+			before = n
+			continue
+		}
+		if fs.flights.overtake(ids) && stuck != nil {
+			stuck()
+		}
 	}
-	leased := true
+}
+
+// beforeRename is called before a rename that began at a time. The kernel will take its entries along with the time for
+// which it may keep them, so from now on they are at both places. It reports false if there may be no lease on their
+// new directories; names are what is kept then. An error is the rename's, too.
+func (fs *FS) beforeRename(
+	ctx context.Context, who metarpc.Cred, e *ends, began int64,
+) (names []*keptName, leased bool, err error) {
+	names = fs.kept.moving(e)
+	if len(names) == 0 {
+		return nil, true, nil
+	}
+	leased = true
 	if e.dirs[0] != e.dirs[1] {
 		began = now()
 		for i := range e.dirs {
 			if i == 1 || e.exchange {
 				a, err := fs.meta.Lookup(ctx, who, e.dirs[i], e.at[i].name)
-				leased = leased && err == nil && a.KeepName >= mostKept+keptSlack
+				if none, _ := errnoOf(err); err != nil && none != unix.ENOENT {
+					return nil, false, err
+				}
+				leased = leased && a.KeepName+keptSlack >= fs.kept.rest(names)
 			}
 		}
 	}
-	if leased && fs.kept.move(e, began) {
-		return
-	}
-	fs.awaitAskers(ctx, func(n *keptName) bool { return slices.Contains(names, n) }, true, nil)
-	fs.kept.mu.Lock()
-	var last int64
+	return names, leased && fs.kept.move(e, began), nil
+}
+
+// rest is for how long the kernel may keep one of some names at most.
+func (k *keptNames) rest(names []*keptName) (rest time.Duration) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	t := now()
 	for _, n := range names {
-		last = max(last, n.until)
+		if n.askers > 0 {
+			return threadPatience + k.most + keptSlack
+		}
+		rest = max(rest, time.Duration(n.until-t))
 	}
-	fs.kept.mu.Unlock()
-	timer := time.NewTimer(time.Duration(last - now()))
+	return rest
+}
+
+// awaitNames waits until the kernel keeps none of some names.
+func (fs *FS) awaitNames(ctx context.Context, names []*keptName) {
+	fs.awaitAskers(ctx, func(n *keptName) bool { return slices.Contains(names, n) }, true, nil)
+	timer := time.NewTimer(fs.kept.rest(names))
 	defer timer.Stop()
 	select {
 	case <-timer.C:

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,13 +23,14 @@ func (r *rig) calm() {
 	r.kept.dirs, r.kept.count = nil, 0
 }
 
-// keepOn has the kernel keep its names for so long that a recall on a slow machine waits for the notifications.
+// keepOn has the kernel keep its names for so long that a recall on a slow machine waits for the notifications, but no
+// longer than leases last.
 func (r *rig) keepOn() {
 	r.kept.mu.Lock()
 	defer r.kept.mu.Unlock()
 	for _, d := range r.kept.dirs {
 		for _, n := range d.names {
-			n.until = now() + int64(time.Hour)
+			n.until = now() + int64(time.Minute/2)
 		}
 	}
 }
@@ -44,8 +46,13 @@ func (r *rig) lookup(thread uint32, parent layout.FileID, name string) time.Dura
 
 func (r *rig) rename(from layout.FileID, old string, to layout.FileID, new string, flags uint32) {
 	r.t.Helper()
+	r.want(r.tryRename(from, old, to, new, flags), 0, "rename")
+}
+
+func (r *rig) tryRename(from layout.FileID, old string, to layout.FileID, new string, flags uint32) fuse.Status {
 	in := &fuse.RenameIn{InHeader: header(from), Newdir: uint64(to), Flags: flags}
-	r.want(r.raw.Rename(nil, in, old, new), 0, "rename")
+	in.Opcode = opRename2
+	return r.raw.Rename(nil, in, old, new)
 }
 
 func (r *rig) mkdir(name string) layout.FileID {
@@ -101,7 +108,7 @@ func TestExpireAfterAnswer(t *testing.T) {
 	} {
 		b.calm()
 		state := b.pendingThread(threadRuns)
-		if keep := b.lookup(7, layout.RootID, "d"); keep != leastKept {
+		if keep := b.lookup(7, layout.RootID, "d"); keep != mostKept {
 			t.Fatalf("%s: the name may be kept for %v", c.what, keep)
 		}
 		answered := now()
@@ -149,6 +156,7 @@ func TestExpireLocked(t *testing.T) {
 func TestExpireStuck(t *testing.T) {
 	s := newService(1, 64<<10)
 	a, b := newRig(t, s), newRig(t, s)
+	b.kept.most = 300 * time.Millisecond
 	free := make(chan struct{})
 	defer close(free)
 	b.listen().name = func(place) { <-free }
@@ -175,12 +183,12 @@ func TestExpireStuck(t *testing.T) {
 
 // What was asked before a recall ended is not kept.
 func TestKeepOvertaken(t *testing.T) {
-	var k keptNames
+	k := keptNames{most: mostKept}
 	const dir = layout.RootID
 	at := place{1, "f"}
 	give := func(asked int64) time.Duration { return k.give(dir, at, 7, false, asked, time.Minute) }
 	before := now()
-	if give(before) != leastKept {
+	if give(before) != mostKept {
 		t.Error("not kept")
 	}
 	dirs := k.beginRecall([]layout.FileID{dir})
@@ -193,8 +201,12 @@ func TestKeepOvertaken(t *testing.T) {
 		t.Error("kept though it was asked before a recall")
 	}
 	time.Sleep(time.Millisecond)
-	if give(now()) == 0 {
-		t.Error("not kept after a recall")
+	if give(now()) != leastKept {
+		t.Error("not kept after a recall, or for long")
+	}
+	k.dirs[dir].recalled -= int64(recallMemory)
+	if give(now()) != mostKept {
+		t.Error("not kept as before when a recall was long ago")
 	}
 	e := &ends{dirs: [2]layout.FileID{dir, 5}, at: [2]place{at, {5, "f"}}}
 	asked := now()
@@ -202,20 +214,24 @@ func TestKeepOvertaken(t *testing.T) {
 	if give(now()) != 0 {
 		t.Error("kept while a rename is under way")
 	}
-	k.endRename(e)
+	k.endRename(e, false)
 	if give(asked) != 0 {
 		t.Error("kept though it was asked before a rename")
 	}
 	if give(now()-int64(recallPause)-1) != 0 {
 		t.Error("kept though nobody knows what happened since it was asked")
 	}
-	k.dirs[dir].calm = now() - int64(time.Minute)
 	time.Sleep(time.Millisecond)
-	if keep := give(now()); keep != mostKept {
-		t.Errorf("in a directory that does not change a name is kept for %v", keep)
+	if give(now()) == 0 {
+		t.Error("not kept after a rename")
+	}
+	k.beginRename(e)
+	k.endRename(e, true)
+	if k.dirs[dir].pause < now()+int64(slowRecallPause/2) || k.dirs[5].pause != 0 {
+		t.Error("after a slow rename there is no pause, or one for the new directory")
 	}
 	for _, d := range k.dirs {
-		d.used, d.pause = -int64(time.Hour), 0
+		d.used, d.recalled, d.pause = -int64(time.Hour), -int64(time.Hour), 0
 	}
 	k.asked(7)
 	k.sweep(now() + int64(time.Minute))
@@ -246,25 +262,40 @@ func TestExpireRenamed(t *testing.T) {
 		t.Error("the renamed entry was not expired")
 	}
 
-	// Without a lease on the new directory the rename takes as long as the entry is kept.
-	b.calm()
-	b.lookup(testPID, to, "h")
-	keep := b.lookup(testPID, to, "h")
-	if keep == 0 {
-		t.Fatal("the name may not be kept")
+	// Without a lease on the new directory the rename starts over, and then the kernel keeps nothing. If it cannot, it takes
+	// as long as the entry is kept.
+	for _, firm := range []bool{false, true} {
+		b.calm()
+		b.kept.most = 200 * time.Millisecond
+		b.lookup(testPID, to, "h")
+		keep := b.lookup(testPID, to, "h")
+		if keep == 0 {
+			t.Fatal("the name may not be kept")
+		}
+		b.kernelThread = func(uint32) bool { return firm }
+		s.mu.Lock()
+		s.nodes[from].changing++ // which gives no lease
+		s.mu.Unlock()
+		used := now()
+		b.kept.asked(testPID)
+		if !firm {
+			b.want(b.tryRename(to, "h", from, "f", 0), syscall.ESTALE, "rename")
+			if !slices.Contains(told.take(), place{uint64(to), "h"}) {
+				eventually(t, "the name is expired", func() bool { return slices.Contains(told.take(), place{uint64(to), "h"}) })
+			}
+		}
+		b.rename(to, "h", from, "f", 0)
+		s.mu.Lock()
+		s.nodes[from].changing--
+		s.mu.Unlock()
+		if took := time.Duration(now() - used); firm && took < keep {
+			t.Errorf("a name to be kept for %v was moved to where there is no lease after %v", keep, took)
+		}
+		if !firm {
+			b.rename(from, "f", to, "h", 0)
+		}
 	}
-	s.mu.Lock()
-	s.nodes[from].changing++ // which gives no lease
-	s.mu.Unlock()
-	used := now()
-	b.kept.asked(testPID)
-	b.rename(to, "h", from, "f", 0)
-	s.mu.Lock()
-	s.nodes[from].changing--
-	s.mu.Unlock()
-	if took := time.Duration(now() - used); took < keep {
-		t.Errorf("a name to be kept for %v was moved to where there is no lease after %v", keep, took)
-	}
+	b.kept.most = mostKept
 
 	// Both entries of an exchange.
 	id, fh = a.create("x")

@@ -151,17 +151,17 @@ func TestValidity(t *testing.T) {
 	h := header(layout.RootID)
 	var entry fuse.EntryOut
 	r.want(r.raw.Lookup(nil, &h, "f", &entry), 0, "lookup")
-	if entry.EntryTimeout() != leastKept || entry.AttrTimeout() != 0 {
+	if entry.EntryTimeout() != mostKept || entry.AttrTimeout() != 0 {
 		t.Errorf("lookup: name for %v, attributes for %v", entry.EntryTimeout(), entry.AttrTimeout())
 	}
 	r.want(r.raw.Lookup(nil, &h, "none", &entry), 0, "lookup of nothing")
-	if entry.NodeId != 0 || entry.EntryTimeout() != leastKept {
+	if entry.NodeId != 0 || entry.EntryTimeout() != mostKept {
 		t.Errorf("lookup of nothing: node %d for %v", entry.NodeId, entry.EntryTimeout())
 	}
 	k.absent.Store(true)
 	r.want(r.raw.Lookup(nil, &h, "none", &entry), syscall.ENOENT, "lookup of nothing that the kernel would not expire")
 	r.want(r.raw.Lookup(nil, &h, "f", &entry), 0, "lookup")
-	if entry.EntryTimeout() != leastKept {
+	if entry.EntryTimeout() != mostKept {
 		t.Errorf("lookup: name for %v", entry.EntryTimeout())
 	}
 	var attr fuse.AttrOut

@@ -32,11 +32,13 @@ func (r *raw) makeNode(cancel <-chan struct{}, in *fuse.InHeader, args *metarpc.
 	ctx := r.begin(cancel, in)
 	defer ctx.end()
 	ctx.name = args.Name
+	if args.Mode&unix.S_IFMT == unix.S_IFSOCK { // bind(2) does not look a path up again
+		ctx.firm.Store(true)
+	}
 	if err := checkName(args.Name); err != nil {
 		return r.status(err)
 	}
 	args.Parent = r.fs.id(in.NodeId)
-	r.fs.kept.changing(args.Parent)
 	asked := r.fs.clock.Add(1)
 	a, err := r.fs.meta.MakeNode(ctx, cred(in), args)
 	r.fs.unsure(err, args.Parent)
@@ -73,7 +75,6 @@ func (r *raw) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fu
 	}
 	asked := r.fs.clock.Add(1)
 	id, parent := r.fs.id(in.Oldnodeid), r.fs.id(in.NodeId)
-	r.fs.kept.changing(parent)
 	a, err := r.fs.meta.Link(ctx, cred(&in.InHeader), id, parent, name)
 	r.fs.unsure(err, id, parent)
 	status := r.entry(ctx, &in.InHeader, out, place{in.NodeId, name}, a, asked, err)
@@ -91,7 +92,6 @@ func (r *raw) remove(cancel <-chan struct{}, in *fuse.InHeader, name string, dir
 		return r.status(err)
 	}
 	parent := r.fs.id(in.NodeId)
-	r.fs.kept.changing(parent)
 	err := r.fs.meta.Remove(ctx, cred(in), parent, name, dir)
 	r.fs.unsure(err, parent)
 	return r.status(err)
@@ -108,7 +108,7 @@ func (r *raw) Rmdir(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse
 func (r *raw) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
 	ctx := r.begin(cancel, &in.InHeader)
 	defer ctx.end()
-	ctx.name = oldName
+	ctx.name, ctx.into = oldName, r.fs.id(in.Newdir)
 	if err := errors.Join(checkName(oldName), checkName(newName)); err != nil {
 		return r.status(err)
 	}
@@ -125,12 +125,21 @@ func (r *raw) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName
 		at:       [2]place{{in.NodeId, oldName}, {in.Newdir, newName}},
 		exchange: in.Flags&metarpc.RenameExchange != 0,
 	}
-	began := now()
+	began, slow := now(), false
 	r.fs.kept.beginRename(e)
-	defer r.fs.kept.endRename(e)
-	err := r.fs.rename(ctx, cred(&in.InHeader), args)
+	defer func() { r.fs.kept.endRename(e, slow) }()
+	names, leased, err := r.fs.beforeRename(ctx, cred(&in.InHeader), e, began)
+	if err != nil {
+		return r.status(err)
+	}
+	if !leased && ctx.startOver() {
+		return fuse.Status(syscall.ESTALE)
+	}
+	err = r.fs.rename(ctx, cred(&in.InHeader), args)
 	if err == nil {
-		r.fs.renamed(ctx, cred(&in.InHeader), e, began)
+		if slow = !leased; slow {
+			r.fs.awaitNames(ctx, names)
+		}
 		r.fs.places.rename(e.at[0], e.at[1], e.exchange)
 	}
 	return r.status(err)

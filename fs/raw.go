@@ -36,6 +36,7 @@ func (r *raw) begin(cancel <-chan struct{}, h *fuse.InHeader) *request {
 	req := &request{fs: r.fs, cancel: cancel, flight: flight{op: h.Opcode, pid: h.Pid, id: r.fs.id(h.NodeId), began: time.Now()}}
 	r.fs.flights.start(&req.flight)
 	r.fs.kept.asked(h.Pid)
+	r.fs.restarts.begin(req)
 	return req
 }
 

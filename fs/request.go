@@ -1,8 +1,10 @@
 package fs
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"runtime"
 	"strconv"
@@ -12,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/metaclient"
 )
 
@@ -39,28 +42,56 @@ const (
 	exitPatience = 10 * time.Second
 )
 
+// Fields of procStat; proc(5) counts from 1.
+const (
+	statState  = 0
+	statFlags  = 9 - 3
+	statSignal = 31 - 3
+)
+
+// procStat reads the fields of a thread from the third on, those behind its name (proc(5), stat).
+func procStat(pid uint32) (fields []string, err error) {
+	stat, err := os.ReadFile("/proc/" + strconv.FormatUint(uint64(pid), 10) + "/stat")
+	if err != nil {
+		return nil, err
+	}
+	// The name, field 2, is in parentheses and may hold anything.
+	fields = strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) <= statSignal {
+		return nil, fmt.Errorf("/proc/%d/stat: %d fields", pid, len(fields))
+	}
+	return fields, nil
+}
+
+// isKernelThread reports whether a thread is one of the kernel's own, such as those of its NFS server, or may be one.
+func isKernelThread(pid uint32) bool {
+	fields, err := procStat(pid)
+	if err != nil {
+		return !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH)
+	}
+	const kernelThread = 0x00200000 // PF_KTHREAD
+	f, err := strconv.ParseUint(fields[statFlags], 10, 64)
+	return err != nil || f&kernelThread != 0
+}
+
 // callerFate looks at the thread pid (proc(5), stat): it is dying if it exits or SIGKILL is pending. To any signal that
 // ends a process the kernel adds a SIGKILL for each thread.
 func callerFate(pid uint32) fate {
 	if pid == 0 {
 		return unknown
 	}
-	stat, err := os.ReadFile("/proc/" + strconv.FormatUint(uint64(pid), 10) + "/stat")
+	fields, err := procStat(pid)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		if _, err := os.Stat("/proc/self/stat"); err != nil {
 			return unknown // no procfs
 		}
 		return dying
 	}
-	// The name, field 2, is in parentheses and may hold anything.
-	_, rest, ok := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " ")
-	fields := strings.Fields(rest)
-	const first, flags, signal = 3, 9, 31
-	if err != nil || !ok || len(fields) <= signal-first {
+	if err != nil {
 		return unknown
 	}
-	f, err1 := strconv.ParseUint(fields[flags-first], 10, 64)
-	s, err2 := strconv.ParseUint(fields[signal-first], 10, 64)
+	f, err1 := strconv.ParseUint(fields[statFlags], 10, 64)
+	s, err2 := strconv.ParseUint(fields[statSignal], 10, 64)
 	const exiting = 0x4 // PF_EXITING
 	switch {
 	case err1 != nil || err2 != nil:
@@ -98,7 +129,8 @@ type request struct {
 	cancel <-chan struct{} // closed by the kernel's INTERRUPT, and when the mount ends
 	flight
 	journey
-	name string // in the directory, if it names something there
+	name string        // in the directory, if it names something there
+	into layout.FileID // the new directory of a rename
 	// closes says that this is part of a close(2), which an exiting process waits for without a signal.
 	closes bool
 
@@ -173,6 +205,9 @@ func (r *request) Err() error {
 func (r *request) Deadline() (time.Time, bool) { return time.Time{}, false }
 
 func (r *request) Value(key any) any {
+	if _, ok := key.(metaclient.YieldKey); ok {
+		return r
+	}
 	if v := r.value(key); v != nil {
 		return v
 	}

@@ -181,6 +181,7 @@ func newRigOver(t testing.TB, s *service, targets map[layout.DeviceID]dataplane.
 		t.Fatal(err)
 	}
 	r.m.fs = r.FS
+	r.kernelThread = func(uint32) bool { return false } // any number is a thread here
 	r.raw = r.RawFileSystem().(*raw)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

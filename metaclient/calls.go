@@ -216,7 +216,7 @@ func (c *Client) ReadDir(ctx context.Context, cred metarpc.Cred, id layout.FileI
 			a.Keep = rest
 		}
 		if name {
-			a.KeepName = rest
+			a.KeepName = c.keepName(rest)
 		}
 		page.Entries[i] = DirEntry{Name: e.Name, Cookie: e.Cookie, Answer: a}
 	})

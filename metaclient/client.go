@@ -34,7 +34,8 @@ type Config struct {
 	// OnLeaseRecall makes the kernel forget what it keeps of these inodes. What the client keeps of them is gone before. The
 	// recall is answered when it returns. It is also called with all that there was a lease on when the leases are lost with
 	// the session or the instance of the service. As OnRecall, it is called in a goroutine of its own and makes its calls
-	// with ctx; recalls of one inode, by either, come one after the other. nil = there is never anything to do.
+	// with ctx; recalls of one inode, by either, come one after the other. While changes that wait for the service stand in
+	// the way of the kernel it calls what ctx has under StuckKey. nil = there is never anything to do.
 	OnLeaseRecall func(ctx context.Context, items []metarpc.LeaseItem)
 	// OnCopiesStale gives copies of a file up: they are neither read nor written any more. It does not wait for anything.
 	OnCopiesStale func(id layout.FileID, copies []metarpc.CopyRef)
@@ -100,18 +101,19 @@ type Client struct {
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 
-	opens   ledger   // Open and Close
-	grants  ledger   // LayoutGet and LayoutReturn
-	pins    sync.Map // from layout.FileID to metarpc.CopyRef
-	execs   sync.Map // layout.FileID of what is open for execution, among others
-	locks   lockBook
-	cache   cache
-	leases  *leaseTable
-	valid   validity                   // of leases
-	chores  chan struct{}              // wakes the janitor
-	returns chan struct{}              // wakes who gives leases back
-	sent    [metarpc.Ops]atomic.Uint64 // calls of each kind
-	took    [metarpc.Ops]hist.Hist     // those that were answered, from when they were sent last
+	opens     ledger   // Open and Close
+	grants    ledger   // LayoutGet and LayoutReturn
+	pins      sync.Map // from layout.FileID to metarpc.CopyRef
+	execs     sync.Map // layout.FileID of what is open for execution, among others
+	locks     lockBook
+	cache     cache
+	leases    *leaseTable
+	valid     validity                   // of leases
+	turnsBack atomic.Bool                // the service does, see metarpc.StatusTurnedBack
+	chores    chan struct{}              // wakes the janitor
+	returns   chan struct{}              // wakes who gives leases back
+	sent      [metarpc.Ops]atomic.Uint64 // calls of each kind
+	took      [metarpc.Ops]hist.Hist     // those that were answered, from when they were sent last
 
 	mu          sync.Mutex
 	session     *session      // nil between sessions
@@ -341,6 +343,7 @@ func (c *Client) failed(err error) {
 // Only the manager calls it, and Dial before there is a manager.
 func (c *Client) install(cn *conn) {
 	w := cn.welcome
+	c.turnsBack.Store(w.Version >= metarpc.TurnsBack)
 	first := c.since.IsZero() // only this goroutine changes what is read here without the lock
 	fresh := c.session == nil
 	reset := !first && (fresh || c.instance != w.Instance)

@@ -583,7 +583,8 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 		c.leases.recall(a.Items)
 		answer = c.inOrder(a.Items, func() metarpc.Status {
 			if c.cfg.OnLeaseRecall != nil {
-				c.cfg.OnLeaseRecall(prior(c.ctx), a.Items)
+				ctx := context.WithValue(prior(c.ctx), StuckKey{}, func() { c.stuck(cn, h.Number) })
+				c.cfg.OnLeaseRecall(ctx, a.Items)
 			}
 			return metarpc.StatusOK
 		})
@@ -637,6 +638,20 @@ func (c *Client) callBack(cn *conn, frame []byte) error {
 		}
 	})
 	return nil
+}
+
+// StuckKey is under which the context of Config.OnLeaseRecall has a func() for a recall. It tells a service that turns
+// changes back that those of this client stand in the way, and may be called again and again.
+type StuckKey struct{}
+
+// stuck tells the service that changes of this client stand in the way of a callback.
+func (c *Client) stuck(cn *conn, number uint64) {
+	b, err := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: number, Status: metarpc.StatusStuck})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err == nil && c.conn == cn && cn.welcome.Version >= metarpc.TurnsBack {
+		cn.append(b)
+	}
 }
 
 // reserveWorking is how often a service hears that ReserveRecall is being worked on, which it does not wait for as long

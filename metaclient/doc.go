@@ -91,6 +91,12 @@
 // name in its answer: the names are looked up before if that is needed, and if they may mean something else by the time of
 // the change everything that is known of inodes is forgotten.
 //
+// Changes of this client may stand in the way of a recall: the user of the client may hold locks while a change waits for
+// the service, and need them for OnLeaseRecall. Then the service is told (StuckKey). It turns the changes back that wait for
+// others, and the user is asked whether to let the locks go and start over, or whether the change is made again in a
+// while (YieldKey). A user that waits in the grace period is asked, too. Services before version 10 do not turn changes
+// back, so names are kept for a second at most under their leases.
+//
 // # Locks
 //
 // The client knows which locks the service holds for it, so that it can set them again in a restarted service, right

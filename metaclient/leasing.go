@@ -26,10 +26,22 @@ func (c *Client) answerWith(attr metarpc.Attr, attrs, name bool) Answer {
 			a.Keep = rest
 		}
 		if name {
-			a.KeepName = rest
+			a.KeepName = c.keepName(rest)
 		}
 	}
 	return a
+}
+
+// unaskedKeep is how long a name is kept under a lease of a service that does not turn changes back: a recall may then
+// have to wait until the name is not kept any more.
+const unaskedKeep = time.Second
+
+// keepName is how long a name may be kept of which the lease lasts so long.
+func (c *Client) keepName(rest time.Duration) time.Duration {
+	if !c.turnsBack.Load() {
+		return min(rest, unaskedKeep)
+	}
+	return rest
 }
 
 // CachedAttr returns attributes if there is a lease on them and they are known. It neither blocks nor does I/O.
@@ -56,11 +68,11 @@ func (c *Client) cachedLookup(dir layout.FileID, name string) (a Answer, ok bool
 	case !ok:
 		return Answer{}, false
 	case child == 0:
-		return Answer{KeepName: rest}, true
+		return Answer{KeepName: c.keepName(rest)}, true
 	case attr.ID != 0:
-		return Answer{Attr: attr, Keep: rest, KeepName: rest}, true
+		return Answer{Attr: attr, Keep: rest, KeepName: c.keepName(rest)}, true
 	case c.foreign(child):
-		return Answer{Attr: metarpc.Attr{ID: child}, KeepName: rest}, true
+		return Answer{Attr: metarpc.Attr{ID: child}, KeepName: c.keepName(rest)}, true
 	}
 	return Answer{}, false
 }

@@ -104,8 +104,15 @@ func (sl *slot) finish() {
 // putOff reports whether the caller is to make the call again in a while. Locks are not asked for here again: whoever does
 // that has to let the reclaiming of locks go first.
 func (sl *slot) putOff() bool {
-	return sl.result.err == nil && sl.result.status == metarpc.StatusGrace && sl.op != metarpc.OpLock && sl.op != metarpc.OpTestLock
+	if sl.result.err != nil {
+		return false
+	}
+	grace := sl.result.status == metarpc.StatusGrace && sl.op != metarpc.OpLock && sl.op != metarpc.OpTestLock
+	return grace || sl.turnedBack()
 }
+
+// turnedBack reports whether the call was in the way of a recall.
+func (sl *slot) turnedBack() bool { return sl.result.status == metarpc.StatusTurnedBack }
 
 // lost ends a call whose session is over. One that may have been executed and must not be twice is an OutcomeError;
 // others go on in the next session, if anybody still waits for them.
@@ -238,6 +245,17 @@ func (c *Client) abandon(sl *slot) bool {
 	return sl.outstanding
 }
 
+// YieldKey is under which the context of a call may have a Yielder.
+type YieldKey struct{}
+
+// Yielder is asked when the service has put a change off, which it was sent for somebody who may hold locks meanwhile.
+type Yielder interface {
+	// Yields reports whether a call is to end with StatusTurnedBack instead of being made again here, so that its caller
+	// lets go of the locks and starts over. back says that the service has turned the change back since it stood in the way of
+	// a recall of this client.
+	Yields(op metarpc.Op, back bool) bool
+}
+
 // WaitedKey is under which the context of a call may have an *atomic.Int64, to which the nanoseconds are added that it took.
 type WaitedKey struct{}
 
@@ -310,7 +328,11 @@ func (c *Client) do(ctx context.Context, op metarpc.Op, cred metarpc.Cred, args,
 		case err == errAgain:
 			continue
 		case sl.putOff():
+			back := sl.turnedBack()
 			sl.release()
+			if y, ok := ctx.Value(YieldKey{}).(Yielder); ok && y.Yields(op, back) {
+				return never(&metarpc.Error{Op: op, Status: metarpc.StatusTurnedBack, Message: "it stood in a recall's way"})
+			}
 			if !grace.wait(ctx) {
 				return never(c.wrap(op, context.Cause(ctx)))
 			}

@@ -37,6 +37,7 @@ type tx struct {
 	usage    bool            // it changes usage
 	dirtied  []layout.FileID // whose usage, but for the root
 	lost     []layout.FileID // that lose their last names, of other shards
+	pending  *pending        // the change
 	holding  *holding        // what the services of those hold for the change
 	answer   []byte          // as it is sent
 	reply    []byte          // the row that the batch has of it
@@ -73,7 +74,7 @@ func (t *tx) settle(committed bool) {
 func change[R any](ctx context.Context, s *Service, c *call, build func(*tx) (*R, error)) (*R, error) {
 	p := pending{s: s}
 	if c != nil {
-		p.by = c.sess
+		p.by, p.turns = c.sess, c.from.version >= metarpc.TurnsBack
 	}
 	h := holding{s: s}
 	known := true
@@ -87,7 +88,7 @@ func change[R any](ctx context.Context, s *Service, c *call, build func(*tx) (*R
 		if err := backOff(ctx, try); err != nil {
 			return nil, err
 		}
-		t := &tx{shard: s.cfg.Shard, holding: &h, first: try == 0}
+		t := &tx{shard: s.cfg.Shard, pending: &p, holding: &h, first: try == 0}
 		result, err := build(t)
 		if err != nil && t.guessed {
 			err = errRetry

@@ -37,6 +37,12 @@
 // only appends where Reserve has told it to is asked only while it has places. A session that has ended without its
 // doing is not asked either, its data files are (makeSure).
 //
+// The recall of a lease on names may have to wait for a change of the same client, whose kernel holds the lock of the
+// directory, and that change for another client, which waits for the recall. So all waiting for clients, for services of
+// other shards, for the removal of a file and for Service.moving is in Service.waits (package turnback). When a client says
+// StatusStuck, its changes that wait and affect the same inodes are turned back. So are holds for changes of other
+// services, as it is not known here whose changes these are.
+//
 // Answers in the catalog are stored without leases.
 //
 // Rows that are read may not be durable yet. Two calls end with a commit for that reason, even if there is nothing to
@@ -504,6 +510,7 @@
 //	locktable.Table has one for the locks of files, and readyQueue.mu is for messages about them. Taken with Service.mu held or without.
 //	removedInodes.mu removed inodes. Taken alone.
 //	usageTable.mu which parents directories have. Taken alone.
+//	turnback.Waits has one for the list of changes that wait. Taken with the others held or without.
 //	session.mu   a session's slots, connection and callbacks. Taken with Service.mu held or without.
 //	conn.mu      a connection's queue of frames. Taken with session.mu held or without.
 //

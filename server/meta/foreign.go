@@ -13,6 +13,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/meta/turnback"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -76,12 +77,18 @@ func (s *Service) prepare(ctx context.Context, p *pending, h *holding, t *tx) er
 		items[i].Lease |= it.Lease
 		foreign[shard] = items
 	}
+	waiting := ctx
+	if len(foreign) > 0 {
+		var wait *turnback.Wait
+		waiting, wait = p.waiting(ctx, t.affected)
+		defer wait.End()
+	}
 	var held error
 	var asking sync.WaitGroup
-	asking.Go(func() { held = h.get(ctx, foreign) }) // ends with the answers, or ctx
-	err := p.recall(ctx, local)
+	asking.Go(func() { held = h.get(waiting, foreign) }) // ends with the answers, or ctx
+	err := p.recall(waiting, local)
 	asking.Wait()
-	if err = errors.Join(err, held); err != nil {
+	if err = errors.Join(context.Cause(waiting), err, held); err != nil {
 		return err
 	}
 	for shard := range foreign {
@@ -194,7 +201,7 @@ func (s *Service) ask(ctx context.Context, g *grip) error {
 			g.row = held.Row
 			return nil
 		case HoldGrace:
-			return refusef(metarpc.StatusGrace, "at shard %d clients may still come back for what they had before the restart", g.shard)
+			return refusef(metarpc.StatusGrace, "shard %d: clients may still come back, or this stood in a recall's way", g.shard)
 		case HoldOver:
 			return refusef(metarpc.StatusShutdown, "this is no longer the service of shard %d", s.cfg.Shard)
 		}

@@ -940,6 +940,7 @@ type client struct {
 	hello  metarpc.Hello
 	recall func(*metarpc.LayoutRecallArgs) metarpc.Status   // nil = OK
 	back   func(op metarpc.BackOp, args any) metarpc.Status // other callbacks; nil = OK
+	first  chan metarpc.Status                              // what is said before the answer to any; nil = nothing
 	ready  chan metarpc.LockReadyArgs                       // what LockReady said
 	// granted is called with each layout, before callbacks that come after it; nil: nothing is.
 	granted func(*metarpc.LayoutResult)
@@ -1092,6 +1093,12 @@ func (c *client) read(conn net.Conn, version uint32) {
 			}
 			go func() {
 				status := metarpc.StatusOK
+				if c.first != nil {
+					for status := range c.first {
+						frame, _ := metarpc.AppendBackReply(nil, metarpc.BackReply{Number: h.Number, Status: status})
+						conn.Write(frame)
+					}
+				}
 				switch args := args.(type) {
 				case *metarpc.LayoutRecallArgs:
 					if c.recall != nil {

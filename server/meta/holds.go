@@ -10,6 +10,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/turnback"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -40,6 +41,7 @@ type hold struct {
 	items []HoldItem
 	begun time.Time
 	ready chan struct{} // closed when all is prepared
+	back  chan struct{} // closed when it is turned back
 	ctx   context.Context
 	end   context.CancelFunc // it is settled
 	look  bool               // the change may have been committed
@@ -109,6 +111,8 @@ func (s *Service) Hold(ctx context.Context, h *Hold) (*Held, error) {
 	select {
 	case <-hd.ready:
 		return &Held{State: HoldReady, Row: s.cfg.Row}, nil
+	case <-hd.back:
+		return &Held{State: HoldGrace}, nil
 	case <-timer.C:
 		return &Held{State: HoldPending}, nil
 	case <-ctx.Done():
@@ -137,7 +141,7 @@ func (s *Service) joinHold(h *Hold) (*hold, error) {
 	}
 	hd := a.holds[h.Change]
 	if hd == nil {
-		hd = &hold{items: h.Items, begun: time.Now(), ready: make(chan struct{})}
+		hd = &hold{items: h.Items, begun: time.Now(), ready: make(chan struct{}), back: make(chan struct{})}
 		hd.ctx, hd.end = context.WithCancel(s.ctx)
 		a.holds[h.Change] = hd
 		s.tasks.Go(func() { s.keepHold(hd) }) // ends when the hold is settled and what came of it is done, or with s.ctx
@@ -153,7 +157,9 @@ func (s *Service) keepHold(hd *hold) {
 	for i, it := range hd.items {
 		items[i] = metarpc.LeaseItem{ID: it.ID, Lease: it.Lease}
 	}
-	err := p.recall(hd.ctx, items)
+	ctx, wait := s.waits.Begin(hd.ctx, nil, items)
+	p.wait = wait
+	err := p.recall(ctx, items)
 	var files []*file
 	for _, it := range hd.items {
 		if err != nil {
@@ -163,13 +169,17 @@ func (s *Service) keepHold(hd *hold) {
 			continue
 		}
 		var f *file
-		if f, err = s.holdLast(hd.ctx, it.ID); f != nil {
+		if f, err = s.holdLast(ctx, it.ID); f != nil {
 			files = append(files, f)
 		}
 	}
-	if err == nil {
+	switch {
+	case err == nil:
 		close(hd.ready)
+	case context.Cause(ctx) == error(turnback.Error):
+		close(hd.back)
 	}
+	wait.End()
 	<-hd.ctx.Done()
 	s.mu.Lock()
 	look := hd.look // a hold that ends with the service may be settled just now

@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
+	"github.com/weftfs/weft/server/meta/turnback"
 )
 
 // Where sessions keep taking leases from each other, as in a directory in which several create files, leases cost more than
@@ -121,7 +123,7 @@ func (s *Service) shrink(sess *session) {
 			items = append(items, metarpc.LeaseItem{ID: id, Lease: lease})
 		}
 		s.mu.Unlock()
-		s.recallFrom(s.ctx, sess, items)
+		s.recallFrom(s.ctx, sess, items, nil)
 		p.end()
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -209,6 +211,18 @@ type pending struct {
 	s   *Service
 	by  *session                   // who makes the change, and so keeps its leases; nil = none of the sessions
 	ids map[layout.FileID]struct{} // marked as changing
+
+	turns bool           // the client of by knows StatusTurnedBack
+	wait  *turnback.Wait // nil, or the wait that all waiting of the change is part of
+}
+
+// waiting begins to wait for clients, with the context that it returns. The waiting may be turned back, and
+// context.Cause then says so. items are what the change affects.
+func (p *pending) waiting(ctx context.Context, items []metarpc.LeaseItem) (context.Context, *turnback.Wait) {
+	if !p.turns {
+		return ctx, nil
+	}
+	return p.s.waits.Begin(ctx, p.by, items)
 }
 
 // recall takes leases away from all other sessions, and sees to it that nobody is given one on these inodes until end is
@@ -242,12 +256,14 @@ func (p *pending) recall(ctx context.Context, items []metarpc.LeaseItem, also ..
 	if len(recalls) == 0 {
 		return nil
 	}
+	ctx, wait := p.waiting(ctx, items)
+	defer wait.End()
 	var calls sync.WaitGroup
 	for sess, items := range recalls {
-		calls.Go(func() { s.recallFrom(ctx, sess, items) }) // ends with the answers, the end of the session's lease, or ctx
+		calls.Go(func() { s.recallFrom(ctx, sess, items, cmp.Or(wait, p.wait)) }) // ends with the answers, the end of the session's lease, or ctx
 	}
 	calls.Wait()
-	return ctx.Err()
+	return context.Cause(ctx)
 }
 
 // mark has no leases on an inode granted until end; Service.mu is held.
@@ -267,10 +283,13 @@ func (p *pending) mark(id layout.FileID) *leased {
 	return l
 }
 
-// recallFrom takes leases away from one session.
-func (s *Service) recallFrom(ctx context.Context, sess *session, items []metarpc.LeaseItem) {
+// recallFrom takes leases away from one session, for a change that waits, or for none. What stands in the way of it in
+// the kernel of the client is turned back.
+func (s *Service) recallFrom(ctx context.Context, sess *session, items []metarpc.LeaseItem, wait *turnback.Wait) {
 	for part := range slices.Chunk(items, metarpc.MaxBatch) {
-		err := s.callBack(ctx, sess, metarpc.BackLeaseRecall, &metarpc.LeaseRecallArgs{Items: part})
+		cb := newCallback(metarpc.BackLeaseRecall, &metarpc.LeaseRecallArgs{Items: part})
+		cb.stuck = func() { s.waits.TurnBack(sess, part, wait) }
+		err := s.await(ctx, sess, cb, s.cfg.Lease)
 		switch {
 		case errors.Is(err, errEnded):
 			// Its client may not have noticed yet.

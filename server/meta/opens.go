@@ -231,9 +231,13 @@ func (s *Service) beginRemoval(ctx context.Context, t *tx, id layout.FileID) (ke
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.file(id)
-	for f.removing {
-		if err := s.wait(ctx, f); err != nil {
-			return false, err
+	if f.removing {
+		waiting, wait := t.pending.waiting(ctx, t.affected)
+		defer wait.End()
+		for f.removing {
+			if err := s.wait(waiting, f); err != nil {
+				return false, context.Cause(waiting)
+			}
 		}
 	}
 	f.removing = true

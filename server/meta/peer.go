@@ -43,7 +43,7 @@ type HoldState uint8
 const (
 	HoldReady   HoldState = iota // all is prepared
 	HoldPending                  // not yet: ask again
-	HoldGrace                    // not before the grace period is over; nothing is held
+	HoldGrace                    // not before the grace period is over, or turned back: the change is to be made again
 	HoldOver                     // it is settled
 	HoldOther                    // nothing is held: it was meant for another service than the one that has Row
 )

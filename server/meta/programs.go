@@ -97,7 +97,7 @@ func (s *Service) armed(ctx context.Context, by *session, id layout.FileID) erro
 	var calls sync.WaitGroup
 	for _, sess := range writers {
 		calls.Go(func() { // ends like a recall
-			s.recallFrom(ctx, sess, []metarpc.LeaseItem{{ID: id, Lease: metarpc.LeaseAttrs}})
+			s.recallFrom(ctx, sess, []metarpc.LeaseItem{{ID: id, Lease: metarpc.LeaseAttrs}}, nil)
 		})
 	}
 	calls.Wait()

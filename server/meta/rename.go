@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 
 	"github.com/weftfs/weft/internal/wire/metarpc"
@@ -42,15 +43,16 @@ func (s *Service) rename(ctx context.Context, c *call, a *metarpc.RenameArgs) (*
 		if err := s.mayRename(ctx, who, from, to, exchange); err != nil {
 			return nil, err
 		}
+		t.affects(from.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
+		t.affects(to.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
 		if from.dir != to.dir && (from.isDir() || exchange && to.isDir()) {
 			if !moving {
 				t.holding.end() // nobody waits for this who holds what others wait for
-				select {
-				case <-s.moving:
-					moving = true
-				case <-ctx.Done():
-					return nil, ctx.Err()
+				locked := append(slices.Clone(t.affected), metarpc.LeaseItem{ID: from.entry.ID}, metarpc.LeaseItem{ID: to.entry.ID})
+				if err := t.pending.awaitMove(ctx, locked); err != nil {
+					return nil, err
 				}
+				moving = true
 			}
 			if err := s.guardMove(ctx, t, from, to, exchange); err != nil {
 				return nil, err
@@ -58,8 +60,6 @@ func (s *Service) rename(ctx context.Context, c *call, a *metarpc.RenameArgs) (*
 		}
 		from.guard(t)
 		to.guard(t)
-		t.affects(from.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
-		t.affects(to.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
 		at := now()
 		if err := s.relocate(ctx, t, from, to, at); err != nil {
 			return nil, err
@@ -76,6 +76,18 @@ func (s *Service) rename(ctx context.Context, c *call, a *metarpc.RenameArgs) (*
 		touch(t, to.dir, 1, from.subdirs(), at)
 		return &metarpc.Empty{}, nil
 	})
+}
+
+// awaitMove takes Service.moving.
+func (p *pending) awaitMove(ctx context.Context, items []metarpc.LeaseItem) error {
+	ctx, wait := p.waiting(ctx, items)
+	defer wait.End()
+	select {
+	case <-p.s.moving:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 func (p *place) isDir() bool { return p.exists() && p.entry.Type == syscall.S_IFDIR }

@@ -212,7 +212,7 @@ func (s *Service) startPlaceRecalls(f *file, upto uint64) {
 		cl.placesRecalled = last
 		s.tasks.Go(func() { // ends with the answer, the session, or s.ctx
 			args := &metarpc.ReserveRecallArgs{ID: f.id, Upto: last}
-			if s.callBackWithin(s.ctx, cl.sess, metarpc.BackReserveRecall, args, placeAnswer) != nil {
+			if s.await(s.ctx, cl.sess, newCallback(metarpc.BackReserveRecall, args), placeAnswer) != nil {
 				return // its places stay until it can no longer write
 			}
 			s.mu.Lock()

@@ -17,6 +17,7 @@ import (
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/admit"
 	"github.com/weftfs/weft/server/meta/locktable"
+	"github.com/weftfs/weft/server/meta/turnback"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -60,6 +61,7 @@ type Service struct {
 	moves        map[layout.FileID]*move // those that have begun, and those whose failure nobody has heard of yet
 	leases       map[layout.FileID]*leased
 	contended    map[layout.FileID]contention
+	waits        turnback.Waits     // has a lock of its own
 	devicesEpoch uint64             // of the newest states of devices that clients are told
 	lastPlace    uint64             // the number of the last place of an append; those of an earlier instance are smaller
 	lastChange   uint64             // the number of the last one that another service holds something for

@@ -79,6 +79,11 @@ type callback struct {
 	args    any
 	done    chan metarpc.Status // has room for the one answer
 	working chan struct{}       // gets an element when the client says that it is at it
+	stuck   func()              // called when the client says that its own changes stand in the way; may be nil
+}
+
+func newCallback(op metarpc.BackOp, args any) *callback {
+	return &callback{op: op, args: args, done: make(chan metarpc.Status, 1), working: make(chan struct{}, 1)}
 }
 
 // String is enough of the id to tell sessions apart in a log.
@@ -438,12 +443,12 @@ var errEnded = errors.New("the session has ended")
 // callBack calls the client and waits for its answer, across connections, until ctx or the session ends. Whoever neither
 // answers nor says that data servers keep it waiting for a lease loses the session.
 func (s *Service) callBack(ctx context.Context, sess *session, op metarpc.BackOp, args any) error {
-	return s.callBackWithin(ctx, sess, op, args, s.cfg.Lease)
+	return s.await(ctx, sess, newCallback(op, args), s.cfg.Lease)
 }
 
-// callBackWithin is callBack with another time than a lease.
-func (s *Service) callBackWithin(ctx context.Context, sess *session, op metarpc.BackOp, args any, patience time.Duration) error {
-	cb := &callback{op: op, args: args, done: make(chan metarpc.Status, 1), working: make(chan struct{}, 1)}
+// await is callBack with the record of the call, and another time than a lease.
+func (s *Service) await(ctx context.Context, sess *session, cb *callback, patience time.Duration) error {
+	op := cb.op
 	sess.mu.Lock()
 	if sess.ended {
 		sess.mu.Unlock()
@@ -513,6 +518,9 @@ func (sess *session) answered(from *conn, r metarpc.BackReply) {
 	cb := sess.backs[r.Number]
 	switch {
 	case cb == nil || sess.conn != from:
+	case r.Status == metarpc.StatusStuck && cb.stuck != nil:
+		cb.stuck()
+		fallthrough
 	case r.Status == metarpc.StatusWorking:
 		select {
 		case cb.working <- struct{}{}:

@@ -30,7 +30,7 @@ var budgets = []struct {
 	most    int
 	measure func(*tree) (n int, where string)
 }{
-	{"lines of the largest package that is no codec", 14000, largestPackage},
+	{"lines of the largest package that is no codec", 14040, largestPackage},
 	{"packages of more than 4,000 lines that are no codec", 9, largePackages},
 	{"methods of one type, promoted ones and functions whose first parameter it is included", 385, methods},
 	{"methods that an interface has of its own", 48, ownMethods},
@@ -39,10 +39,10 @@ var budgets = []struct {
 	{"functions that release a lock that they were handed", 31, handedLocks},
 	{"types whose methods lock the main mutex of the metadata service", 3, mainMutex},
 	{"arrows between the files of a package in server/ that run back up", 227, backArrows},
-	{"exported names that one other package uses", 640, usedOnce},
+	{"exported names that one other package uses", 645, usedOnce},
 	{"packages that no program has, and whose paths do not say that they are for tests", 1, unused},
 	{"folders of test/", 33, testFolders},
-	{"lines of code outside test/, without comments and blank ones", 99570, codeLines},
+	{"lines of code outside test/, without comments and blank ones", 99900, codeLines},
 }
 
 func TestBudgets(t *testing.T) {

@@ -1296,7 +1296,7 @@ func TestStatuses(t *testing.T) {
 			t.Errorf("%d: %v, %v", row.status, row.status, row.status.Errno())
 		}
 	}
-	if last != StatusShared {
+	if last != StatusTurnedBack {
 		t.Errorf("the table ends at %v", last)
 	}
 	if s := Status(syscall.ENOENT); s.Errno() != syscall.ENOENT || s.String() != "no such file or directory" {

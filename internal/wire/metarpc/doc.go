@@ -53,7 +53,7 @@
 // Version 7 has DEVICESTATES and REPORTDEVICES, for devices that do not answer. StatusResult says which data servers
 // files with too few copies wait for, and Segment says whether a file has too few. In version 8 Welcome says which
 // directory a client is confined to, and LAYOUTGET who appends under a lease. Version 9 has PARENT, for file handles, and
-// in it StatusResult says how much room the catalog has.
+// in it StatusResult says how much room the catalog has. Version 10 has StatusStuck and StatusTurnedBack.
 //
 // # Shards
 //
@@ -101,6 +101,12 @@
 // servers keep the client waiting, whose writes a callback has it finish, it says StatusWorking, each time within the lease, and
 // answers later: if it lost its session, it would lose what it was told to make stable. A callback that a lost connection
 // leaves unanswered is sent again, under a new number, on the session's next connection.
+//
+// The recall of a lease on names may have to wait for changes of the same client: the kernel of the client holds the lock
+// of the directory until they are answered, and they may be waiting for the recall of another session's lease. Such a
+// client says StatusStuck, several times if need be, and answers later. The service then answers those changes of the
+// session with StatusTurnedBack that are waiting for somebody else, or with StatusGrace if the service of another shard
+// does so: nothing was changed. The client lets the lock go and makes them again, or just makes them again in a while.
 //
 // A client of a restarted service takes back what it had: it opens files again and sets locks again (Reclaim), reports
 // sizes, and then says ReclaimComplete. Until every session that the service knew has said so, or its lease has run out,

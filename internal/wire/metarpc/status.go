@@ -26,6 +26,8 @@ const (
 	StatusWorking           Status = 1012 // of a callback: data servers keep the client waiting, its answer is still to come
 	StatusMoved             Status = 1013 // of a hello: another service has the shard, see Welcome.Ring
 	StatusShared            Status = 1014 // of an unlock: make stable what was written under the lock, then unlock
+	StatusStuck             Status = 1015 // of a lease recall: the client's own changes stand in its way, the answer comes later
+	StatusTurnedBack        Status = 1016 // of a change: it stood in the way of a recall, and nothing was changed
 )
 
 // statuses is in the order of the numbers above.
@@ -48,6 +50,8 @@ var statuses = []struct {
 	{StatusWorking, "WORKING", syscall.EAGAIN},
 	{StatusMoved, "MOVED", syscall.EAGAIN},
 	{StatusShared, "SHARED", syscall.EAGAIN},
+	{StatusStuck, "STUCK", syscall.EAGAIN},
+	{StatusTurnedBack, "TURNEDBACK", syscall.ESTALE},
 }
 
 // Errno is what the application sees if nothing better can be done; an unknown status is EIO.

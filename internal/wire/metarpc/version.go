@@ -5,11 +5,15 @@ import "fmt"
 // Version is the highest version of the protocol that is spoken here, Lowest the lowest. The package comment says how they change.
 const (
 	Lowest  = 3
-	Version = 9
+	Version = 10
 )
 
-// topVersion is the first version with Welcome.Top.
-const topVersion = 8
+const (
+	// topVersion is the first version with Welcome.Top.
+	topVersion = 8
+	// TurnsBack is the first version with StatusStuck and StatusTurnedBack.
+	TurnsBack = 10
+)
 
 // Versions is a range of versions of a protocol.
 type Versions struct{ Lowest, Highest uint32 }
