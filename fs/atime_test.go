@@ -10,6 +10,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -122,7 +123,7 @@ func TestAtimeReport(t *testing.T) {
 		r.read(id, 0, 4) // asks for a layout
 		ids = append(ids, id)
 	}
-	eventually(t, "the first report", func() bool { return r.atimeAtService(ids[0]).Equal(atimeOf(r.stat(ids[0]))) })
+	waittest.Until(t, "the first report", func() bool { return r.atimeAtService(ids[0]).Equal(atimeOf(r.stat(ids[0]))) })
 	var mu sync.Mutex
 	calls := map[string]int{}
 	r.m.setHook(func(_ context.Context, call string) error {
@@ -142,7 +143,7 @@ func TestAtimeReport(t *testing.T) {
 		t.Errorf("reads caused calls: %v", calls)
 	}
 	mu.Unlock()
-	eventually(t, "the report", func() bool {
+	waittest.Until(t, "the report", func() bool {
 		for _, id := range ids {
 			if r.atimeAtService(id).Before(start) {
 				return false

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/dataplane/faultytest"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -94,11 +95,7 @@ func TestExacting(t *testing.T) {
 		_, status := r.tryWrite(id, 0, data, unix.O_RDWR|unix.O_DSYNC)
 		synced <- status
 	}()
-	for start := time.Now(); r.m.called("Layout") < asked+8; time.Sleep(time.Millisecond) {
-		if time.Since(start) > time.Minute {
-			t.Fatal("the service is not asked for copies")
-		}
-	}
+	waittest.Until(t, "the service is asked for copies", func() bool { return r.m.called("Layout") >= asked+8 })
 	r.wantRead(id, 0, len(data), data)
 	r.write(id, 0, data)
 	select {
@@ -163,11 +160,7 @@ func TestSettledWithoutCaller(t *testing.T) {
 	r.Flush()
 	w.Detach()
 	r.release(fh)
-	for start := time.Now(); r.peek(id) != nil; time.Sleep(time.Millisecond) {
-		if time.Since(start) > time.Minute {
-			t.Fatal("the file is still kept")
-		}
-	}
+	waittest.Until(t, "the file is not kept", func() bool { return r.peek(id) == nil })
 	if n := r.m.called("LayoutError"); n != 1 {
 		t.Errorf("the service was told %d times", n)
 	}

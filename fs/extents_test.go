@@ -14,6 +14,7 @@ import (
 
 	"github.com/weftfs/weft/dataplane"
 	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/metaclient"
@@ -129,7 +130,7 @@ func TestNamespaceFilesAreTold(t *testing.T) {
 	r := newSpaceRig(t, s)
 	id, fh := r.create("f")
 	r.write(id, 0, pattern(1, 5000))
-	eventually(t, "the flusher tells", func() bool {
+	waittest.Until(t, "the flusher tells", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.nodes[id].blocks.valid) == 10 && s.nodes[id].attr.Size == 5000
@@ -157,7 +158,7 @@ func TestNamespaceFilesAreTold(t *testing.T) {
 		t.Error("it is told again")
 	}
 	r.closeFile(id, fh)
-	eventually(t, "the file is let go", func() bool { return r.held() == 0 })
+	waittest.Until(t, "the file is let go", func() bool { return r.held() == 0 })
 }
 
 // A recall waits for a read that has begun, and not for those that begin later.
@@ -191,7 +192,7 @@ func TestRecallWaitsForReads(t *testing.T) {
 		recalled := make(chan error, 1)
 		go func() { recalled <- r.OnRecall(context.Background(), id, 0, layout.ToEOF) }() // ends with the recall
 		i := r.peek(id)
-		eventually(t, "the recall waits for reads", func() bool { return i.reads.awaited.Load() > 0 })
+		waittest.Until(t, "the recall waits for reads", func() bool { return i.reads.awaited.Load() > 0 })
 		asked := r.m.called("Layout")
 		late := make(chan error, 1)
 		go func() { // ends with the read
@@ -246,7 +247,7 @@ func TestAwaitReads(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- i.awaitReads(context.Background()) }() // ends when the first read has
 		ended = append(ended, done)
-		eventually(t, "it waits", func() bool { return i.reads.awaited.Load() == int32(n+1) })
+		waittest.Until(t, "it waits", func() bool { return i.reads.awaited.Load() == int32(n+1) })
 	}
 	var others []reading
 	for range 5 { // one begins before another ends
@@ -334,7 +335,7 @@ func TestTruncationKeepsReadsOut(t *testing.T) {
 		cut <- status
 	}()
 	i := r.peek(id)
-	eventually(t, "the truncation waits for reads", func() bool { return i.reads.awaited.Load() > 0 })
+	waittest.Until(t, "the truncation waits for reads", func() bool { return i.reads.awaited.Load() > 0 })
 	if n := r.m.called("SetAttr"); n != 0 {
 		t.Fatal("the file is cut while it is read")
 	}
@@ -460,7 +461,7 @@ func TestNamespaceSessionLost(t *testing.T) {
 		within(t, "a read at the namespace", begun)
 		restore := lose()
 		free()
-		eventually(t, name+": it is read again", func() bool { return s.space.count(wire.OpRead)-before >= 2 })
+		waittest.Until(t, name+": it is read again", func() bool { return s.space.count(wire.OpRead)-before >= 2 })
 		restore()
 		if err := within(t, "the read", read); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -582,7 +583,7 @@ func TestCloseWaitsForForsakenCopies(t *testing.T) {
 	}
 	i.mu.Unlock()
 	close(q.over)
-	eventually(t, "the file is let go", func() bool { return r.held() == 0 })
+	waittest.Until(t, "the file is let go", func() bool { return r.held() == 0 })
 	if r.m.CachedLayout(id, layout.IOModeRead, 0, 1) != nil {
 		t.Error("the layout is kept")
 	}

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/dataplane/faultytest"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -150,16 +151,6 @@ func (r *rig) durable(id layout.FileID) int64 {
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
 	return r.s.nodes[id].attr.Size
-}
-
-// eventually waits for something that happens in the background.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within 20 s", what)
-		}
-	}
 }
 
 func pattern(seed uint64, n int) []byte {
@@ -343,13 +334,13 @@ func TestTruncateOrder(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { r.write(id, 10_000, pattern(2, 30_000)) })
 	i := r.peek(id)
-	eventually(t, "write begins", func() bool {
+	waittest.Until(t, "write begins", func() bool {
 		i.mu.Lock()
 		defer i.mu.Unlock()
 		return i.writes[0]+i.writes[1] > 0
 	})
 	wg.Go(func() { r.truncate(id, 20_000) })
-	eventually(t, "truncation begins", func() bool {
+	waittest.Until(t, "truncation begins", func() bool {
 		i.mu.Lock()
 		defer i.mu.Unlock()
 		return i.sizing
@@ -450,7 +441,7 @@ func TestFlusher(t *testing.T) {
 		}
 		r.wantSize(id, int64(len(data)))
 	}
-	eventually(t, "all is durable", func() bool {
+	waittest.Until(t, "all is durable", func() bool {
 		for _, id := range ids {
 			if r.durable(id) != int64(len(data)) {
 				return false
@@ -461,12 +452,12 @@ func TestFlusher(t *testing.T) {
 	for _, server := range r.s.servers {
 		server.Restart()
 	}
-	eventually(t, "all is released", func() bool {
+	waittest.Until(t, "all is released", func() bool {
 		r.s.mu.Lock()
 		defer r.s.mu.Unlock()
 		return len(r.m.opens) == 0
 	})
-	eventually(t, "nothing is held", func() bool { return r.held() == 0 })
+	waittest.Until(t, "nothing is held", func() bool { return r.held() == 0 })
 	other := newRig(t, r.s)
 	for _, id := range ids {
 		fh := other.open(id, unix.O_RDONLY)
@@ -493,12 +484,12 @@ func TestFlusherDeadServer(t *testing.T) {
 	}
 	r.s.mu.Unlock()
 	stopped.Pause()
-	eventually(t, "the live one is durable", func() bool { return r.durable(live) == 1 })
+	waittest.Until(t, "the live one is durable", func() bool { return r.durable(live) == 1 })
 	if r.durable(dead) != 0 {
 		t.Error("size is durable although the data is not")
 	}
 	stopped.Resume()
-	eventually(t, "the dead one is durable", func() bool { return r.durable(dead) == 1 })
+	waittest.Until(t, "the dead one is durable", func() bool { return r.durable(dead) == 1 })
 	r.closeFile(dead, fd)
 	r.closeFile(live, fl)
 }
@@ -576,7 +567,7 @@ func TestLateErrors(t *testing.T) {
 	r.write(id, 0, data)
 	r.faults[0].SetRules(faultytest.Rule{Kind: layout.OpCommit, Err: errDisk})
 	i := r.peek(id)
-	eventually(t, "the flusher fails", func() bool {
+	waittest.Until(t, "the flusher fails", func() bool {
 		i.mu.Lock()
 		defer i.mu.Unlock()
 		return i.late > 0
@@ -1173,7 +1164,7 @@ func TestTimes(t *testing.T) {
 	_, status := r.setAttr(id, fuse.SetAttrInCommon{Valid: fuse.FATTR_MTIME | fuse.FATTR_ATIME, Mtime: when, Mtimensec: 5, Atime: when + 1})
 	r.want(status, 0, "utimens")
 	r.closeFile(id, fh)
-	eventually(t, "released", func() bool { return r.held() == 0 })
+	waittest.Until(t, "released", func() bool { return r.held() == 0 })
 	a = r.stat(id)
 	if a.Mtime != when || a.Mtimensec != 5 || a.Atime != when+1 || a.Size != 1 {
 		t.Errorf("mtime %d.%d, atime %d, size %d; want those that were set", a.Mtime, a.Mtimensec, a.Atime, a.Size)
@@ -1201,7 +1192,7 @@ func TestUnlinked(t *testing.T) {
 		t.Errorf("%d links", n)
 	}
 	r.closeFile(id, fh)
-	eventually(t, "nothing is held", func() bool { return r.held() == 0 })
+	waittest.Until(t, "nothing is held", func() bool { return r.held() == 0 })
 	if n := r.s.servers[0].Count(layout.OpCommit); n != 0 {
 		t.Errorf("data of a file without names was committed")
 	}
@@ -1265,7 +1256,7 @@ func TestPrivileges(t *testing.T) {
 			r := newRig(t, newService(1, 1<<20))
 			made, fh := r.create("f")
 			r.release(fh)
-			eventually(t, "released", func() bool { return r.held() == 0 })
+			waittest.Until(t, "released", func() bool { return r.held() == 0 })
 			r.s.mu.Lock()
 			n := r.s.nodes[made]
 			n.attr.Mode = unix.S_IFREG | c.mode
@@ -1696,7 +1687,7 @@ func TestLateAnswerDuringRead(t *testing.T) {
 		got, _ := a.tryRead(id, 5000, 10)
 		read <- got
 	}()
-	eventually(t, "read begins", func() bool { return i.reads.under[0].Load()+i.reads.under[1].Load() > 0 })
+	waittest.Until(t, "read begins", func() bool { return i.reads.under[0].Load()+i.reads.under[1].Load() > 0 })
 	close(m.late)
 	if err := <-told; err != nil {
 		t.Error(err)
@@ -1810,7 +1801,7 @@ func TestOpenCloseRace(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	eventually(t, "nothing is held", func() bool { return r.held() == 0 })
+	waittest.Until(t, "nothing is held", func() bool { return r.held() == 0 })
 	if len(r.m.opens) != 0 {
 		t.Error("it stays open at the service")
 	}
@@ -1831,7 +1822,7 @@ func TestOrphanedWrite(t *testing.T) {
 	r.want(status, syscall.EINTR, "write")
 	r.release(fh)
 	r.s.servers[0].Resume()
-	eventually(t, "nothing is held", func() bool { return r.held() == 0 })
+	waittest.Until(t, "nothing is held", func() bool { return r.held() == 0 })
 }
 
 // A close(2) by a process that is exiting does not keep it for ever: there is no INTERRUPT for that.

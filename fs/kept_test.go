@@ -12,6 +12,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -281,7 +282,9 @@ func TestExpireRenamed(t *testing.T) {
 		if !firm {
 			b.want(b.tryRename(to, "h", from, "f", 0), syscall.ESTALE, "rename")
 			if !slices.Contains(told.take(), place{uint64(to), "h"}) {
-				eventually(t, "the name is expired", func() bool { return slices.Contains(told.take(), place{uint64(to), "h"}) })
+				waittest.Until(t, "the name is expired", func() bool {
+					return slices.Contains(told.take(), place{uint64(to), "h"})
+				})
 			}
 		}
 		b.rename(to, "h", from, "f", 0)
@@ -327,7 +330,7 @@ func TestStateOf(t *testing.T) {
 		in := must[io.WriteCloser](t)(cmd.StdinPipe())
 		ok(t, cmd.Start())
 		id := uint32(cmd.Process.Pid)
-		eventually(t, script, func() bool { return stateOf(id) == want })
+		waittest.Until(t, script, func() bool { return stateOf(id) == want })
 		cmd.Process.Kill()
 		cmd.Wait()
 		in.Close()

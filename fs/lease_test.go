@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/dataplane/faultytest"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -75,7 +76,7 @@ func TestRecallTells(t *testing.T) {
 	a, b := newRig(t, s), newRig(t, s)
 	id, fh := a.create("f")
 	a.closeFile(id, fh)
-	eventually(t, "the file is closed", func() bool { return a.held() == 0 })
+	waittest.Until(t, "the file is closed", func() bool { return a.held() == 0 })
 	var told []string
 	k := b.listen()
 	k.attrs = func(node uint64) { told = append(told, fmt.Sprintf("attrs %d", node)) }
@@ -344,7 +345,7 @@ func TestSessionLost(t *testing.T) {
 	if r.m.called("LayoutCommit provisional") > reports {
 		t.Error("the size of lost data was reported")
 	}
-	eventually(t, "unstable data is dropped", func() bool { return r.plane.Retained() == 0 })
+	waittest.Until(t, "unstable data is dropped", func() bool { return r.plane.Retained() == 0 })
 	for _, f := range r.faults {
 		f.SetRules()
 	}
@@ -418,7 +419,7 @@ func testMountCoherence(t *testing.T) {
 			// until it has given the layout back, soon after its data is stable.
 			warm := func() {
 				t.Helper()
-				eventually(t, "nothing is asked for", func() bool {
+				waittest.Until(t, "nothing is asked for", func() bool {
 					m.command("asked 1")
 					for _, name := range []string{"none", "new", "g", "f"} {
 						os.Lstat(b + "/d/" + name)
@@ -545,7 +546,7 @@ func testMountPages(t *testing.T) {
 	data := strings.Repeat("x", 100_000)
 	write(t, m.dir+"/f", data)
 	// The writer's mount gives its layout back soon after the close; until then nobody has a lease.
-	eventually(t, "the file is read from memory", func() bool {
+	waittest.Until(t, "the file is read from memory", func() bool {
 		wantFile(t, b+"/f", data)
 		wantFile(t, b+"/f", data)
 		m.command("asked 1")
@@ -715,7 +716,7 @@ func testMountCalls(t *testing.T) {
 	os.Stat(dir + "/f")
 	wantFile(t, dir+"/f", "data")
 	settle := func() {
-		eventually(t, "what was written is stable and given back", func() bool { return m.command("held") == "0" })
+		waittest.Until(t, "what was written is stable and given back", func() bool { return m.command("held") == "0" })
 	}
 	for _, c := range []struct {
 		name string
@@ -820,7 +821,7 @@ func TestNewborn(t *testing.T) {
 		return done
 	}
 	changed := chmod()
-	eventually(t, "the kernel is told several times", func() bool { return told.Load() > 3 })
+	waittest.Until(t, "the kernel is told several times", func() bool { return told.Load() > 3 })
 	select {
 	case <-changed:
 		t.Error("changed before the kernel has forgotten the attributes")

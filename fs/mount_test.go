@@ -26,6 +26,7 @@ import (
 
 	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/internal/mountinfo"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -844,7 +845,7 @@ func testMountSignals(t *testing.T) {
 			cmd := exec.Command("sh", "-c", "exec 3<>f; touch .started; "+script)
 			cmd.Dir = m.dir
 			ok(t, cmd.Start())
-			eventually(t, "it starts", func() bool { _, err := os.Stat(m.path(".started")); return err == nil })
+			waittest.Until(t, "it starts", func() bool { _, err := os.Stat(m.path(".started")); return err == nil })
 			time.Sleep(50 * time.Millisecond)
 			ok(t, cmd.Process.Signal(sig))
 			ended := make(chan error, 1)
@@ -1037,7 +1038,9 @@ func TestCallerFate(t *testing.T) {
 		t.Errorf("a sleeping process is %v", got)
 	}
 	ok(t, cmd.Process.Kill())
-	eventually(t, "a killed process is seen to be dying", func() bool { return callerFate(uint32(cmd.Process.Pid)) == dying })
+	waittest.Until(t, "a killed process is seen to be dying", func() bool {
+		return callerFate(uint32(cmd.Process.Pid)) == dying
+	})
 	cmd.Wait()
 	if got := callerFate(uint32(cmd.Process.Pid)); got != dying {
 		t.Errorf("a process that is no more is %v", got)

@@ -15,6 +15,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -81,7 +82,7 @@ func (p *passRig) make(name string, size int64) layout.FileID {
 	if err := p.file.Truncate(size); err != nil {
 		p.t.Fatal(err)
 	}
-	eventually(p.t, "the file is closed", func() bool { return p.held() == 0 })
+	waittest.Until(p.t, "the file is closed", func() bool { return p.held() == 0 })
 	return id
 }
 
@@ -101,7 +102,7 @@ func (p *passRig) live() int {
 // wantFree checks that nothing is left of what was open.
 func (p *passRig) wantFree() {
 	p.t.Helper()
-	eventually(p.t, "nothing is held", func() bool { return p.held() == 0 })
+	waittest.Until(p.t, "nothing is held", func() bool { return p.held() == 0 })
 	if n := p.live(); n != 0 {
 		p.t.Errorf("%d backings have not ended", n)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -60,7 +61,7 @@ func TestPutOff(t *testing.T) {
 		t.Errorf("the service has %+v", at)
 	}
 	r.closeFile(id, fh)
-	eventually(t, "released", func() bool { return r.held() == 0 })
+	waittest.Until(t, "released", func() bool { return r.held() == 0 })
 	r.wantTimes(id, setTime)
 
 	// Without that it goes with the data, and others see it before.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/weftfs/weft/dataplane/faultytest"
 	"github.com/weftfs/weft/dataplane/targettest"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -49,7 +50,7 @@ func aheadFile(t *testing.T, s *service, r *rig, n int) (id layout.FileID, fh ui
 	w.write(id, 0, data)
 	w.want(w.fsync(id, fh), 0, "fsync")
 	w.closeFile(id, fh)
-	eventually(t, "the file is closed", func() bool { return w.held() == 0 })
+	waittest.Until(t, "the file is closed", func() bool { return w.held() == 0 })
 	return id, r.open(id, unix.O_RDONLY), data
 }
 
@@ -57,7 +58,7 @@ func aheadFile(t *testing.T, s *service, r *rig, n int) (id layout.FileID, fh ui
 func (r *rig) come(fh uint64) (n int64) {
 	r.t.Helper()
 	w := &r.handles.get(fh).window
-	eventually(r.t, "what is read ahead has come", func() bool {
+	waittest.Until(r.t, "what is read ahead has come", func() bool {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		n = 0
@@ -174,7 +175,7 @@ func TestReadAheadTwo(t *testing.T) {
 	}
 	wg.Wait()
 	r.release(fh)
-	eventually(t, "all memory is back", func() bool { return r.ahead.pool.Used() == 0 })
+	waittest.Until(t, "all memory is back", func() bool { return r.ahead.pool.Used() == 0 })
 }
 
 // Nothing is seen of what was read before a change that was made, here or elsewhere.
@@ -235,7 +236,7 @@ func TestReadAheadCoherence(t *testing.T) {
 		}{{a, fa}, {b, fb}} {
 			f.r.want(f.r.fsync(id, f.fh), 0, "fsync") // or there would be no lease for long
 		}
-		eventually(t, "the writers' layouts are back", func() bool {
+		waittest.Until(t, "the writers' layouts are back", func() bool {
 			b.m.Forget(id)
 			_, ok := a.m.CachedAttr(id)
 			if !ok {
@@ -266,7 +267,7 @@ func TestReadAheadErrors(t *testing.T) {
 		f.SetRules()
 	}
 	r.release(fh)
-	eventually(t, "all memory is back", func() bool { return r.ahead.pool.Used() == 0 })
+	waittest.Until(t, "all memory is back", func() bool { return r.ahead.pool.Used() == 0 })
 }
 
 // The caller of a read that waits for what is read ahead is killed: its buffer is not touched any more.
@@ -306,7 +307,7 @@ func TestReadAheadKilled(t *testing.T) {
 	}
 	r.wantReadAt(id, fh, off, n, data)
 	r.release(fh)
-	eventually(t, "all memory is back", func() bool { return r.ahead.pool.Used() == 0 })
+	waittest.Until(t, "all memory is back", func() bool { return r.ahead.pool.Used() == 0 })
 }
 
 // All open files share a bounded memory, and those that are not read any more make way.
@@ -346,7 +347,7 @@ func TestReadAheadMemory(t *testing.T) {
 	for _, fh := range handles {
 		r.release(fh)
 	}
-	eventually(t, "all memory is back", func() bool { return r.ahead.pool.Used() == 0 })
+	waittest.Until(t, "all memory is back", func() bool { return r.ahead.pool.Used() == 0 })
 	if n := r.ahead.windows.Len(); n > 0 {
 		t.Errorf("%d windows are left", n)
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/dataplane/faultytest"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -63,7 +64,7 @@ func (r *rig) startRecall(t *testing.T, id layout.FileID, upto uint64) (answered
 		defer close(done)
 		r.OnReserveRecall(t.Context(), id, upto)
 	}()
-	eventually(t, "the recall is heard", func() bool {
+	waittest.Until(t, "the recall is heard", func() bool {
 		i := r.peek(id)
 		i.mu.Lock()
 		defer i.mu.Unlock()
@@ -83,7 +84,7 @@ func (r *rig) appendWithoutLayout(id layout.FileID) (done <-chan fuse.Status, ga
 		return nil
 	})
 	done = r.startAppend(id, "record")
-	eventually(r.t, "the append waits for a layout", waiting.Load)
+	waittest.Until(r.t, "the append waits for a layout", waiting.Load)
 	return done, gate
 }
 
@@ -101,7 +102,7 @@ func TestPlaceGivenUp(t *testing.T) {
 	if got := r.read(id, 0, 100); string(got) != "head"+string(make([]byte, len("record")))+"record" {
 		t.Errorf("%q", got)
 	}
-	eventually(t, "the service knows what became of both", func() bool { return s.outstanding() == 0 })
+	waittest.Until(t, "the service knows what became of both", func() bool { return s.outstanding() == 0 })
 }
 
 // A place that was recalled before the mount heard of it is void.
@@ -122,7 +123,7 @@ func TestPlaceFinished(t *testing.T) {
 	s.servers[0].Pause()
 	writes := s.servers[0].Count(layout.OpWrite)
 	done := r.startAppend(id, "record")
-	eventually(t, "the append is on its way", func() bool {
+	waittest.Until(t, "the append is on its way", func() bool {
 		i := r.peek(id)
 		i.mu.Lock()
 		defer i.mu.Unlock()
@@ -162,7 +163,7 @@ func TestPlaceTriedAgain(t *testing.T) {
 	})
 	r.faults[0].SetRules(faultytest.Rule{Kind: layout.OpWrite, Err: &testError{syscall.EACCES}, Times: 1})
 	done := r.startAppend(id, "record")
-	eventually(t, "the append waits for another layout", waiting.Load)
+	waittest.Until(t, "the append waits for another layout", waiting.Load)
 	answered := r.startRecall(t, id, s.newest())
 	close(gate)
 	<-answered
@@ -179,7 +180,7 @@ func TestPlaceOfEndedSession(t *testing.T) {
 	r, id, fh := reserving(t, s)
 	s.servers[0].Pause()
 	begun := r.startAppend(id, "begun")
-	eventually(t, "the append is on its way", func() bool {
+	waittest.Until(t, "the append is on its way", func() bool {
 		places := r.reservedPlaces(id)
 		return len(places) == 1 && r.begun(id, places[0])
 	})
@@ -203,7 +204,7 @@ func TestLeasedAppendOfEndedSession(t *testing.T) {
 	r.want(r.fsync(id, fh), 0, "fsync")
 	s.servers[0].Pause()
 	begun := r.startAppend(id, "begun")
-	eventually(t, "the append is on its way", func() bool {
+	waittest.Until(t, "the append is on its way", func() bool {
 		i := r.peek(id)
 		i.mu.Lock()
 		defer i.mu.Unlock()
@@ -255,15 +256,15 @@ func TestPlacesTold(t *testing.T) {
 	}
 	s.servers[0].Pause()
 	done := r.startAppend(id, "last")
-	eventually(t, "the append has its place", func() bool { return r.m.called("Reserve") == 12 })
-	eventually(t, "the append is on its way", func() bool { return len(r.reservedPlaces(id)) == 1 })
+	waittest.Until(t, "the append has its place", func() bool { return r.m.called("Reserve") == 12 })
+	waittest.Until(t, "the append is on its way", func() bool { return len(r.reservedPlaces(id)) == 1 })
 	r.OnSizeQuery(t.Context(), []layout.FileID{id})
 	if n := s.outstanding(); n != 1 {
 		t.Errorf("%d places are not told of, one is not written", n)
 	}
 	s.servers[0].Resume()
 	r.want(<-done, 0, "append")
-	eventually(t, "it is told", func() bool { return s.outstanding() == 0 })
+	waittest.Until(t, "it is told", func() bool { return s.outstanding() == 0 })
 	if got := r.read(id, 0, 100); !bytes.HasSuffix(got, []byte("xlast")) {
 		t.Errorf("%q", got)
 	}
@@ -275,7 +276,7 @@ func TestPlacesReclaimed(t *testing.T) {
 	r, id, _ := reserving(t, s)
 	s.servers[0].Pause()
 	done := r.startAppend(id, "record")
-	eventually(t, "the append is on its way", func() bool { return s.newest() == 1 && len(r.reservedPlaces(id)) == 1 })
+	waittest.Until(t, "the append is on its way", func() bool { return s.newest() == 1 && len(r.reservedPlaces(id)) == 1 })
 	told := r.reclaimedPlaces()
 	if len(told) != 1 || told[0].Number != 1 || told[0].Off != 4 || told[0].Len != int64(len("record")) || told[0].Mtime == 0 {
 		t.Errorf("%+v", told)

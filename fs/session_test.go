@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/dataplane/faultytest"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -51,7 +52,7 @@ func TestSessionReport(t *testing.T) {
 			}
 			r.want(<-status, syscall.EIO, "close or fsync")
 			r.OnReset(t.Context(), 0, true)
-			eventually(t, "unstable data is dropped", func() bool { return r.plane.Retained() == 0 })
+			waittest.Until(t, "unstable data is dropped", func() bool { return r.plane.Retained() == 0 })
 			r.want(r.fsync(id, fh), 0, "fsync")
 			if n := r.durable(id); n != 0 {
 				t.Errorf("a size of %d was reported", n)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -101,14 +102,14 @@ func TestShardAway(t *testing.T) {
 	})
 	synced := make(chan error, 1)
 	go func() { synced <- r.Sync(t.Context()) }() // ends when all services have been told
-	eventually(t, "what is synced is durable where that is possible", func() bool { return r.durable(ids[0]) == 1000 })
+	waittest.Until(t, "what is synced is durable where that is possible", func() bool { return r.durable(ids[0]) == 1000 })
 	r.write(ids[0], 1000, []byte("more"))
-	eventually(t, "the flusher goes on", func() bool { return r.durable(ids[0]) == 1004 })
+	waittest.Until(t, "the flusher goes on", func() bool { return r.durable(ids[0]) == 1004 })
 	start := time.Now()
 	for _, id := range ids {
 		r.read(id, 0, 10)
 	}
-	eventually(t, "the access time", func() bool { return !r.atimeAtService(ids[0]).Before(start) })
+	waittest.Until(t, "the access time", func() bool { return !r.atimeAtService(ids[0]).Before(start) })
 	if r.atimeAtService(ids[1]).After(start) {
 		t.Error("the service that is away was told")
 	}
@@ -126,7 +127,7 @@ func TestShardAway(t *testing.T) {
 	if err := <-synced; err != nil {
 		t.Error(err)
 	}
-	eventually(t, "everything is told", func() bool {
+	waittest.Until(t, "everything is told", func() bool {
 		return r.durable(ids[1]) == 1000 && !r.atimeAtService(ids[1]).Before(start)
 	})
 	for shard := range ids {

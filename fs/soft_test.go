@@ -9,6 +9,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -43,7 +44,7 @@ func TestSoftSync(t *testing.T) {
 	r.write(id, int64(len(data)), data)
 	r.wantRead(id, 0, len(data), data)
 	goOn()
-	eventually(t, "the size is durable", func() bool { return r.durable(id) == int64(2*len(data)) })
+	waittest.Until(t, "the size is durable", func() bool { return r.durable(id) == int64(2*len(data)) })
 	r.want(r.fsync(id, fh), 0, "fsync")
 	r.closeFile(id, fh)
 }

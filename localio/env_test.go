@@ -171,16 +171,6 @@ func do(t *Target, op layout.Op) *layout.Op {
 	return &op
 }
 
-// waitFor waits until what is asked for is so.
-func waitFor(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for began := time.Now(); !ok(); time.Sleep(time.Millisecond) {
-		if time.Since(began) > 20*time.Second {
-			t.Fatalf("not after 20 s: %s", what)
-		}
-	}
-}
-
 // ramDir is a directory in memory.
 func ramDir(t testing.TB) string {
 	var fs unix.Statfs_t

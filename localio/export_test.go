@@ -21,6 +21,7 @@ import (
 
 	"github.com/weftfs/weft/dataplane/nfs3"
 	"github.com/weftfs/weft/dataplane/targettest"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/data"
@@ -406,7 +407,7 @@ func TestExportFence(t *testing.T) {
 				}
 			})
 		}
-		waitFor(t, "reads", func() bool { return l.Status(t.Context()).OpsLocal > 100 })
+		waittest.Until(t, "reads", func() bool { return l.Status(t.Context()).OpsLocal > 100 })
 		if err := e.fence(&layout.DataFile{Handles: [][]byte{real.([]byte)}}, layout.Credential{UID: 77, GID: 78}); err != nil {
 			t.Fatal(err)
 		}
@@ -483,7 +484,7 @@ func TestExportReplaced(t *testing.T) {
 	if err := os.Remove(e.path()); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "that the removed file is closed", func() bool { return l.Status(t.Context()).Descriptors == 0 })
+	waittest.Until(t, "that the removed file is closed", func() bool { return l.Status(t.Context()).Descriptors == 0 })
 }
 
 // A handle of another form, a directory, and what is no file go by RPC.
@@ -539,14 +540,14 @@ func TestExportHourly(t *testing.T) {
 	e, dir := newForeignEnv(t, "")
 	l, f := e.foreign(dir, nil)
 	looked := f.looked.Load()
-	waitFor(t, "more looks than connections cause", func() bool { return f.looked.Load() > looked+4 })
+	waittest.Until(t, "more looks than connections cause", func() bool { return f.looked.Load() > looked+4 })
 	if st := l.Status(t.Context()); !st.Local {
 		t.Errorf("%+v", st)
 	}
 	if err := os.Rename(dir, dir+".old"); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "that the directory is gone", func() bool { return !l.Near() })
+	waittest.Until(t, "that the directory is gone", func() bool { return !l.Near() })
 }
 
 // A statement is verified again after a reconnect. When it is no longer true its files are closed and reads go on by RPC, and when it is
@@ -577,7 +578,7 @@ func TestExportAgain(t *testing.T) {
 	read()
 	looked := f.looked.Load()
 	f.epoch.Add(1)
-	waitFor(t, "another look", func() bool { return f.looked.Load() > looked })
+	waittest.Until(t, "another look", func() bool { return f.looked.Load() > looked })
 	if st := l.Status(t.Context()); !st.Local || st.Descriptors != 1 {
 		t.Errorf("still true, but %+v", st)
 	}
@@ -586,16 +587,16 @@ func TestExportAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.epoch.Add(1)
-		waitFor(t, "that it is no longer true", func() bool { return !l.Near() })
+		waittest.Until(t, "that it is no longer true", func() bool { return !l.Near() })
 		if st := l.Status(t.Context()); !strings.Contains(st.Because, "is not in the export") || st.Descriptors != 0 {
 			t.Errorf("%+v", st)
 		}
 		read()
 		looked := f.looked.Load()
-		waitFor(t, "more attempts", func() bool { return f.looked.Load() > looked+1 })
+		waittest.Until(t, "more attempts", func() bool { return f.looked.Load() > looked+1 })
 		bind()
 		f.epoch.Add(1)
-		waitFor(t, "that it is true again", l.Near)
+		waittest.Until(t, "that it is true again", l.Near)
 		read()
 	}
 	if no, yes := said.count("is reached by RPC"), said.count("is on this host"); no != 2 || yes != 3 {

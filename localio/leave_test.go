@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/internal/fileio"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -77,7 +78,7 @@ func TestLeave(t *testing.T) {
 	read := &layout.Op{Kind: layout.OpRead, File: df, Data: make([]byte, len(data)), Leave: true}
 	write := &layout.Op{Kind: layout.OpWrite, File: df, Off: int64(len(data)), Data: bytes.Clone(data), Leave: true}
 	readDone, writeDone := begin(l, read), begin(l, write)
-	waitFor(t, "both are with the file system", func() bool { return h.waiting.Load() == 2 })
+	waittest.Until(t, "both are with the file system", func() bool { return h.waiting.Load() == 2 })
 	for _, op := range []*layout.Op{read, write} {
 		mine := op.Data
 		l.Detach(op)
@@ -89,7 +90,7 @@ func TestLeave(t *testing.T) {
 	if !errors.Is(read.Err, context.Canceled) {
 		t.Errorf("the READ ended with %v", read.Err)
 	}
-	waitFor(t, "that it hangs is noticed", func() bool { return l.stuck.Load() == 2 })
+	waittest.Until(t, "that it hangs is noticed", func() bool { return l.stuck.Load() == 2 })
 	before := l.Status(context.Background())
 	if op := do(l, layout.Op{Kind: layout.OpRead, File: df, Data: make([]byte, len(data))}); op.Err != nil || !bytes.Equal(op.Data, data) {
 		t.Errorf("a READ meanwhile: %v, %.8q", op.Err, op.Data)
@@ -110,7 +111,7 @@ func TestLeave(t *testing.T) {
 	if got, err := os.ReadFile(e.path()); err != nil || !bytes.Equal(got, bytes.Repeat(data, 2)) {
 		t.Errorf("the WRITE was not of what its memory held before Detach: %d bytes, %v", len(got), err)
 	}
-	waitFor(t, "nothing hangs any more", func() bool { return l.stuck.Load() == 0 })
+	waittest.Until(t, "nothing hangs any more", func() bool { return l.stuck.Load() == 0 })
 	if i := bytes.IndexFunc(read.Data, func(c rune) bool { return c != 'm' }); i >= 0 {
 		t.Errorf("byte %d of the READ's memory was written to after Detach: %q", i, read.Data[i])
 	}
@@ -136,7 +137,7 @@ func TestLeaveSoft(t *testing.T) {
 	commit := &layout.Op{Kind: layout.OpCommit, File: df}
 	write := &layout.Op{Kind: layout.OpWrite, File: df, Data: data, Leave: true, Overdue: func(_ *layout.Op, err error) { overdue <- err }}
 	readDone, commitDone, writeDone := begin(l, read), begin(l, commit), begin(l, write)
-	waitFor(t, "all are with the file system", func() bool { return h.waiting.Load() == 3 })
+	waittest.Until(t, "all are with the file system", func() bool { return h.waiting.Load() == 3 })
 	<-readDone
 	<-commitDone
 	for what, err := range map[string]error{"READ": read.Err, "COMMIT": commit.Err, "WRITE": <-overdue} {
@@ -156,5 +157,5 @@ func TestLeaveSoft(t *testing.T) {
 	if write.Err != nil {
 		t.Errorf("the WRITE: %v", write.Err)
 	}
-	waitFor(t, "nothing hangs any more", func() bool { return l.stuck.Load() == 0 })
+	waittest.Until(t, "nothing hangs any more", func() bool { return l.stuck.Load() == 0 })
 }

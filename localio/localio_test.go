@@ -23,6 +23,7 @@ import (
 	"github.com/weftfs/weft/dataplane/nfs3"
 	"github.com/weftfs/weft/dataplane/targettest"
 	"github.com/weftfs/weft/internal/fileio"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/data"
 )
@@ -449,7 +450,7 @@ func TestRestart(t *testing.T) {
 		if (w.Verifier != c.Verifier) != loses {
 			t.Errorf("verifiers %x and %x of two servers; it was lost in between: %v", w.Verifier, c.Verifier, loses)
 		}
-		waitFor(t, "local again", func() bool { return l.Status(context.Background()).Local })
+		waittest.Until(t, "local again", func() bool { return l.Status(context.Background()).Local })
 	}
 }
 
@@ -464,7 +465,7 @@ func TestRemoved(t *testing.T) {
 	if err := e.admin.Remove(context.Background(), superuser, e.root, filepath.Base(e.path())); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "no descriptors", func() bool { return l.Status(context.Background()).Descriptors == 0 })
+	waittest.Until(t, "no descriptors", func() bool { return l.Status(context.Background()).Descriptors == 0 })
 	if op := do(l, layout.Op{Kind: layout.OpRead, File: df, Data: make([]byte, 1)}); errnoOf(op.Err) != unix.ESTALE {
 		t.Errorf("READ of a removed file: %v", op.Err)
 	}
@@ -494,7 +495,7 @@ func TestManyFiles(t *testing.T) {
 		write(i, i%10 != 0)
 	}
 	// One that is answered may still be in use when the next one is opened.
-	waitFor(t, "few descriptors", func() bool {
+	waittest.Until(t, "few descriptors", func() bool {
 		write(40, true)
 		return l.Status(context.Background()).Descriptors <= 4+1
 	})
@@ -521,7 +522,7 @@ func TestIdle(t *testing.T) {
 	if c := do(l, layout.Op{Kind: layout.OpCommit, File: df}); c.Err != nil {
 		t.Fatal(c.Err)
 	}
-	waitFor(t, "no descriptors", func() bool { return l.Status(t.Context()).Descriptors == 0 })
+	waittest.Until(t, "no descriptors", func() bool { return l.Status(t.Context()).Descriptors == 0 })
 	buf := make([]byte, 3)
 	if r := do(l, layout.Op{Kind: layout.OpRead, File: df, Data: buf}); r.Err != nil || string(buf) != "abc" {
 		t.Errorf("read %q, %v", buf, r.Err)

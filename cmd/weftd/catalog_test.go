@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/catalog/dump"
@@ -66,16 +66,6 @@ func entries(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// await polls, as a service needs a moment to see that a connection was closed.
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal(what)
-		}
-	}
-}
-
 // TestCatalogCommands backs up a catalog that is in use, and takes it from one directory to another and back when it is not.
 func TestCatalogCommands(t *testing.T) {
 	top := t.TempDir()
@@ -106,7 +96,8 @@ func TestCatalogCommands(t *testing.T) {
 	run("", "backup", "--from", dir, "--to", file("backup"))
 	run("exists", "backup", "--from", dir, "--to", file("backup"))
 	run("no such file", "backup", "--from", dir, "--to", file("no/dir"))
-	await(t, "a copy is left", func() bool { return len(entries(t, copies.dir)) == 0 })
+	// A service needs a moment to see that a connection was closed.
+	waittest.Until(t, "no copy is left", func() bool { return len(entries(t, copies.dir)) == 0 })
 	if err := errors.Join(copies.close(), engine.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +166,7 @@ func TestCheckpoints(t *testing.T) {
 	if err := first.Close(); err != nil {
 		t.Error(err)
 	}
-	await(t, "a copy that nobody uses stays", func() bool { return len(entries(t, copies.dir)) == 1 })
+	waittest.Until(t, "a copy that nobody uses is removed", func() bool { return len(entries(t, copies.dir)) == 1 })
 	c, err := pebble.Open(pebble.Config{Dir: second.dir, MustExist: true, Logger: quiet()})
 	if err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/rpctls/tlstest"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/internal/wire/peerrpc"
 	"github.com/weftfs/weft/layout"
@@ -242,7 +243,7 @@ func ask[R any](c *conn, op metarpc.Op, args any) (r R, err error) {
 func (w *clusterWorld) await(what string, want func(*metarpc.MetaListResult) bool) {
 	w.t.Helper()
 	var list metarpc.MetaListResult
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	ok := waittest.Poll(30*time.Second, 50*time.Millisecond, func() bool {
 		c := w.session(0, metarpc.SessionID{})
 		var err error
 		list, err = ask[metarpc.MetaListResult](c, metarpc.OpMetaList, &metarpc.Empty{})
@@ -250,11 +251,11 @@ func (w *clusterWorld) await(what string, want func(*metarpc.MetaListResult) boo
 			_, err = ask[metarpc.Empty](c, metarpc.OpEndSession, &metarpc.Empty{}) // or the next service of the shard waits for it
 		}
 		c.nc.Close()
-		if err == nil && want(&list) {
-			return
-		}
+		return err == nil && want(&list)
+	})
+	if !ok {
+		w.t.Fatalf("%s: %+v", what, list)
 	}
-	w.t.Fatalf("%s: %+v", what, list)
 }
 
 // even says that so many services have all shards.

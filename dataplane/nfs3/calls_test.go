@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/layout"
 
@@ -250,7 +251,7 @@ func TestCallGivenUp(t *testing.T) {
 	if err := tg.Remove(ctx, root, []byte("dir"), "name"); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), `REMOVE "name"`) {
 		t.Errorf("during a back-off: %v", err)
 	}
-	until(t, "the remains to go", func() bool { return tg.Stats().Outstanding == 0 })
+	waittest.Until(t, "the remains to go", func() bool { return tg.Stats().Outstanding == 0 })
 
 	srv.close()
 	tg = newTarget(t, Config{Connections: 1}, srv.addr)
@@ -258,7 +259,7 @@ func TestCallGivenUp(t *testing.T) {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- tg.Null(ctx) }() // ends with ctx
-	until(t, "the failure", tg.Refused)
+	waittest.Until(t, "the failure", tg.Refused)
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) || !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("without a connection: %v", err)

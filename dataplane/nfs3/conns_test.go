@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/porttest"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/layout"
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
@@ -160,12 +161,14 @@ func TestAddressesShare(t *testing.T) {
 		}
 		return n
 	}
-	until(t, "two connections to each address", func() bool { return count(a.addr) == 2 && count(b.addr) == 2 })
+	waittest.Until(t, "two connections to each address", func() bool { return count(a.addr) == 2 && count(b.addr) == 2 })
 	a.close()
-	until(t, "all connections at the other address", func() bool { return count(b.addr) == 4 })
+	waittest.Until(t, "all connections at the other address", func() bool { return count(b.addr) == 4 })
 	a.open(t)
-	until(t, "two connections to each address again", func() bool { return count(a.addr) == 2 && count(b.addr) == 2 })
-	until(t, "the end of trouble", func() bool { return tg.Stats().Trouble.IsZero() })
+	waittest.Until(t, "two connections to each address again", func() bool {
+		return count(a.addr) == 2 && count(b.addr) == 2
+	})
+	waittest.Until(t, "the end of trouble", func() bool { return tg.Stats().Trouble.IsZero() })
 	stop()
 }
 
@@ -194,9 +197,13 @@ func TestSmallAndLarge(t *testing.T) {
 		rs = append(rs, readOp("f", 0, 1<<20))
 	}
 	start(tg, rs...)
-	until(t, "two connections with large requests", func() bool { mu.Lock(); defer mu.Unlock(); return len(large) == 2 })
+	waittest.Until(t, "two connections with large requests", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(large) == 2
+	})
 	ok(t, tg, readOp("f", 0, 1000)) // makes the lane
-	until(t, "the lane", func() bool { return tg.Stats().Connections[2].Up })
+	waittest.Until(t, "the lane", func() bool { return tg.Stats().Connections[2].Up })
 	mu.Lock()
 	clear(little)
 	mu.Unlock()
@@ -235,7 +242,7 @@ func TestStalled(t *testing.T) {
 			stop := load(t, tg, 128<<10)
 			defer func() { stop() }()
 			// One that is still being made would fail with another error.
-			until(t, "two connections", func() bool {
+			waittest.Until(t, "two connections", func() bool {
 				conns := tg.Stats().Connections
 				return conns[0].Up && conns[1].Up
 			})
@@ -255,7 +262,7 @@ func TestStalled(t *testing.T) {
 					}
 				}
 			}
-			until(t, "the end of the connection", func() bool { return tg.Stats().Err != nil })
+			waittest.Until(t, "the end of the connection", func() bool { return tg.Stats().Err != nil })
 			if st := tg.Stats(); !errors.Is(st.Err, errStalled) {
 				t.Errorf("error %v", st.Err)
 			}
@@ -305,7 +312,7 @@ func TestUnusedClose(t *testing.T) {
 	tg.idleAfter = 300 * time.Millisecond
 	for range 2 {
 		ok(t, tg, writeOp("f", 0, []byte("a")))
-		until(t, "the close", func() bool { return !tg.Stats().Connections[0].Up })
+		waittest.Until(t, "the close", func() bool { return !tg.Stats().Connections[0].Up })
 		if st := tg.Stats(); !st.Trouble.IsZero() || st.Err != nil {
 			t.Errorf("stats %+v", st)
 		}

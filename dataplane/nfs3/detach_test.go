@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/layout"
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
@@ -62,16 +63,16 @@ func stages() []stage {
 				return nil
 			}
 			start(tg, r)
-			until(t, "FSINFO", func() bool { return srv.calls(wire.ProcFsinfo) == 1 })
+			waittest.Until(t, "FSINFO", func() bool { return srv.calls(wire.ProcFsinfo) == 1 })
 			return func() { close(gate) }
 		}},
 		{"while there is no connection", func(t *testing.T, srv *server, tg *Target, r *request) func() {
 			ok(t, tg, readOp("warm", 0, 0))
 			addr := srv.addr
 			srv.close()
-			until(t, "the loss", func() bool { return !tg.Stats().Connections[0].Up })
+			waittest.Until(t, "the loss", func() bool { return !tg.Stats().Connections[0].Up })
 			start(tg, r)
-			until(t, "the failure", func() bool { return tg.Stats().Err != nil })
+			waittest.Until(t, "the failure", func() bool { return tg.Stats().Err != nil })
 			return func() { srv.listen(t, addr.String()) }
 		}},
 		{"before Flush", unflushed},
@@ -100,7 +101,7 @@ func stages() []stage {
 				return nil
 			}
 			start(tg, r)
-			until(t, "JUKEBOX", func() bool { return tg.Stats().Delayed == 1 })
+			waittest.Until(t, "JUKEBOX", func() bool { return tg.Stats().Delayed == 1 })
 			return func() {}
 		}},
 	}
@@ -139,7 +140,7 @@ func TestDetach(t *testing.T) {
 			if !bytes.Equal(after.Data, data[:1000]) {
 				t.Error("contents differ")
 			}
-			until(t, "the remains to go", func() bool { return tg.Stats().Outstanding == 0 })
+			waittest.Until(t, "the remains to go", func() bool { return tg.Stats().Outstanding == 0 })
 		})
 		t.Run("WRITE "+st.name, func(t *testing.T) {
 			srv := newServer(t)
@@ -178,7 +179,7 @@ func TestDetach(t *testing.T) {
 			}
 			release()
 			ok(t, tg, newOp(layout.OpCommit, "f", 0, nil))
-			until(t, "the remains to go", func() bool { return tg.Stats().Outstanding == 0 })
+			waittest.Until(t, "the remains to go", func() bool { return tg.Stats().Outstanding == 0 })
 		})
 	}
 }
@@ -335,5 +336,5 @@ func TestDetachRace(t *testing.T) {
 	if detached.Load() == 0 {
 		t.Error("nothing was detached in time")
 	}
-	until(t, "the remains to go", func() bool { return tg.Stats().Outstanding == 0 })
+	waittest.Until(t, "the remains to go", func() bool { return tg.Stats().Outstanding == 0 })
 }

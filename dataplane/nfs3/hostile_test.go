@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/internal/wire/oncrpc/oncrpctest"
 	"github.com/weftfs/weft/internal/wire/xdr"
@@ -250,7 +251,7 @@ func TestHostile(t *testing.T) {
 	h.ln.Close()
 	h.hangup()
 	srv.close()
-	until(t, "goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
+	waittest.Until(t, "goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
 }
 
 // TestReplyInDrops: a reply that never ends is none, though something is heard all the time.
@@ -264,7 +265,7 @@ func TestReplyInDrops(t *testing.T) {
 	tg := newTarget(t, Config{Timeout: 100 * time.Millisecond, Connections: 1}, h.ln.Addr().(*net.TCPAddr).AddrPort())
 	r := readOp("f", 0, len(want))
 	start(tg, r)
-	until(t, "two connections in vain", func() bool { return h.met[i].Load() >= 2 })
+	waittest.Until(t, "two connections in vain", func() bool { return h.met[i].Load() >= 2 })
 	h.good.Store(true) // the next one
 	wait(t, r.done, "the read")
 	if r.Err != nil || !bytes.Equal(r.Data[:r.N], want) {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/conns"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/layout"
@@ -60,7 +61,7 @@ func (l *loser) asked() (names []conns.Name, writes []*callInfo) {
 // busy makes tg have several connections that are up, so that a repetition could go by any of them.
 func busy(t *testing.T, tg *Target) {
 	t.Helper()
-	until(t, "two connections are up", func() bool {
+	waittest.Until(t, "two connections are up", func() bool {
 		var rs []*request
 		for range 16 {
 			rs = append(rs, readOp("f", 0, 1<<20))
@@ -80,7 +81,7 @@ func TestLost(t *testing.T) {
 	busy(t, tg)
 	w := writeOp("g", 0, []byte("again"))
 	start(tg, w)
-	until(t, "the client asks several times", func() bool { names, _ := srv.asked(); return len(names) > 3 })
+	waittest.Until(t, "the client asks several times", func() bool { names, _ := srv.asked(); return len(names) > 3 })
 	ok(t, tg, readOp("f", 0, 1<<20))
 	names, writes := srv.asked()
 	if len(writes) != 1 {
@@ -99,7 +100,7 @@ func TestLost(t *testing.T) {
 	if _, writes := srv.asked(); w.Err != nil || len(writes) != 2 || writes[0].xid != writes[1].xid {
 		t.Errorf("error %v, %d WRITEs", w.Err, len(writes))
 	}
-	until(t, "all well", func() bool { return tg.Stats().Trouble.IsZero() })
+	waittest.Until(t, "all well", func() bool { return tg.Stats().Trouble.IsZero() })
 }
 
 // serverCall is a record with a call that a server makes.
@@ -135,7 +136,7 @@ func TestStopping(t *testing.T) {
 			r := readOp("f", 0, 4)
 			start(tg, r)
 			if tt.stops {
-				until(t, "the server has announced it", tg.Stopping)
+				waittest.Until(t, "the server has announced it", tg.Stopping)
 				srv.hangup()
 			}
 			wait(t, r.done, "READ")
@@ -182,7 +183,7 @@ func TestLostCall(t *testing.T) {
 	tg := newTarget(t, Config{Connections: 1}, srv.addr)
 	done := make(chan error, 1)
 	go func() { done <- tg.Remove(t.Context(), layout.Credential{}, []byte("root"), "f") }()
-	until(t, "the client asks several times", func() bool { mu.Lock(); defer mu.Unlock(); return asked > 3 })
+	waittest.Until(t, "the client asks several times", func() bool { mu.Lock(); defer mu.Unlock(); return asked > 3 })
 	mu.Lock()
 	if calls != 1 {
 		t.Errorf("%d REMOVEs before the lost connection has ended", calls)
@@ -231,7 +232,7 @@ func TestLostRestarted(t *testing.T) {
 			ok(t, tg, newOp(layout.OpCommit, "g", 0, nil))
 			w := writeOp("g", 0, []byte("again"))
 			start(tg, w)
-			until(t, "the WRITE comes", func() bool { _, writes := srv.asked(); return len(writes) > 0 })
+			waittest.Until(t, "the WRITE comes", func() bool { _, writes := srv.asked(); return len(writes) > 0 })
 			addr := srv.addr.String()
 			srv.close()
 			srv.ends = ends
@@ -297,7 +298,7 @@ func TestRefusesConnections(t *testing.T) {
 	addr := srv.addr.String()
 	srv.close()
 	r := read()
-	until(t, "it refuses connections", tg.Refused)
+	waittest.Until(t, "it refuses connections", tg.Refused)
 	srv.listen(t, addr)
 	wait(t, r.done, "READ")
 	if tg.Refused() {

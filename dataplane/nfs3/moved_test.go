@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
+
+	"github.com/weftfs/weft/internal/waittest"
 )
 
 func setAddrs(t *testing.T, tg *Target, addrs ...netip.AddrPort) {
@@ -26,14 +28,14 @@ func TestMoved(t *testing.T) {
 	old.close()
 	w := writeOp("f", 0, []byte("HELLO"))
 	start(tg, w)
-	until(t, "failed attempts", func() bool { return tg.Stats().Err != nil })
+	waittest.Until(t, "failed attempts", func() bool { return tg.Stats().Err != nil })
 	now := newServer(t)
 	setAddrs(t, tg, now.addr)
 	wait(t, w.done, "WRITE")
 	if w.Err != nil || string(now.get("f")) != "HELLO" {
 		t.Errorf("error %v, the server has %q", w.Err, now.get("f"))
 	}
-	until(t, "the end of trouble", func() bool { return tg.Stats().Trouble.IsZero() })
+	waittest.Until(t, "the end of trouble", func() bool { return tg.Stats().Trouble.IsZero() })
 	for _, c := range tg.Stats().Connections {
 		if c.Addr != now.addr {
 			t.Errorf("a connection to %v", c.Addr)
@@ -56,7 +58,7 @@ func TestMovedFromSilence(t *testing.T) {
 	tg := newTarget(t, Config{Connections: 1}, old.addr)
 	w := writeOp("f", 0, []byte("HELLO"))
 	start(tg, w)
-	until(t, "the WRITE comes", func() bool { return old.calls(wire.ProcWrite) > 0 })
+	waittest.Until(t, "the WRITE comes", func() bool { return old.calls(wire.ProcWrite) > 0 })
 	setAddrs(t, tg, now.addr)
 	ok(t, tg, readOp("f", 0, 5))
 	select {
@@ -69,7 +71,7 @@ func TestMovedFromSilence(t *testing.T) {
 	if w.Err != nil || string(now.get("f")) != "HELLO" {
 		t.Errorf("error %v, the server has %q", w.Err, now.get("f"))
 	}
-	until(t, "as many connections as are configured", func() bool { return len(tg.Stats().Connections) == 2 })
+	waittest.Until(t, "as many connections as are configured", func() bool { return len(tg.Stats().Connections) == 2 })
 }
 
 // TestMovedWhileDialing: an attempt to connect ends when the address is not the server's any more.
@@ -106,15 +108,15 @@ func TestMoreAddresses(t *testing.T) {
 			return len(conns) == 2*len(addrs)+1 && len(up) == len(addrs) && !slices.ContainsFunc(addrs, func(addr netip.AddrPort) bool { return up[addr] != 2 })
 		}
 	}
-	until(t, "two connections to the one address", has(a.addr))
+	waittest.Until(t, "two connections to the one address", has(a.addr))
 	for range 3 {
 		setAddrs(t, tg, a.addr, b.addr)
-		until(t, "two connections to each address", has(a.addr, b.addr))
+		waittest.Until(t, "two connections to each address", has(a.addr, b.addr))
 		setAddrs(t, tg, b.addr)
-		until(t, "two connections to the other address", has(b.addr))
-		until(t, "none to the first", func() bool { return a.connections() == 0 })
+		waittest.Until(t, "two connections to the other address", has(b.addr))
+		waittest.Until(t, "none to the first", func() bool { return a.connections() == 0 })
 		setAddrs(t, tg, a.addr)
-		until(t, "two connections to the first address", has(a.addr))
+		waittest.Until(t, "two connections to the first address", has(a.addr))
 	}
 	stop()
 }

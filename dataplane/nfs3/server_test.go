@@ -483,16 +483,6 @@ func wait(t testing.TB, ch <-chan struct{}, what string) {
 	}
 }
 
-// until polls for a condition that no channel tells.
-func until(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !cond(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited too long for %s", what)
-		}
-	}
-}
-
 func file(handle string) *layout.DataFile {
 	return &layout.DataFile{Handles: [][]byte{[]byte(handle)}, Cred: layout.Credential{UID: 1234, GID: 5678}}
 }

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
 	"github.com/weftfs/weft/internal/wire/oncrpc/oncrpctest"
 	"github.com/weftfs/weft/internal/wire/xdr"
@@ -375,7 +376,7 @@ func TestConnectionLost(t *testing.T) {
 		t.Errorf("stats %+v", st)
 	}
 	mu.Unlock()
-	until(t, "all well", func() bool { return tg.Stats().Trouble.IsZero() })
+	waittest.Until(t, "all well", func() bool { return tg.Stats().Trouble.IsZero() })
 }
 
 // TestGarbage has a server that first sends something senseless and then behaves.
@@ -551,7 +552,7 @@ func TestUnknownReplies(t *testing.T) {
 			t.Fatal("contents differ")
 		}
 	}
-	until(t, "the last duplicate", func() bool { return tg.Stats().Unknown == 11 })
+	waittest.Until(t, "the last duplicate", func() bool { return tg.Stats().Unknown == 11 })
 	if st := tg.Stats(); st.Connects != 1 {
 		t.Errorf("%d connections", st.Connects)
 	}
@@ -692,7 +693,7 @@ func TestLimits(t *testing.T) {
 	data := pattern(1<<20, 12)
 	w := writeOp("f", 0, data)
 	start(tg, w)
-	until(t, "FSINFO", func() bool { return srv.calls(wire.ProcFsinfo) == 1 })
+	waittest.Until(t, "FSINFO", func() bool { return srv.calls(wire.ProcFsinfo) == 1 })
 	if st := tg.Stats(); st.Queued != 1 {
 		t.Errorf("stats %+v", st)
 	}
@@ -834,7 +835,7 @@ func TestRefuseThenAccept(t *testing.T) {
 	tg := newTarget(t, Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, addr)
 	w := writeOp("f", 0, []byte("hello"))
 	start(tg, w)
-	until(t, "failed attempts", func() bool { return tg.Stats().Err != nil })
+	waittest.Until(t, "failed attempts", func() bool { return tg.Stats().Err != nil })
 	time.Sleep(300 * time.Millisecond)
 	if st := tg.Stats(); !errors.Is(st.Err, syscall.ECONNREFUSED) || st.Trouble.IsZero() || st.Connections[0].Up || st.Outstanding == 0 {
 		t.Errorf("stats %+v", st)
@@ -845,14 +846,14 @@ func TestRefuseThenAccept(t *testing.T) {
 		t.Errorf("error %v", w.Err)
 	}
 	// Down and up again: the same without new requests in between, and one line for each change.
-	until(t, "all well", func() bool { return tg.Stats().Trouble.IsZero() })
+	waittest.Until(t, "all well", func() bool { return tg.Stats().Trouble.IsZero() })
 	srv.close()
 	w = writeOp("f", 0, []byte("HELLO"))
 	start(tg, w)
 	time.Sleep(50 * time.Millisecond)
 	srv.listen(t, addr.String())
 	wait(t, w.done, "WRITE")
-	until(t, "all well", func() bool { return tg.Stats().Trouble.IsZero() })
+	waittest.Until(t, "all well", func() bool { return tg.Stats().Trouble.IsZero() })
 	if n := strings.Count(log.String(), "\n"); n != 4 && n != 2 { // 2: the server was back before anybody noticed
 		t.Errorf("log:\n%s", log.String())
 	}
@@ -939,7 +940,7 @@ func TestIdleClose(t *testing.T) {
 	tg := newTarget(t, Config{Connections: 1, Log: slog.New(slog.NewTextHandler(&log, nil))}, srv.addr)
 	ok(t, tg, writeOp("f", 0, []byte("a")))
 	srv.hangup()
-	until(t, "the loss", func() bool { return !tg.Stats().Connections[0].Up })
+	waittest.Until(t, "the loss", func() bool { return !tg.Stats().Connections[0].Up })
 	time.Sleep(20 * time.Millisecond)
 	if n := srv.connections(); n != 1 {
 		t.Errorf("%d connections", n)
@@ -1028,7 +1029,7 @@ func TestManyConnections(t *testing.T) {
 		rs = append(rs, readOp("f", 0, 1<<20))
 	}
 	start(tg, rs...)
-	until(t, "four connections, as full as the window allows", func() bool {
+	waittest.Until(t, "four connections, as full as the window allows", func() bool {
 		st := tg.Stats()
 		total := 0
 		for _, c := range st.Connections {
@@ -1078,7 +1079,7 @@ func TestManyConnections(t *testing.T) {
 		rs = append(rs, readOp("f", 0, 10))
 	}
 	start(tg, rs...)
-	until(t, "connections that are full", func() bool { return tg.Stats().Queued == 10 })
+	waittest.Until(t, "connections that are full", func() bool { return tg.Stats().Queued == 10 })
 	close(gate2)
 	for _, r := range rs {
 		wait(t, r.done, "READ")
@@ -1108,7 +1109,7 @@ func TestClose(t *testing.T) {
 	start(down, downOps...)
 	nulls := make(chan error, 1)
 	go func() { nulls <- down.Null(context.Background()) }()
-	until(t, "requests at the server", func() bool {
+	waittest.Until(t, "requests at the server", func() bool {
 		st := tg.Stats()
 		return st.Delayed == 2 && st.Queued == 0 && down.Stats().Outstanding >= 4
 	})
@@ -1137,5 +1138,5 @@ func TestClose(t *testing.T) {
 		t.Errorf("stats %+v", st)
 	}
 	srv.close()
-	until(t, "goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
+	waittest.Until(t, "goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
 }

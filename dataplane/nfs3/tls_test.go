@@ -16,6 +16,7 @@ import (
 	"github.com/weftfs/weft/dataplane/targettest"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/rpctls/tlstest"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/data"
 
@@ -173,7 +174,7 @@ func TestTLSRefused(t *testing.T) {
 				wait(t, r.done, "READ")
 				err = r.Err
 			} else {
-				until(t, "the error", func() bool { return tg.Stats().Err != nil })
+				waittest.Until(t, "the error", func() bool { return tg.Stats().Err != nil })
 				err = tg.Stats().Err
 			}
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -188,7 +189,7 @@ func TestTLSRefused(t *testing.T) {
 		srv := newServer(t) // which hangs up
 		tg := newTarget(t, Config{TLS: clientTLS(t, rpctls.TLS, onlyCA(own))}, srv.addr)
 		start(tg, readOp("x", 0, 10))
-		until(t, "the error", func() bool { return tg.Stats().Err != nil })
+		waittest.Until(t, "the error", func() bool { return tg.Stats().Err != nil })
 		if err := tg.Stats().Err; !strings.Contains(err.Error(), "no answer to the question") {
 			t.Errorf("error %v", err)
 		}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/layout"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
@@ -559,7 +560,7 @@ func TestTargetClose(t *testing.T) {
 	}
 	punched := make(chan error, 1)
 	go func() { punched <- target.Deallocate(context.Background(), df, layout.Column{}, 0, 40000) }()
-	until(t, "zeroing begins", func() bool { return s.queued(wire.OpWriteZeroes) > 0 })
+	waittest.Until(t, "zeroing begins", func() bool { return s.queued(wire.OpWriteZeroes) > 0 })
 	target.Close()
 	for i, op := range all {
 		if op.running() {
@@ -581,7 +582,7 @@ func TestTargetClose(t *testing.T) {
 		data[i] = 0xff
 	}
 	s.set(func() { s.paused = false })
-	until(t, "what goes on behind it has ended", func() bool { return len(target.locked()) == 0 })
+	waittest.Until(t, "what goes on behind it has ended", func() bool { return len(target.locked()) == 0 })
 	for i, op := range all {
 		if n := op.times.Load(); n != 1 {
 			t.Errorf("op %d: Done was called %d times", i, n)
@@ -592,15 +593,6 @@ func TestTargetClose(t *testing.T) {
 			t.Error("data was taken after Close")
 		}
 	})
-}
-
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(testPatience); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waiting in vain: %s", what)
-		}
-	}
 }
 
 // queued is how many commands op wait.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/nvme"
 )
@@ -53,7 +54,7 @@ func TestInitiatorUse(t *testing.T) {
 	n := mustOpen(t, i, a)
 	check := func(want ...string) {
 		t.Helper()
-		eventually(t, "its paths", func() bool { _, usable := pathsOf(i); return usable == len(want) })
+		waittest.Until(t, "its paths", func() bool { _, usable := pathsOf(i); return usable == len(want) })
 		if got, _ := pathsOf(i); !slices.Equal(got, sorted(want...)) {
 			t.Errorf("addresses %v, want %v", got, sorted(want...))
 		}
@@ -103,7 +104,7 @@ func TestInitiatorMove(t *testing.T) {
 	}
 	check := func(want ...string) {
 		t.Helper()
-		eventually(t, "its paths", func() bool {
+		waittest.Until(t, "its paths", func() bool {
 			got, usable := pathsOf(i)
 			return usable == len(want) && slices.Equal(got, sorted(want...))
 		})
@@ -153,11 +154,14 @@ func TestInitiatorFollow(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := mustOpen(t, i, a)
-	eventually(t, "connected", func() bool { st := i.Discovery(); return st[0].Connected && st[0].Portals == 1 && st[0].Addr == at[0] })
+	waittest.Until(t, "connected", func() bool {
+		st := i.Discovery()
+		return st[0].Connected && st[0].Portals == 1 && st[0].Addr == at[0]
+	})
 	l := startLoad(n, 7)
 	uses := func(want ...string) {
 		t.Helper()
-		eventually(t, "other paths", func() bool {
+		waittest.Until(t, "other paths", func() bool {
 			got, usable := pathsOf(i)
 			return slices.Equal(got, sorted(want...)) && usable == len(want)
 		})
@@ -165,7 +169,7 @@ func TestInitiatorFollow(t *testing.T) {
 	if err := target.PortDown(1); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "nothing is told", func() bool { return i.Discovery()[0].Portals == 0 })
+	waittest.Until(t, "nothing is told", func() bool { return i.Discovery()[0].Portals == 0 })
 	if err := target.PortUp(2); err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +195,7 @@ func TestInitiatorFollow(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustOpen(t, again, a) // nobody listens there
-	eventually(t, "not connected", func() bool { st := again.Discovery()[0]; return !st.Connected && st.Err != nil })
+	waittest.Until(t, "not connected", func() bool { st := again.Discovery()[0]; return !st.Connected && st.Err != nil })
 	if err := target.PortDown(2); err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +205,10 @@ func TestInitiatorFollow(t *testing.T) {
 	if err := target.PortUp(3); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "verified", func() bool { got, usable := pathsOf(again); return usable == 1 && slices.Equal(got, []string{a}) })
+	waittest.Until(t, "verified", func() bool {
+		got, usable := pathsOf(again)
+		return usable == 1 && slices.Equal(got, []string{a})
+	})
 	again.Close()
 
 	// A file that is damaged is as none, and replaced.
@@ -212,7 +219,7 @@ func TestInitiatorFollow(t *testing.T) {
 	if err := third.Follow(at, file); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a good file", func() bool {
+	waittest.Until(t, "a good file", func() bool {
 		b, err := os.ReadFile(file)
 		if err != nil {
 			return false

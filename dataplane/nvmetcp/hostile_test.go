@@ -15,6 +15,8 @@ import (
 	"time"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
+
+	"github.com/weftfs/weft/internal/waittest"
 )
 
 // resp, data and r2t are PDUs as they must not be.
@@ -451,7 +453,7 @@ func TestTooEarly(t *testing.T) {
 			last := q.slots[19].sqe.CID
 			q.mu.Unlock()
 			pc.raw(pdu(last))
-			eventually(t, "lost", func() bool { return c.Stats().Losses > 0 })
+			waittest.Until(t, "lost", func() bool { return c.Stats().Losses > 0 })
 			close(held)
 			wait(t, &wg)
 		})
@@ -566,7 +568,7 @@ func TestSetUpRefused(t *testing.T) {
 				t.Errorf("%v (final: %v); want %q", err, ce != nil && ce.Final, test.want)
 			}
 			t.Log(err)
-			eventually(t, "no connection is left", func() bool {
+			waittest.Until(t, "no connection is left", func() bool {
 				p.mu.Lock()
 				defer p.mu.Unlock()
 				return len(p.conns) == 0
@@ -716,7 +718,7 @@ func TestSilence(t *testing.T) {
 		t.Errorf("gone %v after the start, in %v", path.Gone.Sub(began), time.Until(path.Gone))
 	}
 	close(wake)
-	eventually(t, "connected again", func() bool { return p.connects.Load() == 2 })
+	waittest.Until(t, "connected again", func() bool { return p.connects.Load() == 2 })
 	if !bytes.Equal(cmd.Data, make([]byte, 4096)) {
 		t.Error("data came after the end")
 	}
@@ -765,7 +767,7 @@ func TestUnsentStaysUnsent(t *testing.T) {
 	c.Reset("a test")
 	wait(t, &wg)
 	close(held)
-	eventually(t, "all that arrives is read", func() bool {
+	waittest.Until(t, "all that arrives is read", func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return !p.conns[old.Load()]

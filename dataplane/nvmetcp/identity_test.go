@@ -8,6 +8,8 @@ import (
 	"time"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
+
+	"github.com/weftfs/weft/internal/waittest"
 )
 
 // TestRetryAfterReplacement: a write that waits to be repeated on its path, whose namespace is replaced meanwhile by another one
@@ -73,7 +75,7 @@ func TestAssociation(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Reset("test")
-	eventually(t, "connected again", func() bool { return p.connects.Load() == 2 && c.State() == StateLive })
+	waittest.Until(t, "connected again", func() bool { return p.connects.Load() == 2 && c.State() == StateLive })
 	var path *PathError
 	if err := do(t, c, cmd); !errors.As(err, &path) || path.Sent {
 		t.Errorf("on the next one: %v", err)

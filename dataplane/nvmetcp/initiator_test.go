@@ -20,6 +20,7 @@ import (
 	"github.com/weftfs/weft/dataplane/nvmetcp"
 	"github.com/weftfs/weft/internal/nvmeauth"
 	"github.com/weftfs/weft/internal/nvmeauth/nvmeauthtest"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/nvme"
 	"github.com/weftfs/weft/server/nvme/nvmetest"
@@ -355,7 +356,7 @@ func TestFencing(t *testing.T) {
 	release := disk.holdWrites()
 	written := make(chan error, 1)
 	go func() { written <- run(tg, layout.OpWrite, 1, data) }()
-	eventually(t, "the write is being carried out", func() bool { return disk.inside.Load() == 1 })
+	waittest.Until(t, "the write is being carried out", func() bool { return disk.inside.Load() == 1 })
 	fenced := make(chan error, 1)
 	go func() {
 		err := service.Preempt(ctx, serviceKey, firstKey)
@@ -447,12 +448,12 @@ func TestRegisteredAgain(t *testing.T) {
 		for k, cord := range cords {
 			cord.plug(target.Addr(uint16(1 + k)))
 		}
-		eventually(t, "the reservation is back", func() bool {
+		waittest.Until(t, "the reservation is back", func() bool {
 			now, err := service.Reservation(ctx)
 			return err == nil && now.Holder == wire.HostID{1} && len(now.Registrants) == 2
 		})
 		before := l.done.Load()
-		eventually(t, "the load goes on", func() bool { return l.done.Load() > before+100 })
+		waittest.Until(t, "the load goes on", func() bool { return l.done.Load() > before+100 })
 		if err := write(t, stranger); !isFenced(err) {
 			t.Errorf("a stranger writes: %v", err)
 		}
@@ -493,7 +494,7 @@ func TestAlive(t *testing.T) {
 	}
 	waiting := make(chan error, 1)
 	go func() { waiting <- write(t, n) }()
-	eventually(t, "the write waits", func() bool { return i.Stats()[0].Namespaces[0].Waiting == 1 })
+	waittest.Until(t, "the write waits", func() bool { return i.Stats()[0].Namespaces[0].Waiting == 1 })
 	alive.Store(false)
 	if err := target.PortUp(1); err != nil {
 		t.Fatal(err)
@@ -539,7 +540,7 @@ func TestEnded(t *testing.T) {
 		"another one of the same block":  start(layout.OpWrite, 1200, 100),
 		"a read that waited for a path":  start(layout.OpRead, 0, 512),
 	}
-	eventually(t, "they wait", func() bool { return i.Stats()[0].Namespaces[0].Waiting == 3 })
+	waittest.Until(t, "they wait", func() bool { return i.Stats()[0].Namespaces[0].Waiting == 3 })
 	before := disk.writes.Load()
 	close(ended)
 	if err := target.PortUp(1); err != nil {

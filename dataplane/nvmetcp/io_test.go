@@ -11,6 +11,8 @@ import (
 	"time"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
+
+	"github.com/weftfs/weft/internal/waittest"
 )
 
 // TestData has reads and writes of all sizes, many at once, by every way that data can go, and compares with what should be there.
@@ -320,7 +322,7 @@ func TestQueueChoice(t *testing.T) {
 			c.Start(cmd)
 		}
 		c.Flush()
-		eventually(t, "all arrived", func() bool {
+		waittest.Until(t, "all arrived", func() bool {
 			mu.Lock()
 			defer mu.Unlock()
 			sum := 0
@@ -434,7 +436,7 @@ func TestDetach(t *testing.T) {
 		c.Flush()
 		<-arrived
 		q := c.live.Load().io[0]
-		eventually(t, "receiving", func() bool {
+		waittest.Until(t, "receiving", func() bool {
 			q.mu.Lock()
 			defer q.mu.Unlock()
 			return q.current != nil

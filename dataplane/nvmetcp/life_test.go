@@ -12,6 +12,7 @@ import (
 
 	"github.com/weftfs/weft/internal/nvmeauth"
 	"github.com/weftfs/weft/internal/nvmeauth/nvmeauthtest"
+	"github.com/weftfs/weft/internal/waittest"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 )
@@ -77,7 +78,7 @@ func TestOneQueueLost(t *testing.T) {
 	}
 	start(9) // 2 for each queue are sent, 1 waits
 	c.Flush()
-	eventually(t, "6 arrived", func() bool {
+	waittest.Until(t, "6 arrived", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return len(conns) == 6
@@ -88,10 +89,10 @@ func TestOneQueueLost(t *testing.T) {
 		t.Errorf("%d sent, %d not", sent.Load(), unsent.Load())
 	}
 	// The admin queue's loss is no different.
-	eventually(t, "live", func() bool { return c.State() == StateLive })
+	waittest.Until(t, "live", func() bool { return c.State() == StateLive })
 	abort(c.live.Load().admin.nc)
-	eventually(t, "lost again", func() bool { return c.Stats().Losses == 2 })
-	eventually(t, "live again", func() bool { return c.State() == StateLive })
+	waittest.Until(t, "lost again", func() bool { return c.Stats().Losses == 2 })
+	waittest.Until(t, "live again", func() bool { return c.State() == StateLive })
 }
 
 // TestBusyKeepAlive has Keep Alives go while all data is stuck, and none at all while answers come from a controller that takes
@@ -118,7 +119,7 @@ func TestBusyKeepAlive(t *testing.T) {
 			wg.Go(func() { c.GetFeature(ctx, wire.Feature{ID: wire.FeatureKATO}, nil) })
 		}
 		before := p.beats.Load()
-		eventually(t, "Keep Alives", func() bool { return p.beats.Load() > before+1 })
+		waittest.Until(t, "Keep Alives", func() bool { return p.beats.Load() > before+1 })
 		cancel()
 		close(held)
 		wait(t, &wg)
@@ -146,8 +147,8 @@ func TestBusyKeepAlive(t *testing.T) {
 		}
 		c := p.host(func(cfg *Config) { cfg.KATO = time.Second })
 		connected.Store(true)
-		eventually(t, "lost", func() bool { return c.Stats().Losses > 0 })
-		eventually(t, "live", func() bool { return c.State() == StateLive })
+		waittest.Until(t, "lost", func() bool { return c.Stats().Losses > 0 })
+		waittest.Until(t, "live", func() bool { return c.State() == StateLive })
 	})
 	t.Run("expired", func(t *testing.T) {
 		p := newPeer(t)
@@ -161,8 +162,8 @@ func TestBusyKeepAlive(t *testing.T) {
 		}
 		c := p.host(func(cfg *Config) { cfg.KATO = time.Second })
 		connected.Store(true)
-		eventually(t, "lost", func() bool { return c.Stats().Losses > 0 })
-		eventually(t, "live", func() bool { return c.State() == StateLive })
+		waittest.Until(t, "lost", func() bool { return c.Stats().Losses > 0 })
+		waittest.Until(t, "live", func() bool { return c.State() == StateLive })
 	})
 	t.Run("none", func(t *testing.T) {
 		p := newPeer(t)
@@ -204,7 +205,7 @@ func TestEvents(t *testing.T) {
 		return len(p.aers)
 	}
 	for i := range 50 {
-		eventually(t, "4 AERs", func() bool { return outstanding() == maxEvents })
+		waittest.Until(t, "4 AERs", func() bool { return outstanding() == maxEvents })
 		for range 1 + i%maxEvents {
 			p.event(wire.EventANAChanged)
 		}
@@ -220,9 +221,9 @@ func TestEvents(t *testing.T) {
 		}
 	}
 	// One that asks for a reset gets it.
-	eventually(t, "4 AERs", func() bool { return outstanding() == maxEvents })
+	waittest.Until(t, "4 AERs", func() bool { return outstanding() == maxEvents })
 	p.event(wire.EventPersistentError)
-	eventually(t, "reset", func() bool { return p.connects.Load() == 2 })
+	waittest.Until(t, "reset", func() bool { return p.connects.Load() == 2 })
 }
 
 // TestEventRefused lives with a controller that allows fewer AERs than it says.
@@ -237,7 +238,7 @@ func TestEventRefused(t *testing.T) {
 		return true
 	}
 	c := p.host(nil)
-	eventually(t, "refused", func() bool { return n.Load() == maxEvents })
+	waittest.Until(t, "refused", func() bool { return n.Load() == maxEvents })
 	if err := do(t, c, readCommand(0, 512)); err != nil {
 		t.Fatal(err)
 	}
@@ -261,7 +262,7 @@ func TestResetStatus(t *testing.T) {
 	if err := do(t, c, &Command{Op: wire.OpFlush, NSID: 1}); !errors.As(err, &status) || status.Class() != wire.ClassReset {
 		t.Fatal(err)
 	}
-	eventually(t, "reset", func() bool { return p.connects.Load() == 2 && c.State() == StateLive })
+	waittest.Until(t, "reset", func() bool { return p.connects.Load() == 2 && c.State() == StateLive })
 	if err := do(t, c, &Command{Op: wire.OpFlush, NSID: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +315,7 @@ func TestAdminGivenUpOften(t *testing.T) {
 	}
 	wait(t, &wg)
 	before := p.beats.Load()
-	eventually(t, "two more Keep Alives", func() bool { return p.beats.Load() >= before+2 })
+	waittest.Until(t, "two more Keep Alives", func() bool { return p.beats.Load() >= before+2 })
 }
 
 // TestAdminLost ends admin commands that have no answer in time, and those that wait for them.
@@ -423,7 +424,7 @@ func TestClose(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "goroutines gone", func() bool { return runtime.NumGoroutine() <= before })
+	waittest.Until(t, "goroutines gone", func() bool { return runtime.NumGoroutine() <= before })
 }
 
 // TestReuseInDone starts a command again from its own Done.

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/server/nvme"
 	"github.com/weftfs/weft/server/nvme/nvmetest"
 
@@ -285,16 +286,6 @@ func (l *load) end(t *testing.T) {
 	t.Logf("%d commands, the longest took %v", l.done.Load(), time.Duration(l.longest.Load()).Round(time.Millisecond))
 }
 
-// eventually waits until ok.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
 // live is how many paths of the first namespace are in use; 0 also if there is none.
 func live(s *nvmetcp.Subsystem) (k int) {
 	if list := s.Stats().Namespaces; len(list) > 0 {
@@ -313,7 +304,7 @@ func TestFailuresUnderLoad(t *testing.T) {
 	target := startTarget(t, nil)
 	cables := []*cable{newCable(t, target.Addr(1)), newCable(t, target.Addr(2))}
 	s, n := openSubsystem(t, cables[0].addr(), cables[1].addr())
-	eventually(t, "two paths", func() bool { return live(s) == 2 })
+	waittest.Until(t, "two paths", func() bool { return live(s) == 2 })
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 99))
@@ -344,7 +335,7 @@ func TestFailuresUnderLoad(t *testing.T) {
 		time.Sleep(time.Duration(r.IntN(300)) * time.Millisecond)
 		s.SetPolicy(nvmetcp.Policy(r.IntN(4)))
 		if what == 2 { // long enough to be noticed
-			eventually(t, "a silent path is out", func() bool { return live(s) < 2 })
+			waittest.Until(t, "a silent path is out", func() bool { return live(s) < 2 })
 			c.silent.Store(false)
 		}
 		if err := target.PortUp(port); err != nil {
@@ -353,7 +344,9 @@ func TestFailuresUnderLoad(t *testing.T) {
 		if err := target.SetANA(port, 1, wire.ANAOptimized); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, fmt.Sprintf("two paths again after failure %d (kind %d)", i, what), func() bool { return live(s) == 2 })
+		waittest.Until(t, fmt.Sprintf("two paths again after failure %d (kind %d)", i, what), func() bool {
+			return live(s) == 2
+		})
 	}
 	l.end(t)
 	for _, c := range s.Stats().Controllers {
@@ -392,13 +385,13 @@ func TestANAUnderLoad(t *testing.T) {
 func TestNamespaceChangesAtTarget(t *testing.T) {
 	target := startTarget(t, nil)
 	s, n := openSubsystem(t, target.Addr(1), target.Addr(2))
-	eventually(t, "two paths", func() bool { return live(s) == 2 })
+	waittest.Until(t, "two paths", func() bool { return live(s) == 2 })
 	extra := backing(t, 1<<20)
 	if err := target.AddNamespace(twoPortNQN, nvme.Namespace{NSID: 7, Backing: extra, BlockSize: 4096, NGUID: [16]byte{7}}); err != nil {
 		t.Fatal(err)
 	}
 	var seven *nvmetcp.Namespace
-	eventually(t, "namespace 7", func() (ok bool) {
+	waittest.Until(t, "namespace 7", func() (ok bool) {
 		var err error
 		seven, err = s.Namespace(7)
 		return err == nil
@@ -412,7 +405,7 @@ func TestNamespaceChangesAtTarget(t *testing.T) {
 	if err := target.AddNamespace(twoPortNQN, nvme.Namespace{NSID: 7, Backing: backing(t, 1<<20), BlockSize: 4096, NGUID: [16]byte{8}}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "another namespace 7", func() bool {
+	waittest.Until(t, "another namespace 7", func() bool {
 		now, err := s.Namespace(7)
 		return err == nil && now.ID() != seven.ID()
 	})
@@ -438,7 +431,7 @@ func TestNamespaceBackAtOnce(t *testing.T) {
 		if err := target.AddNamespace(twoPortNQN, space); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, fmt.Sprintf("namespace 1 after round %d", round), func() bool {
+		waittest.Until(t, fmt.Sprintf("namespace 1 after round %d", round), func() bool {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
 			err := n.Do(ctx, &nvmetcp.Request{Command: nvmetcp.Command{Op: wire.OpRead, Blocks: 1, Data: make([]byte, 512)}})
@@ -464,7 +457,7 @@ func TestFollowTarget(t *testing.T) {
 		t.Fatalf("found %v, want %v", got, both)
 	}
 	s, n := openSubsystem(t, found.Addrs(twoPortNQN)...)
-	eventually(t, "two paths", func() bool { return live(s) == 2 })
+	waittest.Until(t, "two paths", func() bool { return live(s) == 2 })
 	cfg.Known = found
 	cfg.OnChange = func(d *nvmetcp.Directory) { s.SetAddrs(d.Addrs(twoPortNQN)) }
 	d, err := nvmetcp.Follow(t.Context(), cfg)
@@ -472,17 +465,17 @@ func TestFollowTarget(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	eventually(t, "verified", func() bool { _, ok := d.Now(); return ok })
+	waittest.Until(t, "verified", func() bool { _, ok := d.Now(); return ok })
 	l := startLoad(n, 5)
 	for _, port := range []uint16{1, 2, 1} {
 		if err := target.PortDown(port); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "one address", func() bool { return len(s.Addrs()) == 1 })
+		waittest.Until(t, "one address", func() bool { return len(s.Addrs()) == 1 })
 		if err := target.PortUp(port); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "two paths", func() bool { return len(s.Addrs()) == 2 && live(s) == 2 })
+		waittest.Until(t, "two paths", func() bool { return len(s.Addrs()) == 2 && live(s) == 2 })
 	}
 	l.end(t)
 }

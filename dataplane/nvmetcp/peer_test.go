@@ -474,13 +474,3 @@ func pattern(seed uint64, n int) []byte {
 	}
 	return b[:n]
 }
-
-// eventually waits until ok returns true.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not: %s", what)
-		}
-	}
-}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
+
+	"github.com/weftfs/weft/internal/waittest"
 )
 
 // life is a Controller without sockets.
@@ -268,7 +270,7 @@ func TestCloseDuringLoss(t *testing.T) {
 	q.out.pos.Store(1)
 	q.mu.Lock()
 	go a.fail(errHungUp)
-	eventually(t, "it fails", func() bool { return a.cause() != nil })
+	waittest.Until(t, "it fails", func() bool { return a.cause() != nil })
 	a.fail(ErrClosed) // comes too late
 	go a.stop()
 	time.Sleep(20 * time.Millisecond)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/weftfs/weft/internal/nvmeauth"
 	"github.com/weftfs/weft/internal/nvmeauth/nvmeauthtest"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/server/nvme"
 	"github.com/weftfs/weft/server/nvme/nvmetest"
 
@@ -277,7 +278,7 @@ func TestAuthentication(t *testing.T) {
 			if err := tgt.DropControllers(testNQN, hostNQN); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "connected again", func() bool { return c.Stats().Losses == 1 && c.State() == StateLive })
+			waittest.Until(t, "connected again", func() bool { return c.Stats().Losses == 1 && c.State() == StateLive })
 			if err := do(t, c, readCommand(0, 512)); err != nil {
 				t.Error(err)
 			}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weftfs/weft/internal/iobuf"
+	"github.com/weftfs/weft/internal/waittest"
 )
 
 const (
@@ -168,14 +169,13 @@ func (k *kernel) expect(unique uint64, errno syscall.Errno) []byte {
 // settle waits until no memory is in use but what the readers read into: answers come before that.
 func (k *kernel) settle() {
 	k.t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		reads, writes := k.s.reads.Used(), k.s.writes.Used()
-		if reads == 0 && writes == int64(k.s.readers)*testMaxWrite {
-			return
-		}
-		if time.Now().After(deadline) {
-			k.t.Fatalf("still in use: %d bytes for READs, %d for WRITEs", reads, writes)
-		}
+	var reads, writes int64
+	ok := waittest.Poll(patience, time.Millisecond, func() bool {
+		reads, writes = k.s.reads.Used(), k.s.writes.Used()
+		return reads == 0 && writes == int64(k.s.readers)*testMaxWrite
+	})
+	if !ok {
+		k.t.Fatalf("still in use: %d bytes for READs, %d for WRITEs", reads, writes)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/internal/wire/peerrpc"
 	"github.com/weftfs/weft/layout"
@@ -435,9 +436,9 @@ func (w *world) owners() []string {
 // await waits until all shards are served, evenly by processes at these addresses.
 func (w *world) await(patience time.Duration, addrs ...string) {
 	w.t.Helper()
-	began := time.Now()
-	for {
-		got := map[string]int{}
+	var got map[string]int
+	ok := waittest.Poll(patience, 10*time.Millisecond, func() bool {
+		got = map[string]int{}
 		for _, addr := range w.owners() {
 			got[addr]++
 		}
@@ -445,13 +446,10 @@ func (w *world) await(patience time.Duration, addrs ...string) {
 		for _, addr := range addrs {
 			even = even && got[addr] >= w.shards/len(addrs) && got[addr] <= (w.shards+len(addrs)-1)/len(addrs)
 		}
-		if even {
-			return
-		}
-		if time.Since(began) > patience {
-			w.t.Fatalf("after %v shards are served by %v, want %v", patience, got, addrs)
-		}
-		time.Sleep(10 * time.Millisecond)
+		return even
+	})
+	if !ok {
+		w.t.Fatalf("after %v shards are served by %v, want %v", patience, got, addrs)
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/weftfs/weft/internal/iobuf"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/rpctls/tlstest"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/localio"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
@@ -99,7 +100,7 @@ func (ts *localServer) counts() (sessions, lent, probes int) {
 // wantNothing waits until the broker knows of nothing any more.
 func (ts *localServer) wantNothing() {
 	ts.t.Helper()
-	eventually(ts.t, "the broker forgets", func() bool {
+	waittest.Until(ts.t, "the broker forgets", func() bool {
 		sessions, lent, probes := ts.counts()
 		return sessions == 0 && lent == 0 && probes == 0
 	})
@@ -108,7 +109,7 @@ func (ts *localServer) wantNothing() {
 // wantNotLent waits until CLOSED has come for all that was lent.
 func (ts *localServer) wantNotLent() {
 	ts.t.Helper()
-	eventually(ts.t, "all is given back", func() bool { _, lent, _ := ts.counts(); return lent == 0 })
+	waittest.Until(ts.t, "all is given back", func() bool { _, lent, _ := ts.counts(); return lent == 0 })
 }
 
 // evict drives a file out of the server's cache.
@@ -118,20 +119,11 @@ func (ts *localServer) evict(c *client, fh wire.FileHandle) {
 	ts.cache.max = 1
 	ts.cache.mu.Unlock()
 	n := time.Now().UnixNano()
-	eventually(ts.t, "the file leaves the cache", func() bool {
+	waittest.Until(ts.t, "the file leaves the cache", func() bool {
 		n++
 		c.getattr(c.create(ts.root, fmt.Sprint("evict", n), 1, 1))
 		return !ts.isOpen(fh)
 	})
-}
-
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for began := time.Now(); !ok(); time.Sleep(time.Millisecond) {
-		if time.Since(began) > patience {
-			t.Fatalf("does not happen: %s", what)
-		}
-	}
 }
 
 // local makes a call of the program of package localio, without a credential.
@@ -588,10 +580,10 @@ func TestLocalConnectionEnds(t *testing.T) {
 	c.show(ch, nonce, nil)
 	c.nc.Close()
 	p.wantEnd()
-	eventually(t, "the probe is forgotten", func() bool { _, _, n := ts.counts(); return n == 0 })
+	waittest.Until(t, "the probe is forgotten", func() bool { _, _, n := ts.counts(); return n == 0 })
 	late.say(&localio.Reveal{Nonce: nonce})
 	late.wantRefused("no proof")
-	eventually(t, "one session is left", func() bool { n, lent, _ := ts.counts(); return n == 1 && lent == 0 })
+	waittest.Until(t, "one session is left", func() bool { n, lent, _ := ts.counts(); return n == 1 && lent == 0 })
 
 	l := kept.mustOpen(fh, 7, 8, false)
 	kept.nc.Close()
@@ -607,7 +599,7 @@ func TestLocalShutdown(t *testing.T) {
 	p := ts.meet(c)
 	p.mustOpen(c.create(ts.root, "f", 7, 8), 7, 8, true)
 	idle := ts.knock()
-	eventually(t, "two sessions", func() bool { n, _, _ := ts.counts(); return n == 2 })
+	waittest.Until(t, "two sessions", func() bool { n, _, _ := ts.counts(); return n == 2 })
 	ts.stop()
 	p.wantEnd()
 	idle.wantEnd()
@@ -925,7 +917,7 @@ func TestLocalNotReceived(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "OPENED", func() bool {
+	waittest.Until(t, "OPENED", func() bool {
 		var n int
 		raw.Control(func(fd uintptr) { n, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) })
 		return n == 1
@@ -1027,7 +1019,7 @@ func TestLocalSessions(t *testing.T) {
 		t.Errorf("%d sessions", n)
 	}
 	idle[0].nc.Close()
-	eventually(t, "a session ends", func() bool { n, _, _ := ts.counts(); return n < maxSessions })
+	waittest.Until(t, "a session ends", func() bool { n, _, _ := ts.counts(); return n < maxSessions })
 	ts.meet(c)
 }
 

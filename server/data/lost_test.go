@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/conns"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/internal/wire/oncrpc"
@@ -64,7 +65,7 @@ func TestOriginal(t *testing.T) {
 		w := writeCall{wire.WriteArgs{FH: fh, Offset: uint64(i)}, []byte{'o'}}
 		a.send(nfsCall(wire.ProcWrite, super), w.Append(nil))
 	}
-	eventually(t, "as many WRITEs have begun as may", func() bool { return ts.refs(f) == 1+maxRequests })
+	waittest.Until(t, "as many WRITEs have begun as may", func() bool { return ts.refs(f) == 1+maxRequests })
 	a.nc.Close()
 
 	if b.endLost(1) {

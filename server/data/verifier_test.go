@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/localio"
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 	"github.com/weftfs/weft/test/harness"
@@ -252,7 +253,7 @@ func TestFailedSyncBesideWrite(t *testing.T) {
 	written := make(chan wire.Status)
 	other := ts.dial()
 	go func() { written <- other.write(super, fh, 0, []byte("x"), wire.FileSync).Status }() // ends with the answer
-	eventually(t, "the page cache has it", f.sync.dirty.Load)
+	waittest.Until(t, "the page cache has it", f.sync.dirty.Load)
 	ts.cache.put(f)
 	goOn <- true
 	var res wire.CommitRes
@@ -389,7 +390,7 @@ func TestLastSyncIsBounded(t *testing.T) {
 		ts.stop()
 		close(ended)
 	}()
-	eventually(t, "it shuts down", ts.isClosing)
+	waittest.Until(t, "it shuts down", ts.isClosing)
 	close(goOn)
 	<-ended
 	if n := begun.Load(); n > lastSyncs {

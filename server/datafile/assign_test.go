@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -428,7 +429,7 @@ func TestAssignNewNothingReady(t *testing.T) {
 		w.check()
 	})
 	w, _ := newBlockWorld(t, 1<<30)
-	w.eventually("a pool", func() bool {
+	waittest.Until(w.t, "a pool", func() bool {
 		w.m.mu.Lock()
 		defer w.m.mu.Unlock()
 		return len(w.m.devices[0].pool) > 0

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
 	"github.com/weftfs/weft/layout"
@@ -159,16 +160,6 @@ func (w *world) add(url string) metarpc.DeviceInfo {
 		w.t.Fatalf("%+v, %v", info, err)
 	}
 	return info
-}
-
-// eventually waits until f is true.
-func (w *world) eventually(what string, f func() bool) {
-	w.t.Helper()
-	for end := time.Now().Add(time.Minute); !f(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			w.t.Fatalf("not so after a minute: %s", what)
-		}
-	}
 }
 
 // spaces proves that no namespace has lost units, and that so many bytes of all are not free.
@@ -398,7 +389,7 @@ func TestAddNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	kick(dev.recheck)
-	w.eventually("the device is down", func() bool {
+	waittest.Until(w.t, "the device is down", func() bool {
 		info := w.m.info(t.Context(), []*device{dev})[0]
 		return !info.Reachable && strings.Contains(info.Problem, "label")
 	})
@@ -468,7 +459,7 @@ func TestRefusedNamespaces(t *testing.T) {
 	more.write(2, 0, d.read(0, 0, 16*mib))
 	w.m.Close()
 	w.start(w.engine)
-	w.eventually("it is up", func() bool { return w.m.Devices(t.Context())[0].Reachable })
+	waittest.Until(w.t, "it is up", func() bool { return w.m.Devices(t.Context())[0].Reachable })
 	copied := newDisks(t, 16*mib)
 	copied.write(0, 0, d.read(0, 0, 16*mib))
 	if err := copied.target.RemoveNamespace(testNQN, 1); err != nil {
@@ -557,7 +548,7 @@ func TestExtents(t *testing.T) {
 		t.Errorf("blocks that were cut off are made valid: %v", err)
 	}
 	w.remove(id)
-	w.eventually("nothing is taken", func() bool { return w.m.GarbageCount(t.Context()) == 0 })
+	waittest.Until(w.t, "nothing is taken", func() bool { return w.m.GarbageCount(t.Context()) == 0 })
 	w.spaces(0)
 }
 
@@ -583,7 +574,7 @@ func TestNamespaceFull(t *testing.T) {
 		}
 		w.remove(id)
 	}
-	w.eventually("it is removed", func() bool { return w.m.GarbageCount(t.Context()) == 0 })
+	waittest.Until(w.t, "it is removed", func() bool { return w.m.GarbageCount(t.Context()) == 0 })
 	if _, err := w.m.Assign(t.Context(), 9, ino, 20*mib, mib, session, false, nil, nil); err != nil {
 		t.Error(err)
 	}
@@ -642,7 +633,10 @@ func TestNamespaceThin(t *testing.T) {
 		t.Errorf("%d bytes are taken after one was cut, want 10 MiB", n)
 	}
 	w.remove(2)
-	w.eventually("what was removed is deallocated", func() bool { n := used() - began; return n >= 2*mib && n <= 3*mib })
+	waittest.Until(w.t, "what was removed is deallocated", func() bool {
+		n := used() - began
+		return n >= 2*mib && n <= 3*mib
+	})
 	if got := w.get(d, w.row(1), 0, 2*mib); !bytes.Equal(got, pattern(1, 8*mib)[:2*mib]) {
 		t.Error("what was not cut off is not what was written")
 	}
@@ -672,7 +666,7 @@ func TestNamespaceCrashes(t *testing.T) {
 			w.engine = engine.survives(t)
 		}
 		w.restart()
-		w.eventually("nothing is condemned", func() bool {
+		waittest.Until(w.t, "nothing is condemned", func() bool {
 			return !slices.ContainsFunc(w.m.all(), func(d *device) bool {
 				stat, err := d.space.Stat(t.Context())
 				return err != nil || stat.Condemned > 0
@@ -741,7 +735,7 @@ func TestNamespaceRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.restart()
-	w.eventually("what was condemned is free", func() bool {
+	waittest.Until(w.t, "what was condemned is free", func() bool {
 		stat, err := w.m.all()[0].space.Stat(t.Context())
 		return err == nil && stat.Condemned == 0
 	})
@@ -820,7 +814,7 @@ func TestFenceSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	dev := w.m.all()[0]
-	w.eventually("it is reserved again", func() bool {
+	waittest.Until(w.t, "it is reserved again", func() bool {
 		kick(dev.recheck)
 		return write() != nil && w.m.Devices(t.Context())[0].Reachable
 	})
@@ -881,7 +875,7 @@ func TestMoves(t *testing.T) {
 			}
 		}
 	}
-	w.eventually("what was left is removed", func() bool { return w.m.GarbageCount(t.Context()) == 0 })
+	waittest.Until(w.t, "what was left is removed", func() bool { return w.m.GarbageCount(t.Context()) == 0 })
 	w.spaces(4 * mib) // zeros take none
 
 	// A mirrored file on both loses one copy after the other.
@@ -894,7 +888,7 @@ func TestMoves(t *testing.T) {
 		if _, err := w.m.MarkStale(t.Context(), mirrored, []metarpc.CopyRef{row.Mirrors[i][0].Ref()}); err != nil {
 			t.Fatal(err)
 		}
-		w.eventually("there is another copy", func() bool {
+		waittest.Until(w.t, "there is another copy", func() bool {
 			fill(mirrored)
 			row := w.row(mirrored)
 			return !row.Incomplete()
@@ -908,7 +902,7 @@ func TestMoves(t *testing.T) {
 	}
 	w.remove(mirrored)
 	w.remove(id)
-	w.eventually("all is removed", func() bool { return w.m.GarbageCount(t.Context()) == 0 })
+	waittest.Until(w.t, "all is removed", func() bool { return w.m.GarbageCount(t.Context()) == 0 })
 	w.spaces(0)
 }
 
@@ -966,7 +960,7 @@ func TestNamespaceAway(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	go func() { cut <- w.m.Truncate(ctx, row, 100) }()
-	w.eventually("why it does not answer is known", func() bool {
+	waittest.Until(w.t, "why it does not answer is known", func() bool {
 		err := w.m.why(dev.url(), context.DeadlineExceeded)
 		return errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), addr)
 	})
@@ -979,7 +973,7 @@ func TestNamespaceAway(t *testing.T) {
 	if got := w.get(d, row, 0, mib); !bytes.Equal(got[:100], pattern(0, 100)) || !bytes.Equal(got[100:], make([]byte, mib-100)) {
 		t.Error("it was not cut")
 	}
-	w.eventually("it is up", func() bool {
+	waittest.Until(w.t, "it is up", func() bool {
 		kick(dev.recheck)
 		return w.m.Devices(t.Context())[0].Reachable
 	})
@@ -1004,7 +998,7 @@ func TestNamespacePulse(t *testing.T) {
 			row := w.store(d, 1, w.inode(1, layout.Policy{}), 0, pattern(0, mib))
 			c.begin(d)
 			info := func() metarpc.DeviceInfo { return w.m.Devices(t.Context())[0] }
-			w.eventually(c.problem, func() bool {
+			waittest.Until(w.t, c.problem, func() bool {
 				is := info()
 				return is.Reachable == c.reachable && strings.Contains(is.Problem, c.problem)
 			})
@@ -1014,7 +1008,7 @@ func TestNamespacePulse(t *testing.T) {
 				}
 			}
 			c.end(d)
-			w.eventually("it is up", func() bool {
+			waittest.Until(w.t, "it is up", func() bool {
 				kick(w.m.all()[0].recheck)
 				return info().Reachable && info().Problem == ""
 			})
@@ -1034,7 +1028,7 @@ func TestNamespaceFewCopies(t *testing.T) {
 	away := w.m.all()[1]
 	at := int(away.url().nsid - 1)
 	d.sick[at].fail(syscall.EIO)
-	w.eventually("one is down", func() bool { return !w.m.Devices(t.Context())[1].Reachable })
+	waittest.Until(w.t, "one is down", func() bool { return !w.m.Devices(t.Context())[1].Reachable })
 	for i := range row.Mirrors {
 		if ref := row.Mirrors[i][0].Ref(); ref.Device == away.id {
 			if _, err := w.m.MarkStale(t.Context(), older, []metarpc.CopyRef{ref}); err != nil {
@@ -1063,12 +1057,12 @@ func TestNamespaceFewCopies(t *testing.T) {
 
 	d.sick[at].fail(nil)
 	for _, id := range []layout.FileID{older, newer} {
-		w.eventually("it can be filled", func() bool {
+		waittest.Until(w.t, "it can be filled", func() bool {
 			kick(away.recheck)
 			can, err := w.m.Fillable(t.Context(), id, nil)
 			return can && err == nil
 		})
-		w.eventually("it is complete", func() bool {
+		waittest.Until(w.t, "it is complete", func() bool {
 			if err := w.fill(id, mib, nil); err != nil {
 				t.Fatal(err)
 			}
@@ -1085,7 +1079,7 @@ func TestNamespaceFewCopies(t *testing.T) {
 		}
 		w.remove(id)
 	}
-	w.eventually("all is removed", func() bool { return w.m.GarbageCount(t.Context()) == 0 })
+	waittest.Until(w.t, "all is removed", func() bool { return w.m.GarbageCount(t.Context()) == 0 })
 	w.spaces(0)
 }
 

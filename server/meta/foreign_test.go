@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -151,7 +152,7 @@ func TestForeignRemoval(t *testing.T) {
 			if err := remove(dir, false); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "the file is gone", gone(id))
+			waittest.Until(t, "the file is gone", gone(id))
 		})
 		t.Run(how+" of a file with two names", func(t *testing.T) {
 			dir, id := c.sibling(cl, syscall.S_IFREG)
@@ -175,7 +176,7 @@ func TestForeignRemoval(t *testing.T) {
 			_, err := ask[metarpc.AttrResult](cl, metarpc.OpLink, &metarpc.LinkArgs{ID: id, Parent: dir, Name: "again"})
 			wantStatus(t, err, metarpc.Status(syscall.ENOENT))
 			wantStatus(t, cl.there(id), metarpc.Status(syscall.EINVAL))
-			eventually(t, "its service knows that it has no name", func() bool {
+			waittest.Until(t, "its service knows that it has no name", func() bool {
 				svc := c.svc(0)
 				svc.mu.Lock()
 				defer svc.mu.Unlock()
@@ -356,7 +357,7 @@ func TestLostServices(t *testing.T) {
 							t.Errorf("afterwards the name leads to %+v %v", r, err)
 						}
 					}
-					eventually(t, "the inode is gone", func() bool {
+					waittest.Until(t, "the inode is gone", func() bool {
 						_, err := c.engine.Get(t.Context(), schema.InodeKey(id))
 						return errors.Is(err, catalog.ErrNotFound)
 					})
@@ -372,7 +373,7 @@ func (c *cluster) sync() {
 	c.t.Helper()
 	for k := range c.hosts {
 		svc := c.svc(k)
-		eventually(c.t, "nothing is held", func() bool {
+		waittest.Until(c.t, "nothing is held", func() bool {
 			svc.mu.Lock()
 			defer svc.mu.Unlock()
 			n := 0
@@ -444,7 +445,7 @@ func TestHold(t *testing.T) {
 	want("a message of the first that is late", hold(1, 1), HoldOver)
 	settle(2, 2)
 	want("a message of a change that is too long ago to be known", hold(1, 1), HoldOver)
-	eventually(t, "nothing is held", func() bool { return !marked() })
+	waittest.Until(t, "nothing is held", func() bool { return !marked() })
 	settle(3, 3)
 	want("a hold after it was settled", hold(3, 3), HoldOver)
 
@@ -453,7 +454,7 @@ func TestHold(t *testing.T) {
 	}
 	want("while a client does not answer", hold(4, 4), HoldPending)
 	settle(4, 4)
-	eventually(t, "nothing is held, though the client has not answered", func() bool { return !marked() })
+	waittest.Until(t, "nothing is held, though the client has not answered", func() bool { return !marked() })
 	close(stuck)
 
 	other := hold(5, 5)
@@ -470,7 +471,7 @@ func TestHold(t *testing.T) {
 	// The asker is another one already, and nobody settles.
 	put(t, c.hosts[1], schema.ShardKey(1), schema.Encode(&schema.Shard{Member: [16]byte{3}, Epoch: 2}))
 	want("of a service that is over", hold(7, 7), HoldReady)
-	eventually(t, "what it held is free", func() bool { return !marked() })
+	waittest.Until(t, "what it held is free", func() bool { return !marked() })
 
 	c.kill(0)
 	c.start(0)

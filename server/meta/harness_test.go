@@ -1334,18 +1334,6 @@ func dump(t testing.TB, engine catalog.Engine) map[string]string {
 	return all
 }
 
-// eventually waits for something that happens in the background.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatalf("still not: %s", what)
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
-
 // put changes a row behind the service's back.
 func put(t testing.TB, h *host, key, value []byte) {
 	t.Helper()

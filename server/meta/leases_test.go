@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -489,7 +490,7 @@ func TestSizeQueriesTogether(t *testing.T) {
 		wg.Go(func() { r.attr(f) })
 	}
 	<-got.came
-	eventually(t, "all wait", func() bool { return len(r.free) == r.welcome.Slots-askers })
+	waittest.Until(t, "all wait", func() bool { return len(r.free) == r.welcome.Slots-askers })
 	must[metarpc.Empty](r, metarpc.OpRenew, &metarpc.Empty{})
 	let()
 	wg.Wait()
@@ -688,7 +689,7 @@ func TestLeaseLimit(t *testing.T) {
 			t.Errorf("gives %t: not asked", gives)
 		}
 		mu.Unlock()
-		eventually(t, "room", func() bool { return c.attrLease(ids[0]) == attrs })
+		waittest.Until(t, "room", func() bool { return c.attrLease(ids[0]) == attrs })
 		must[metarpc.Empty](c, metarpc.OpLeaseReturn, &metarpc.LeaseReturnArgs{IDs: ids})
 		granted := 0
 		for _, e := range c.list(dir, 1000) {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -490,7 +491,7 @@ func (m *modelRun) stat(n *node) {
 // awaitGone waits until a file is gone that lost its last name by the service of by's shard, if that leaves the removal to another one.
 func (m *modelRun) awaitGone(by, n *node) {
 	if m.apart(by, n) && n.regular() && !n.exists() {
-		eventually(m.t, fmt.Sprintf("inode %d is removed", n.id), func() bool {
+		waittest.Until(m.t, fmt.Sprintf("inode %d is removed", n.id), func() bool {
 			_, err := m.h.engine.Get(m.t.Context(), schema.InodeKey(n.id))
 			return errors.Is(err, catalog.ErrNotFound)
 		})

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -142,7 +143,9 @@ func TestExactlyOnce(t *testing.T) {
 				if call.op == metarpc.OpTmpFile {
 					open = 1
 				}
-				eventually(t, "files without names are removed", func() bool { return countRows(t.Context(), h.engine, schema.PrefixOrphan) == open })
+				waittest.Until(t, "files without names are removed", func() bool {
+					return countRows(t.Context(), h.engine, schema.PrefixOrphan) == open
+				})
 				c.free <- hdr.Slot
 			}
 			checkCatalog(t, h.engine)
@@ -331,7 +334,7 @@ func unknownWhenItEnds(t *testing.T, f fault, stop bool, op metarpc.Op) {
 		h.svc.endGrace()
 	} else {
 		close(engine.tell)
-		eventually(t, "nothing is left of the session", func() bool {
+		waittest.Until(t, "nothing is left of the session", func() bool {
 			_, err := engine.Get(t.Context(), schema.SessionKey(sess.id))
 			return errors.Is(err, catalog.ErrNotFound)
 		})
@@ -370,7 +373,7 @@ func TestUnknownAssignment(t *testing.T) {
 		return nil
 	})
 	c.begin(metarpc.OpLayoutGet, &metarpc.LayoutGetArgs{ID: id, IOMode: layout.IOModeRW, Len: 1})
-	eventually(t, "the call waits", func() bool {
+	waittest.Until(t, "the call waits", func() bool {
 		h.files.mu.Lock()
 		defer h.files.mu.Unlock()
 		return slices.Contains(h.files.awaited, id)
@@ -380,7 +383,7 @@ func TestUnknownAssignment(t *testing.T) {
 		t.Fatal(err)
 	}
 	close(known)
-	eventually(t, "nothing is left of the session", func() bool {
+	waittest.Until(t, "nothing is left of the session", func() bool {
 		_, err := engine.Get(t.Context(), schema.SessionKey(sess.id))
 		return errors.Is(err, catalog.ErrNotFound)
 	})
@@ -426,7 +429,7 @@ func TestUnknownSession(t *testing.T) {
 				t.Fatalf("%d session rows, %d faults left", n, unknown)
 			}
 			must[metarpc.Empty](c, metarpc.OpEndSession, &metarpc.Empty{})
-			eventually(t, "the session has ended", func() bool { return sessions(true) == 1 && sessions(false) == 0 })
+			waittest.Until(t, "the session has ended", func() bool { return sessions(true) == 1 && sessions(false) == 0 })
 			h.kill(h.svc) // waits for the clean-up
 			for _, b := range lost {
 				if err := engine.Commit(t.Context(), b); err == nil {
@@ -434,7 +437,7 @@ func TestUnknownSession(t *testing.T) {
 				}
 			}
 			h.start()
-			eventually(t, "no session is left", func() bool { return sessions(true)+sessions(false) == 0 })
+			waittest.Until(t, "no session is left", func() bool { return sessions(true)+sessions(false) == 0 })
 		})
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -457,7 +458,7 @@ func TestLayoutStats(t *testing.T) {
 		t.Errorf("reports of %d and %d devices, want 2 and 2", count(a), count(b))
 	}
 	must[metarpc.Empty](a, metarpc.OpEndSession, &metarpc.Empty{})
-	eventually(t, "the report is forgotten", func() bool { return count(a) == 0 })
+	waittest.Until(t, "the report is forgotten", func() bool { return count(a) == 0 })
 	if count(b) != 2 {
 		t.Error("another session's report is forgotten, too")
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/schema"
@@ -54,10 +55,9 @@ func (h *host) wait(f func() error) time.Duration {
 // filledWithin waits until nothing is to be filled any more.
 func (h *host) filledWithin(d time.Duration) {
 	h.t.Helper()
-	for began := time.Now(); countRows(h.t.Context(), h.engine, schema.PrefixFill) > 0; time.Sleep(100 * time.Millisecond) {
-		if time.Since(began) > d {
-			h.t.Fatalf("not filled after %v", d)
-		}
+	filled := func() bool { return countRows(h.t.Context(), h.engine, schema.PrefixFill) == 0 }
+	if !waittest.Poll(d, 100*time.Millisecond, filled) {
+		h.t.Fatalf("not filled after %v", d)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -235,7 +236,7 @@ func TestStrayRows(t *testing.T) {
 	put(t, h, schema.WriterKey(id+1000, stray), nil)
 	put(t, h, schema.ReplyKey(metarpc.SessionID{4}, 200), schema.Encode(&schema.Reply{Sequence: 1}))
 	h.restart()
-	eventually(t, "clean", func() bool {
+	waittest.Until(t, "clean", func() bool {
 		return countRows(t.Context(), h.engine, schema.PrefixWriter) == 0 &&
 			countRows(t.Context(), h.engine, schema.PrefixReply) == 1 && countRows(t.Context(), h.engine, schema.PrefixSession) == 1
 	})
@@ -590,7 +591,7 @@ func TestShutdown(t *testing.T) {
 	down := make(chan error, 1)
 	svc := h.svc
 	go func() { down <- svc.Shutdown(context.Background()) }()
-	eventually(t, "draining", svc.draining.Load)
+	waittest.Until(t, "draining", svc.draining.Load)
 	_, err := ask[metarpc.Empty](c, metarpc.OpRenew, &metarpc.Empty{})
 	wantStatus(t, err, metarpc.StatusShutdown)
 	select {
@@ -640,7 +641,7 @@ func TestShutdownWelcomes(t *testing.T) {
 	down := make(chan error, 1)
 	svc := h.svc
 	go func() { down <- svc.Shutdown(context.Background()) }()
-	eventually(t, "draining", svc.draining.Load)
+	waittest.Until(t, "draining", svc.draining.Load)
 	close(release)
 	<-welcomed
 	if err := <-down; err != nil || hello.Session == (metarpc.SessionID{}) {

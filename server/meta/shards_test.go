@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -299,7 +300,7 @@ func (c *cluster) check() {
 	c.t.Helper()
 	for k := range c.hosts {
 		svc := c.svc(k)
-		eventually(c.t, fmt.Sprintf("shard %d: all is settled", k), func() bool {
+		waittest.Until(c.t, fmt.Sprintf("shard %d: all is settled", k), func() bool {
 			svc.mu.Lock()
 			defer svc.mu.Unlock()
 			n := 0

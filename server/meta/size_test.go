@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog/memorytest"
@@ -444,7 +445,7 @@ func TestRecallAcrossConnections(t *testing.T) {
 		return metarpc.StatusOK
 	}
 	hdr, ch := a.begin(metarpc.OpSetAttr, setSize(id, 5))
-	eventually(t, "first recall", func() bool { return len(recalls) == 1 })
+	waittest.Until(t, "first recall", func() bool { return len(recalls) == 1 })
 	b.connect()
 	var r metarpc.AttrResult
 	if err := a.finish(hdr, ch, &r); err != nil {
@@ -536,7 +537,7 @@ func TestRemoveDuringTruncate(t *testing.T) {
 		}
 	}
 	checkCatalog(t, h.engine)
-	eventually(t, "no records", func() bool {
+	waittest.Until(t, "no records", func() bool {
 		h.svc.mu.Lock()
 		defer h.svc.mu.Unlock()
 		return len(h.svc.files) == 0

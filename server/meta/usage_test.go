@@ -14,6 +14,7 @@ import (
 
 	"github.com/vmihailenco/msgpack/v5"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -272,7 +273,7 @@ func TestUsageOfDeepTrees(t *testing.T) {
 			checkCatalog(t, h.engine)
 			// In between others know it without asking.
 			c.touch(at, "one more")
-			eventually(t, "the root is told", func() bool {
+			waittest.Until(t, "the root is told", func() bool {
 				counters, err := h.svc.counters(t.Context(), layout.RootID)
 				return err == nil && totalOf(counters) == want.plus(usage{files: 1, dirs: 1})
 			})

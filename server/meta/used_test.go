@@ -3,6 +3,7 @@ package meta
 import (
 	"testing"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -118,7 +119,7 @@ func TestUsedLost(t *testing.T) {
 	sess := h.svc.sessions[a.welcome.Session]
 	h.svc.mu.Unlock()
 	h.svc.end(sess, "the test ends it")
-	eventually(t, "nothing is left of the session's writing", func() bool { return h.row(id).Used == 0 })
+	waittest.Until(t, "nothing is left of the session's writing", func() bool { return h.row(id).Used == 0 })
 	b.used("its writer is gone", id, 0, 0)
 
 	// A service that starts does not know who wrote beside whom before.

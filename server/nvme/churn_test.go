@@ -11,6 +11,8 @@ import (
 	"time"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
+
+	"github.com/weftfs/weft/internal/waittest"
 )
 
 // tryHost is a host that does not mind losing its controller. It returns how many commands were answered.
@@ -165,5 +167,5 @@ func TestChurn(t *testing.T) {
 	if n := tgt.payloads.Load(); n != 0 {
 		t.Errorf("%d bytes of payload are left", n)
 	}
-	eventually(t, "all goroutines end", func() bool { return runtime.NumGoroutine() <= before })
+	waittest.Until(t, "all goroutines end", func() bool { return runtime.NumGoroutine() <= before })
 }

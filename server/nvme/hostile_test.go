@@ -18,6 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
+
+	"github.com/weftfs/weft/internal/waittest"
 )
 
 // termination waits for the end of the connection and returns why it ended, or nil if nothing was said.
@@ -369,7 +371,7 @@ func TestStalledHost(t *testing.T) {
 	awaitClosed(t, tgt, q)
 	w.nc.Close()
 	h.admin.nc.Close()
-	eventually(t, "all memory is given back", func() bool { return tgt.payloads.Load() == 0 })
+	waittest.Until(t, "all memory is given back", func() bool { return tgt.payloads.Load() == 0 })
 }
 
 // TestDataNeverSent: a host that is asked for data and sends none, but other commands, loses that connection.
@@ -384,12 +386,12 @@ func TestDataNeverSent(t *testing.T) {
 	}
 	bad.send(write(1, 0, 128, wire.TransportSGL(64<<10)), nil)
 	cmd := wire.CapsuleCmd{Command: flushCommand(1)}
-	eventually(t, "the connection ends", func() bool {
+	waittest.Until(t, "the connection ends", func() bool {
 		cmd.Command.CID = cmd.Command.CID%1000 + 100
 		_, err := bad.nc.Write(cmd.Append(nil, bad.framing))
 		return err != nil
 	})
-	eventually(t, "all memory is given back", func() bool { return tgt.payloads.Load() == 0 })
+	waittest.Until(t, "all memory is given back", func() bool { return tgt.payloads.Load() == 0 })
 	good.ok(write(1, 0, 128, wire.TransportSGL(64<<10)), nil, make([]byte, 64<<10))
 }
 
@@ -436,7 +438,7 @@ func TestShutdown(t *testing.T) {
 	<-s.begun
 	done := make(chan error)
 	go func() { done <- tgt.Shutdown(context.Background()) }()
-	eventually(t, "it begins", func() bool { tgt.mu.Lock(); defer tgt.mu.Unlock(); return tgt.closing })
+	waittest.Until(t, "it begins", func() bool { tgt.mu.Lock(); defer tgt.mu.Unlock(); return tgt.closing })
 	close(s.goOn)
 	if c, _ := q.finish(cid, nil); c.Status != wire.StatusSuccess {
 		t.Errorf("write: %v", c.Status)
@@ -670,7 +672,7 @@ func TestDataForRead(t *testing.T) {
 	c, r := requestOf(tgt, cid)
 	data := wire.H2CData{CID: cid, Tag: r.tag, Length: 512}
 	q.write(append(data.Append(nil, q.framing), make([]byte, 512)...))
-	eventually(t, "the data is looked at", func() bool {
+	waittest.Until(t, "the data is looked at", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return c.ended || r.got > 0
@@ -715,7 +717,7 @@ func TestFenceOfGone(t *testing.T) {
 			q.send(write(1, 0, 1, wire.CapsuleSGL(512)), make([]byte, 512))
 			<-s.begun
 			h.admin.nc.Close()
-			eventually(t, "the controller ends", func() bool {
+			waittest.Until(t, "the controller ends", func() bool {
 				tgt.mu.Lock()
 				defer tgt.mu.Unlock()
 				return len(tgt.subsystems[testNQN].controllers) == 0
@@ -755,7 +757,7 @@ func TestLogFlood(t *testing.T) {
 	for range n {
 		q.send(wire.GetLogPage{ID: wire.LogDiscovery, Length: maxTransfer}.Command(), nil)
 	}
-	eventually(t, "all are done", func() bool {
+	waittest.Until(t, "all are done", func() bool {
 		tgt.mu.Lock()
 		defer tgt.mu.Unlock()
 		for c := range tgt.conns {
@@ -862,7 +864,7 @@ func TestNewAssociation(t *testing.T) {
 	h.queue(1, 64).send(write(1, 0, 1, wire.CapsuleSGL(512)), make([]byte, 512))
 	<-s.begun
 	h.admin.nc.Close()
-	eventually(t, "the controller ends", func() bool {
+	waittest.Until(t, "the controller ends", func() bool {
 		tgt.mu.Lock()
 		defer tgt.mu.Unlock()
 		return len(tgt.subsystems[testNQN].controllers) == 0

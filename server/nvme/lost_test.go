@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
+
+	"github.com/weftfs/weft/internal/waittest"
 )
 
 // TestOriginal: a host that has lost an association is connected again when the Writes of the old one were done, or never
@@ -35,7 +37,7 @@ func TestOriginal(t *testing.T) {
 
 	connected := make(chan *testHost, 1)
 	go func() { connected <- newHost(t, tgt.Addr(1), hostOptions{}) }()
-	eventually(t, "the connections of the lost association are cut", func() bool {
+	waittest.Until(t, "the connections of the lost association are cut", func() bool {
 		for _, c := range lost {
 			if !c.dead.Load() {
 				return false

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
+
+	"github.com/weftfs/weft/internal/waittest"
 )
 
 // unhex takes hex with spaces, and adds zeros up to size bytes.
@@ -177,7 +179,7 @@ func TestConnect(t *testing.T) {
 // awaitClosed waits until nothing of a connection is left at the target.
 func awaitClosed(t *testing.T, tgt *Target, q *hostQueue) {
 	t.Helper()
-	eventually(t, "the connection ends", func() bool {
+	waittest.Until(t, "the connection ends", func() bool {
 		tgt.mu.Lock()
 		defer tgt.mu.Unlock()
 		for c := range tgt.conns {
@@ -187,16 +189,6 @@ func awaitClosed(t *testing.T, tgt *Target, q *hostQueue) {
 		}
 		return true
 	})
-}
-
-// eventually waits until something is so.
-func eventually(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !so(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within 30 s", what)
-		}
-	}
 }
 
 func TestIdentify(t *testing.T) {

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
+
+	"github.com/weftfs/weft/internal/waittest"
 )
 
 // reserver is a host in a test of reservations.
@@ -262,7 +264,7 @@ func TestHostIDTaken(t *testing.T) {
 		t.Errorf("the identifier of another host: %v, DNR %v", comp.Status.Text(wire.SetFabrics), comp.DNR)
 	}
 	first.admin.nc.Close()
-	eventually(t, "the other host gets in when the first has left", func() bool {
+	waittest.Until(t, "the other host gets in when the first has left", func() bool {
 		comp, _ := try(other)
 		return comp.Status == wire.StatusSuccess
 	})

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weftfs/weft/internal/waittest"
 )
 
 // maxWrite is what both sides mount with, so that they get the same requests.
@@ -106,10 +108,8 @@ func (p *process) stop() error {
 
 // await polls until ok, and gives up after a while.
 func await(what string, ok func() bool) error {
-	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%s: not after 30 s", what)
-		}
+	if !waittest.Poll(30*time.Second, 10*time.Millisecond, ok) {
+		return fmt.Errorf("%s: not after 30 s", what)
 	}
 	return nil
 }

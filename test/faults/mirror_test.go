@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/test/harness"
 )
 
@@ -238,12 +239,9 @@ func TestDrain(t *testing.T) {
 	d.Start()
 	harness.Weft(t, "admin", "device", "add", d.URL(), "--server", v.Addr)
 	endLoad = begin(t, "close", "b", m.Dir)
-	deadline := time.Now().Add(5 * time.Minute)
-	for list()[d.URL()].DataFiles == 0 {
-		if time.Now().After(deadline) {
-			t.Fatalf("added again it gets no data files: %+v", list())
-		}
-		time.Sleep(200 * time.Millisecond)
+	used := func() bool { return list()[d.URL()].DataFiles > 0 }
+	if !waittest.Poll(5*time.Minute, 200*time.Millisecond, used) {
+		t.Fatalf("added again it gets no data files: %+v", list())
 	}
 	l = endLoad()
 	if l.Error != "" {

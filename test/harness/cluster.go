@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -234,14 +235,16 @@ func (c *Cluster) end(sig syscall.Signal) {
 func (c *Cluster) Await(m *Member) {
 	t := c.v.t
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		out, err := exec.Command(Bin(t, "weft"), "admin", "device", "ls", "--server", m.Addr).CombinedOutput()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) || !m.Running() {
-			t.Fatalf("%s does not answer: %s", m.Name, out)
-		}
+	var out []byte
+	answers := false
+	waittest.Poll(time.Minute, 50*time.Millisecond, func() bool {
+		var err error
+		out, err = exec.Command(Bin(t, "weft"), "admin", "device", "ls", "--server", m.Addr).CombinedOutput()
+		answers = err == nil
+		return answers || !m.Running()
+	})
+	if !answers {
+		t.Fatalf("%s does not answer: %s", m.Name, out)
 	}
 }
 

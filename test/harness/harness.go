@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/server/catalog/catalogtest/freeze"
 )
 
@@ -353,22 +354,22 @@ func (m *Mount) Log() string {
 // AwaitCopies waits until no copies of mirrored files are left to be made anew.
 func (m *Mount) AwaitCopies() {
 	m.t.Helper()
-	for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
-		var st []struct {
-			Service struct {
-				Connected bool
-				Stale     int64 `json:"stale_files"`
-				Copied    int64 `json:"copied_bytes"`
-			}
+	var st []struct {
+		Service struct {
+			Connected bool
+			Stale     int64 `json:"stale_files"`
+			Copied    int64 `json:"copied_bytes"`
 		}
+	}
+	ok := waittest.Poll(5*time.Minute, 200*time.Millisecond, func() bool {
+		st = nil
 		if err := json.Unmarshal([]byte(Weft(m.t, "status", "--json", m.Dir)), &st); err != nil {
 			m.t.Fatal(err)
 		}
-		if s := st[0].Service; s.Connected && s.Stale == 0 {
-			return
-		} else if time.Now().After(deadline) {
-			m.t.Fatalf("copies are not made anew: %+v", s)
-		}
+		return st[0].Service.Connected && st[0].Service.Stale == 0
+	})
+	if !ok {
+		m.t.Fatalf("copies are not made anew: %+v", st[0].Service)
 	}
 }
 

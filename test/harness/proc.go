@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/porttest"
+	"github.com/weftfs/weft/internal/waittest"
 )
 
 // child is weft or weftd, started by the test.
@@ -141,13 +142,11 @@ func Dir(t testing.TB) string {
 	return dir
 }
 
-// Await polls until ok and fails the test if that takes longer than a minute.
+// Await is waittest.Until with longer pauses: ok asks programs and mounts.
 func Await(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not after a minute", what)
-		}
+	if !waittest.Poll(time.Minute, 20*time.Millisecond, ok) {
+		t.Fatalf("not after a minute: %s", what)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/dataplane/nvmetcp"
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/test/harness"
 
 	wire "github.com/weftfs/weft/internal/wire/nvmetcp"
@@ -62,10 +63,8 @@ func TestNVMePaths(t *testing.T) {
 	t.Cleanup(func() { follow.Close() })
 	within := func(what string, ok func() bool) {
 		t.Helper()
-		for deadline := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("not: %s; %+v", what, host.Stats())
-			}
+		if !waittest.Poll(2*time.Minute, 20*time.Millisecond, ok) {
+			t.Fatalf("not: %s; %+v", what, host.Stats())
 		}
 	}
 	// uses are what namespace nsid's paths are used for, by port.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/test/harness"
 )
 
@@ -35,16 +36,6 @@ func get(t *testing.T, url string) (code int, body string) {
 		t.Fatal(err)
 	}
 	return r.StatusCode, string(text)
-}
-
-// eventually waits until f is true.
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(40 * time.Second); !f(); time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within 40 s: %s", what)
-		}
-	}
 }
 
 // work does what makes numbers.
@@ -85,7 +76,10 @@ func TestMetrics(t *testing.T) {
 	serviceAt, mountAt, promAt := harness.FreeAddr(t), harness.FreeAddr(t), harness.FreeAddr(t)
 	v := harness.NewVolume(t, harness.Options{DataServers: 2, Args: []string{"--metrics", serviceAt, "--pprof"}})
 	m := v.Mount("metrics="+mountAt, "log-format=json")
-	eventually(t, "the mount is ready", func() bool { code, _ := get(t, "http://"+mountAt+"/readyz"); return code == 200 })
+	harness.Await(t, "the mount is ready", func() bool {
+		code, _ := get(t, "http://"+mountAt+"/readyz")
+		return code == 200
+	})
 	work(t, m.Dir, 20)
 
 	// Names, and their documentation.
@@ -178,11 +172,14 @@ func TestMetrics(t *testing.T) {
 		}
 		return len(r.Data.Result), ""
 	}
-	eventually(t, "Prometheus has scraped some times", func() bool {
+	ok := waittest.Poll(time.Minute, 100*time.Millisecond, func() bool {
 		work(t, m.Dir, 5)
 		n, _ := query(`count_over_time(up[1m]) >= 5`)
 		return n == 2
 	})
+	if !ok {
+		t.Fatal("not after a minute: Prometheus has scraped some times")
+	}
 	board, err := os.ReadFile(filepath.Join(deploy, "grafana-dashboard.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -229,17 +226,20 @@ func TestMetrics(t *testing.T) {
 
 	// A service that dies.
 	v.Kill()
-	eventually(t, "the mount says that it is not ready, and why", func() bool {
+	harness.Await(t, "the mount says that it is not ready, and why", func() bool {
 		code, body := get(t, "http://"+mountAt+"/readyz")
 		return code == 503 && (strings.Contains(body, v.Addr) || strings.Contains(body, "device"))
 	})
 	if code, _ := get(t, "http://"+mountAt+"/healthz"); code != 200 {
 		t.Errorf("healthz of the mount: %d", code)
 	}
-	eventually(t, "Prometheus has seen it", func() bool { n, _ := query(`up{job="weft-meta"} == 0`); return n == 1 })
+	harness.Await(t, "Prometheus has seen it", func() bool { n, _ := query(`up{job="weft-meta"} == 0`); return n == 1 })
 	v.Start()
 	for _, addr := range []string{mountAt, serviceAt} {
-		eventually(t, "ready again: "+addr, func() bool { code, _ := get(t, "http://"+addr+"/readyz"); return code == 200 })
+		harness.Await(t, "ready again: "+addr, func() bool {
+			code, _ := get(t, "http://"+addr+"/readyz")
+			return code == 200
+		})
 	}
 	work(t, m.Dir, 5)
 }

@@ -10,20 +10,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/weftfs/weft/test/harness"
 )
-
-// eventually waits until f is true.
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within 20 s: %s", what)
-		}
-	}
-}
 
 // start runs weft mount as process 1 of a new process namespace, with its mount visible from here. It returns the process as it is seen here, when it has said on
 // --ready-fd that the mount can be used.
@@ -90,7 +79,7 @@ func TestProcessOne(t *testing.T) {
 		}
 		return string(text)
 	}
-	eventually(t, "no orphans are left", func() bool { return children() == "" })
+	harness.Await(t, "no orphans are left", func() bool { return children() == "" })
 	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +133,7 @@ func TestMemory(t *testing.T) {
 	if err := os.Mkdir(group, 0o755); err != nil {
 		t.Skipf("missing: a control group for memory: %v", err)
 	}
-	t.Cleanup(func() { eventually(t, "the control group is empty", func() bool { return os.Remove(group) == nil }) })
+	t.Cleanup(func() { harness.Await(t, "the control group is empty", func() bool { return os.Remove(group) == nil }) })
 	const size = 256 << 20
 	if err := os.WriteFile(filepath.Join(group, limit), []byte(fmt.Sprint(size)), 0); err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/catalog/catalogtest"
 	"github.com/weftfs/weft/server/catalog/catalogtest/pgserver"
@@ -70,11 +71,10 @@ func startLoad(t *testing.T, e catalog.Engine) *load {
 // awaitMore waits until so many more commits were acknowledged.
 func (l *load) awaitMore(t *testing.T, n int64) {
 	t.Helper()
-	end := time.Now().Add(time.Minute)
-	for goal := l.total.Load() + n; l.total.Load() < goal; time.Sleep(time.Millisecond) {
-		if t.Failed() || time.Now().After(end) {
-			t.Fatalf("%d of %d commits after a minute", l.total.Load(), goal)
-		}
+	goal := l.total.Load() + n
+	waittest.Poll(time.Minute, time.Millisecond, func() bool { return l.total.Load() >= goal || t.Failed() })
+	if got := l.total.Load(); got < goal {
+		t.Fatalf("%d of %d commits after a minute", got, goal)
 	}
 }
 
