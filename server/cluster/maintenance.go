@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/schema"
 )
@@ -145,7 +146,7 @@ func (m *maintenance) unseat(ctx context.Context) error {
 // beats raises the beat row until ctx ends, or the maintenance, which it does in time before anybody else takes it for dead.
 func (m *maintenance) beats(ctx context.Context) {
 	failing := false
-	for wait := MaintenanceLease / 5; sleep(ctx, wait) == nil; {
+	for wait := MaintenanceLease / 5; retry.Pause(ctx, wait) == nil; {
 		began := m.cfg.Clock()
 		left := m.beat + MaintenanceLease - MaintenanceLease/5 - began
 		if left <= 0 {
@@ -184,7 +185,7 @@ func (m *maintenance) end(ctx context.Context) error {
 		if err == nil || errors.Is(err, ErrFenced) { // perhaps by an attempt whose outcome was not known
 			return nil
 		}
-		if sleep(ctx, DefaultLease/20) != nil {
+		if retry.Pause(ctx, DefaultLease/20) != nil {
 			return fmt.Errorf("metadata services can join in %v only: %w", MaintenanceLease, err)
 		}
 	}
@@ -236,7 +237,7 @@ func (n *Node) awaitMaintenance(ctx context.Context) (dead *memberRow, err error
 		case len(dead) > 0:
 			return dead[0], nil
 		}
-		if err := sleep(ctx, n.cfg.Lease/20); err != nil {
+		if err := retry.Pause(ctx, n.cfg.Lease/20); err != nil {
 			return nil, err
 		}
 	}

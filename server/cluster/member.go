@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/schema"
@@ -99,7 +100,7 @@ func (n *Node) join(ctx context.Context) (*member, error) {
 		case !errors.Is(err, catalog.ErrConflict) && !errors.Is(err, catalog.ErrUnknown):
 			return nil, err
 		}
-		if err := sleep(ctx, n.cfg.Lease/20); err != nil {
+		if err := retry.Pause(ctx, n.cfg.Lease/20); err != nil {
 			return nil, err
 		}
 	}
@@ -188,7 +189,7 @@ func (m *member) beats() {
 			}
 			failing = true
 		}
-		if sleep(m.ctx, wait) != nil {
+		if retry.Pause(m.ctx, wait) != nil {
 			return
 		}
 	}
@@ -489,7 +490,7 @@ func (m *member) insist(b *catalog.Batch, shard int, epoch uint64, to memberID) 
 	for {
 		err := m.fence.Commit(m.ctx, b)
 		if guard := (*catalog.GuardError)(nil); err != nil && !errors.As(err, &guard) {
-			if sleep(m.ctx, m.n.cfg.Lease/20) != nil {
+			if retry.Pause(m.ctx, m.n.cfg.Lease/20) != nil {
 				return false, m.ctx.Err()
 			}
 			if !errors.Is(err, catalog.ErrUnknown) {
@@ -508,7 +509,7 @@ func (m *member) insist(b *catalog.Batch, shard int, epoch uint64, to memberID) 
 		case m.ctx.Err() != nil:
 			return false, m.ctx.Err()
 		case err != nil:
-			if sleep(m.ctx, m.n.cfg.Lease/20) != nil {
+			if retry.Pause(m.ctx, m.n.cfg.Lease/20) != nil {
 				return false, m.ctx.Err()
 			}
 		case row.Epoch >= epoch:
@@ -634,7 +635,7 @@ func (m *member) leave(ctx context.Context) error {
 	}
 	m.mu.Unlock()
 	if err == nil && len(rest) == 0 { // all were given away
-		sleep(ctx, farewell)
+		retry.Pause(ctx, farewell)
 	}
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveTimeout)
 	defer cancel()
@@ -675,7 +676,7 @@ func (m *member) resign(ctx context.Context) error {
 		if errors.Is(err, ErrFenced) || err == nil {
 			return nil // perhaps by an attempt whose outcome was not known
 		}
-		if err := sleep(ctx, m.n.cfg.Lease/20); err != nil {
+		if err := retry.Pause(ctx, m.n.cfg.Lease/20); err != nil {
 			return errors.Join(err, errors.New("others wait for the end of this service's member lease"))
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/descriptors"
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/internal/wire/peerrpc"
@@ -202,24 +203,13 @@ func (n *Node) run(m *member) {
 				return
 			}
 			n.log.Warn("cannot join the metadata services of the volume", "error", err)
-			if sleep(n.ctx, n.cfg.Lease/5) != nil {
+			if retry.Pause(n.ctx, n.cfg.Lease/5) != nil {
 				return
 			}
 		}
 		n.mu.Lock()
 		n.present = m
 		n.mu.Unlock()
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
@@ -238,7 +228,7 @@ func (n *Node) member() *member {
 func (n *Node) awaitMember(patience time.Duration) *member {
 	for end := time.Now().Add(patience); ; {
 		m := n.member()
-		if m != nil || time.Now().After(end) || sleep(n.ctx, aliveLook) != nil {
+		if m != nil || time.Now().After(end) || retry.Pause(n.ctx, aliveLook) != nil {
 			return m
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/internal/wire/peerrpc"
@@ -310,7 +311,7 @@ func (h *stubHost) Service(ctx context.Context, shard int, row []byte, engine ca
 	if is.Member != h.in.ID {
 		return nil, fmt.Errorf("a row of %x", is.Member)
 	}
-	if err := sleep(ctx, 100*time.Millisecond); err != nil { // it reads the catalog
+	if err := retry.Pause(ctx, 100*time.Millisecond); err != nil { // it reads the catalog
 		return nil, err
 	}
 	return &stub{host: h, shard: shard, epoch: is.Epoch, engine: engine, ended: make(chan struct{})}, nil
@@ -376,7 +377,7 @@ func (s *stub) ServeConn(in *admit.Incoming, _ *metarpc.Hello) {
 
 func (s *stub) Shutdown(ctx context.Context) error {
 	s.once.Do(func() { close(s.ended) })
-	return sleep(context.WithoutCancel(ctx), 5*time.Millisecond)
+	return retry.Pause(context.WithoutCancel(ctx), 5*time.Millisecond)
 }
 
 // tooLarge is a change whose Hold has an answer that is larger than a frame.

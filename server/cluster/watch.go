@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/schema"
 )
@@ -78,7 +79,7 @@ func alone(ctx context.Context, engine catalog.Engine, clock func() time.Duratio
 		case len(dead) == len(rows):
 			return members, maintainer, nil
 		}
-		if err := sleep(ctx, DefaultLease/20); err != nil {
+		if err := retry.Pause(ctx, DefaultLease/20); err != nil {
 			return nil, nil, err
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/schema"
@@ -252,7 +253,7 @@ func (s *Service) endCaches(ctx context.Context, id layout.FileID, such func(*sc
 // finishDrop goes on, in the background, with what dropCaches has begun: with the caches of a file that are stale.
 func (s *Service) finishDrop(id layout.FileID) {
 	s.tasks.Go(func() { // ends when they are gone, or with s.ctx
-		s.persist(s.ctx, fmt.Sprintf("end of caches of inode %d", id), func() error {
+		retry.Persist(s.ctx, s.log, fmt.Sprintf("end of caches of inode %d", id), func() error {
 			_, _, err := s.endCaches(s.ctx, id, func(c *schema.Cache) bool { return c.File.State == layout.CopyStale })
 			return err
 		})
@@ -683,7 +684,7 @@ func (s *Service) resumeCaches() {
 	for id, nobody := range left {
 		if nobody {
 			s.tasks.Go(func() { // ends when they are gone, or with s.ctx
-				s.persist(s.ctx, "end of caches that nobody fills", func() error { return s.dropFillings(id) })
+				retry.Persist(s.ctx, s.log, "end of caches that nobody fills", func() error { return s.dropFillings(id) })
 			})
 		}
 	}

@@ -5,26 +5,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/schema"
 )
 
-const (
-	maxTries  = 200                    // of one change, before the service says that it cannot do it
-	firstWait = 500 * time.Microsecond // longest wait before the third try, doubled for each further one
-	lastWait  = 20 * time.Millisecond  // up to this
-)
-
 // errRetry from a build function means that what it read does not fit together, because somebody is changing it.
 var errRetry = errors.New("changed while it was read")
 
 // errContended ends a change that never got through.
-var errContended = fmt.Errorf("given up after %d tries: others kept changing the same rows", maxTries)
+var errContended = fmt.Errorf("given up after %d tries: others kept changing the same rows", retry.Tries)
 
 // tx is one attempt at a change: its batch, and who wants to know whether it was committed.
 type tx struct {
@@ -84,8 +77,8 @@ func change[R any](ctx context.Context, s *Service, c *call, build func(*tx) (*R
 			h.end()
 		}
 	}()
-	for try := range maxTries {
-		if err := backOff(ctx, try); err != nil {
+	for try := range retry.Tries {
+		if err := retry.BackOff(ctx, try); err != nil {
 			return nil, err
 		}
 		t := &tx{shard: s.cfg.Shard, pending: &p, holding: &h, first: try == 0}
@@ -174,7 +167,7 @@ func (s *Service) findOut(c *call, t *tx) error {
 	}
 	committed := false
 	var closed error
-	err := s.persist(s.ctx, fmt.Sprintf("outcome of a call of session %v", c.sess), func() (err error) {
+	err := retry.Persist(s.ctx, s.log, fmt.Sprintf("outcome of a call of session %v", c.sess), func() (err error) {
 		if committed, err = s.fenceReply(c, t); errors.Is(err, catalog.ErrClosed) {
 			closed = err
 			return nil
@@ -201,7 +194,7 @@ func (s *Service) fenceReply(c *call, t *tx) (committed bool, err error) {
 	}
 	fence := schema.Encode(&schema.Reply{Sequence: c.h.Sequence, Fences: last.Fences + 1})
 	for try := 0; ; try++ {
-		if err := backOff(s.ctx, try); err != nil {
+		if err := retry.BackOff(s.ctx, try); err != nil {
 			return false, err
 		}
 		var b catalog.Batch
@@ -221,51 +214,6 @@ func (s *Service) fenceReply(c *call, t *tx) (committed bool, err error) {
 		default:
 			return false, fmt.Errorf("another service has executed calls of session %v", c.sess)
 		}
-	}
-}
-
-// backOff waits before a try: not at all before the first two, then for a random time, so that whoever collided goes
-// apart.
-func backOff(ctx context.Context, try int) error {
-	if try < 2 {
-		return ctx.Err()
-	}
-	return pause(ctx, rand.N(min(firstWait<<min(try-2, 10), lastWait)))
-}
-
-func pause(ctx context.Context, wait time.Duration) error {
-	t := time.NewTimer(wait)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// persist calls f until it succeeds or ctx ends, more and more seldom, and logs when it begins and ends to fail.
-func (s *Service) persist(ctx context.Context, what string, f func() error) error {
-	wait := 100 * time.Millisecond
-	var since time.Time
-	for {
-		err := f()
-		switch {
-		case err == nil && since.IsZero():
-			return nil
-		case err == nil:
-			s.log.Info(what+": succeeded", "after", time.Since(since).Round(time.Millisecond))
-			return nil
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case since.IsZero():
-			since = time.Now()
-			s.log.Warn(what+": failed; trying again", "error", err)
-		}
-		if err := pause(ctx, wait); err != nil {
-			return err
-		}
-		wait = min(2*wait, 15*time.Second)
 	}
 }
 

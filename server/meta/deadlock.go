@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/server/meta/locktable"
 )
 
@@ -70,7 +71,7 @@ func (s *Service) watchDeadlocks() {
 		shards = append(shards, shard)
 	}
 	var before map[locktable.Edge]bool
-	for pause(s.ctx, deadlockPeriod) == nil {
+	for retry.Pause(s.ctx, deadlockPeriod) == nil {
 		if !s.locks.WaitsLong() {
 			before = nil
 			continue

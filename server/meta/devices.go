@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 )
 
@@ -25,7 +26,7 @@ func (s *Service) watchDevices() {
 			s.tellDevices(sess)
 		}
 		s.mu.Unlock()
-		if pause(s.ctx, tellPause) != nil {
+		if retry.Pause(s.ctx, tellPause) != nil {
 			return
 		}
 	}

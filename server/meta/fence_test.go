@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/schema"
@@ -28,7 +29,7 @@ func deaf(c *client) {
 	}
 	go func() {
 		for range 8 {
-			if pause(c.t.Context(), 10*time.Second) != nil {
+			if retry.Pause(c.t.Context(), 10*time.Second) != nil {
 				return
 			}
 			c.begin(metarpc.OpRenew, &metarpc.Empty{})

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -22,6 +23,9 @@ const (
 	askTimeout = 2 * time.Second
 	// askPatience is how long one is asked that does not answer, before the client is told to ask again.
 	askPatience = time.Second
+	// firstAsk is how long it is before one is asked again, doubled each time up to lastAsk.
+	firstAsk = 500 * time.Microsecond
+	lastAsk  = 20 * time.Millisecond
 	// settleBatch is how many changes are settled by one message.
 	settleBatch = 1024
 	// settleWarn is after how many failures it is said that a service does not hear of that.
@@ -191,7 +195,7 @@ func (s *Service) ask(ctx context.Context, g *grip) error {
 		case err != nil && time.Since(answered) > askPatience:
 			return refusef(metarpc.StatusGrace, "the service of shard %d does not answer: %v", g.shard, err)
 		case err != nil:
-			if err := pause(ctx, min(firstWait<<min(try, 10), lastWait)); err != nil {
+			if err := retry.Pause(ctx, min(firstAsk<<min(try, 10), lastAsk)); err != nil {
 				return err
 			}
 			continue
@@ -275,7 +279,7 @@ func (s *Service) settleSoon(shard int, c Settled) {
 // sendSettled tells another service what is settled until it has heard all of it, whichever instance that is: one that holds nothing ignores it.
 func (s *Service) sendSettled(shard int) {
 	p := &s.peers[shard]
-	wait, failed := firstWait, 0
+	wait, failed := firstAsk, 0
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for len(p.queue) > 0 {
@@ -290,13 +294,13 @@ func (s *Service) sendSettled(shard int) {
 				s.log.Warn("another service does not hear what it need not hold any more; trying again", "shard", shard, "error", err)
 			}
 			wait = min(2*wait, time.Second)
-			err = pause(s.ctx, wait)
+			err = retry.Pause(s.ctx, wait)
 			if s.mu.Lock(); err != nil {
 				return
 			}
 			continue
 		}
-		wait, failed = firstWait, 0
+		wait, failed = firstAsk, 0
 		s.mu.Lock()
 		p.queue = p.queue[len(batch):]
 		for _, c := range batch {

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -620,7 +621,7 @@ func (f *fakeFiles) Fill(ctx context.Context, id layout.FileID, row schema.Layou
 	}
 	if block > 0 { // it takes a second for each
 		for done = off; done < min(off+n, f.fillEnd); {
-			if err := pause(ctx, time.Second); err != nil {
+			if err := retry.Pause(ctx, time.Second); err != nil {
 				return 0, 0, err
 			}
 			done = min(done+block, f.fillEnd)

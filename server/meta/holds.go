@@ -8,6 +8,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/turnback"
@@ -192,7 +193,7 @@ func (s *Service) keepHold(hd *hold) {
 // holdLast prepares an inode for the loss of its last name. Of a regular file the removal is the caller's then, and the file is returned;
 // anything else is remembered in case that it goes.
 func (s *Service) holdLast(ctx context.Context, id layout.FileID) (f *file, err error) {
-	err = s.persist(ctx, fmt.Sprintf("removal of inode %d by another service", id), func() error {
+	err = retry.Persist(ctx, s.log, fmt.Sprintf("removal of inode %d by another service", id), func() error {
 		row, _, err := s.inode(ctx, id)
 		switch {
 		case errors.Is(err, errStale): // the guards of the change will not hold
@@ -230,7 +231,7 @@ func (s *Service) takeRemoval(ctx context.Context, id layout.FileID) (*file, err
 func (s *Service) dropLast(f *file, look bool) {
 	var orphan []byte
 	if look {
-		err := s.persist(s.ctx, fmt.Sprintf("removal of inode %d by another service", f.id), func() (err error) {
+		err := retry.Persist(s.ctx, s.log, fmt.Sprintf("removal of inode %d by another service", f.id), func() (err error) {
 			orphan, err = s.find(s.ctx, schema.OrphanKey(f.id))
 			return err
 		})

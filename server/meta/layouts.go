@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -701,7 +702,7 @@ func (s *Service) counters(ctx context.Context, dir layout.FileID) (catalog.Coun
 // goes on with half of the reports at a time.
 func (s *Service) record(ctx context.Context, sess *session, reports []fileReport) error {
 	const tries = 8
-	for try := range maxTries {
+	for try := range retry.Tries {
 		if try == tries && len(reports) > 1 {
 			half := len(reports) / 2
 			if err := s.record(ctx, sess, reports[:half]); err != nil {
@@ -709,7 +710,7 @@ func (s *Service) record(ctx context.Context, sess *session, reports []fileRepor
 			}
 			return s.record(ctx, sess, reports[half:])
 		}
-		if err := backOff(ctx, try); err != nil {
+		if err := retry.BackOff(ctx, try); err != nil {
 			return err
 		}
 		err := s.tryRecord(ctx, sess, reports)

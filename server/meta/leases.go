@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/turnback"
@@ -182,7 +183,7 @@ func (s *Service) noLease(sess *session, id layout.FileID) {
 // endLeases takes all leases from a session that has ended, as soon as its client relies on none of them.
 func (s *Service) endLeases(sess *session, left bool) {
 	for !left && sess.idle() <= s.cfg.Lease {
-		if pause(s.ctx, s.cfg.Lease-sess.idle()+time.Millisecond) != nil {
+		if retry.Pause(s.ctx, s.cfg.Lease-sess.idle()+time.Millisecond) != nil {
 			return
 		}
 	}

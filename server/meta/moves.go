@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -193,12 +194,12 @@ func (s *Service) moveFile(m *move) {
 				err = refusef(metarpc.Status(syscall.EIO), "%v", err)
 				break
 			}
-			if pause(s.ctx, moveAgain<<max(tries-1, 0)) != nil {
+			if retry.Pause(s.ctx, moveAgain<<max(tries-1, 0)) != nil {
 				return
 			}
 			continue
 		}
-		if s.persist(s.ctx, "end of a move", func() error { return s.cfg.Files.StopMove(s.ctx, m.id) }) == nil {
+		if retry.Persist(s.ctx, s.log, "end of a move", func() error { return s.cfg.Files.StopMove(s.ctx, m.id) }) == nil {
 			s.endOfMove(m, err)
 			s.resilverSoon() // it clears away what had begun
 		}

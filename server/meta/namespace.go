@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"github.com/weftfs/weft/internal/perm"
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -127,8 +128,8 @@ func (s *Service) lookup(ctx context.Context, c *call, a *metarpc.NameArgs) (*me
 	}
 	key := schema.EntryKey(a.Parent, a.Name)
 	names := s.lease(c.sess, a.Parent, metarpc.LeaseNames)
-	for try := range maxTries {
-		if err := backOff(ctx, try); err != nil {
+	for try := range retry.Tries {
+		if err := retry.BackOff(ctx, try); err != nil {
 			return nil, err
 		}
 		var entry schema.Entry

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -588,8 +589,8 @@ func TestContention(t *testing.T) {
 	refuse(func(b *catalog.Batch) bool { return len(b.Puts) > 0 })
 	_, err := ask[metarpc.CreateResult](c, metarpc.OpCreate, &metarpc.CreateArgs{Parent: layout.RootID, Name: "x"})
 	wantStatus(t, err, metarpc.StatusInternal)
-	if n := refused.Load(); n != maxTries {
-		t.Errorf("%d tries, want %d", n, maxTries)
+	if n := refused.Load(); n != retry.Tries {
+		t.Errorf("%d tries, want %d", n, retry.Tries)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/schema"
@@ -266,7 +267,7 @@ func (s *Service) beginRemoval(ctx context.Context, t *tx, id layout.FileID) (ke
 func (s *Service) reap(ids ...layout.FileID) {
 	s.tasks.Go(func() { // ends when each file is gone or somebody has it open, or with s.ctx
 		each(ids, func(id layout.FileID) {
-			s.persist(s.ctx, fmt.Sprintf("removal of inode %d, which has no name", id), func() error {
+			retry.Persist(s.ctx, s.log, fmt.Sprintf("removal of inode %d, which has no name", id), func() error {
 				return s.removeOrphan(s.ctx, id, nil)
 			})
 		})

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/schema"
@@ -179,7 +180,7 @@ func (s *Service) takeRange(f *file, by *session, why purpose, p *portion) {
 		}
 	}
 	s.mu.Unlock()
-	err := pause(s.ctx, time.Until(until))
+	err := retry.Pause(s.ctx, time.Until(until))
 	if err == nil {
 		err = s.recallRange(s.ctx, f, r, has)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/schema"
@@ -350,7 +351,7 @@ func deafToRecalls(w *rangeWriter) {
 	}
 	go func() {
 		for range 8 {
-			if pause(w.t.Context(), 10*time.Second) != nil {
+			if retry.Pause(w.t.Context(), 10*time.Second) != nil {
 				return
 			}
 			w.begin(metarpc.OpRenew, &metarpc.Empty{})

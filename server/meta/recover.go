@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -45,7 +46,7 @@ func (s *Service) cleanUp(sess *session) {
 	sess.running.Wait() // their context has ended
 	what := fmt.Sprintf("clean-up of session %v", sess)
 	row := schema.Session{Client: sess.client, Created: sess.created, Ended: true, Shard: s.cfg.Shard}
-	err := s.persist(s.ctx, what, func() error {
+	err := retry.Persist(s.ctx, s.log, what, func() error {
 		var b catalog.Batch
 		b.Put(schema.SessionKey(sess.id), schema.Encode(&row))
 		return s.engine.Commit(s.ctx, &b)
@@ -73,13 +74,13 @@ func (s *Service) cleanUp(sess *session) {
 	}
 	var parts sync.WaitGroup
 	parts.Go(func() { // ends when the caches are gone, or with s.ctx
-		s.persist(s.ctx, fmt.Sprintf("%s: caches that it has not filled", what), func() error { return s.dropFillings(sess.id) })
+		retry.Persist(s.ctx, s.log, fmt.Sprintf("%s: caches that it has not filled", what), func() error { return s.dropFillings(sess.id) })
 	})
 	parts.Go(func() { s.leave(sess, what, plain) }) // ends when nothing of the session is left there, or with s.ctx
 	parts.Go(func() {                               // ends as the one above
 		confirmed := s.awaitConfirmation(sess)
 		each(barred, func(id layout.FileID) {
-			err := s.persist(s.ctx, fmt.Sprintf("%s: fence it on the namespaces of inode %d", what, id), func() error { return s.bar(sess, id) })
+			err := retry.Persist(s.ctx, s.log, fmt.Sprintf("%s: fence it on the namespaces of inode %d", what, id), func() error { return s.bar(sess, id) })
 			if err == nil { // other files may be on namespaces that are away
 				s.leave(sess, what, []layout.FileID{id})
 			}
@@ -87,7 +88,7 @@ func (s *Service) cleanUp(sess *session) {
 		confirmed()
 	})
 	parts.Wait()
-	s.persist(s.ctx, what, func() error {
+	retry.Persist(s.ctx, s.log, what, func() error {
 		var replies [][]byte
 		for slot := range len(sess.slots) {
 			replies = append(replies, schema.ReplyKey(sess.id, slot))
@@ -120,7 +121,7 @@ func (s *Service) leave(sess *session, what string, ids []layout.FileID) {
 	}
 	s.mu.Unlock()
 	each(ids, func(id layout.FileID) {
-		s.persist(s.ctx, fmt.Sprintf("%s: close inode %d", what, id), func() error { return s.closeFile(s.ctx, sess, id) })
+		retry.Persist(s.ctx, s.log, fmt.Sprintf("%s: close inode %d", what, id), func() error { return s.closeFile(s.ctx, sess, id) })
 		// Others get the locks of a file that it has written only when what it has written is there for them to read.
 		if !slices.Contains(written, id) {
 			s.dropLocks(sess, id)
@@ -128,11 +129,11 @@ func (s *Service) leave(sess *session, what string, ids []layout.FileID) {
 	})
 	confirmed := s.awaitConfirmation(sess)
 	each(written, func(id layout.FileID) {
-		s.persist(s.ctx, fmt.Sprintf("%s: fence inode %d", what, id), func() error { return s.fence(sess, id) })
+		retry.Persist(s.ctx, s.log, fmt.Sprintf("%s: fence inode %d", what, id), func() error { return s.fence(sess, id) })
 	})
 	confirmed()
 	each(written, func(id layout.FileID) {
-		s.persist(s.ctx, fmt.Sprintf("%s: inode %d", what, id), func() error { return s.release(sess, id) })
+		retry.Persist(s.ctx, s.log, fmt.Sprintf("%s: inode %d", what, id), func() error { return s.release(sess, id) })
 	})
 }
 

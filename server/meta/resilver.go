@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -440,7 +441,7 @@ func (s *Service) pace(ctx context.Context) error {
 	if wait <= 0 {
 		return ctx.Err()
 	}
-	return pause(ctx, wait)
+	return retry.Pause(ctx, wait)
 }
 
 // count notes that n bytes are copied, for which pace waits afterwards. The columns of a file are copied side by side.
@@ -542,7 +543,7 @@ type fillGates struct {
 func (g *fillGates) during(ctx context.Context, r layout.Range, f func(ctx context.Context, enough <-chan struct{}) error) error {
 	for {
 		if wait := time.Until(g.rest); wait > 0 {
-			if err := pause(ctx, wait); err != nil {
+			if err := retry.Pause(ctx, wait); err != nil {
 				return err
 			}
 		}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/meta/admit"
@@ -168,7 +169,7 @@ func parseRules(raw []byte) (admit.Rules, error) {
 
 // watchRules tells sessions of rules that have changed. It ends with s.ctx.
 func (s *Service) watchRules() {
-	for pause(s.ctx, rulesPeriod) == nil {
+	for retry.Pause(s.ctx, rulesPeriod) == nil {
 		if err := s.readRules(s.ctx); err != nil {
 			if s.ctx.Err() == nil {
 				s.log.Error("the rules for clients cannot be read", "error", err)
@@ -314,7 +315,7 @@ func (s *Service) throttle(ctx context.Context, c *call) error {
 	if wait == 0 {
 		return nil
 	}
-	return pause(ctx, wait)
+	return retry.Pause(ctx, wait)
 }
 
 // sessionsOf is how many sessions the client of a connection has.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/weftfs/weft/internal/perm"
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/rpctls"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -187,8 +188,8 @@ func (s *Service) session(in *admit.Incoming, hello *metarpc.Hello) (*session, *
 	b.GuardAbsent(schema.SessionKey(id))
 	b.Put(schema.SessionKey(id), schema.Encode(&row))
 	var err error
-	for try := range maxTries {
-		if err = backOff(s.ctx, try); err != nil {
+	for try := range retry.Tries {
+		if err = retry.BackOff(s.ctx, try); err != nil {
 			break
 		}
 		if err = s.engine.Commit(s.ctx, &b); !errors.Is(err, catalog.ErrConflict) {

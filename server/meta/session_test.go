@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -80,7 +81,7 @@ func renewing(c *client) (stop func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for pause(ctx, 20*time.Second) == nil {
+		for retry.Pause(ctx, 20*time.Second) == nil {
 			must[metarpc.Empty](c, metarpc.OpRenew, &metarpc.Empty{})
 		}
 	}()

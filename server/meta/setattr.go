@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
@@ -411,7 +412,7 @@ func (s *Service) cutData(f *file) {
 	f.stop = cancel
 	size := f.cut.size
 	s.mu.Unlock()
-	s.persist(ctx, fmt.Sprintf("truncation of inode %d", f.id), func() error {
+	retry.Persist(ctx, s.log, fmt.Sprintf("truncation of inode %d", f.id), func() error {
 		keys := [][]byte{schema.InodeKey(f.id), schema.LayoutKey(f.id)}
 		raw, err := s.engine.GetMany(ctx, keys)
 		if err != nil || raw[0] == nil {

@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 )
@@ -31,7 +32,7 @@ func (s *Service) alive() bool { return s.cfg.Alive == nil || s.cfg.Alive() }
 // take for an answer is sent before.
 func (s *Service) awaitAlive() bool {
 	for !s.alive() {
-		if pause(s.ctx, aliveLook) != nil {
+		if retry.Pause(s.ctx, aliveLook) != nil {
 			return false
 		}
 	}

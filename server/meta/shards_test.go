@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -160,7 +161,7 @@ func (m *messenger) carry(ctx context.Context, shard int, f func(context.Context
 		deliver(ctx)
 		return errLost
 	case 2:
-		if err := pause(ctx, delay); err != nil {
+		if err := retry.Pause(ctx, delay); err != nil {
 			return err
 		}
 	case 3, 4:

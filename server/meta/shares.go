@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/layout"
 )
 
@@ -112,7 +113,7 @@ func (s *Service) measureAnew(f *file, p *portion) {
 	still := func() bool { return slices.Contains(f.portions, p) }
 	over := false
 	for !over {
-		if pause(s.ctx, sharedTime) != nil {
+		if retry.Pause(s.ctx, sharedTime) != nil {
 			return
 		}
 		s.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/internal/waittest"
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
@@ -379,7 +380,7 @@ func TestRecallTimeout(t *testing.T) {
 		{"silent", func(c *client) {
 			go func() { // it is alive
 				for range 6 {
-					if pause(c.t.Context(), 15*time.Second) != nil {
+					if retry.Pause(c.t.Context(), 15*time.Second) != nil {
 						return
 					}
 					c.begin(metarpc.OpRenew, &metarpc.Empty{})

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/schema"
@@ -250,11 +251,11 @@ func (s *Service) usageLoop() {
 		case <-s.ctx.Done():
 			return
 		}
-		if pause(s.ctx, wait) != nil {
+		if retry.Pause(s.ctx, wait) != nil {
 			return
 		}
 		began := time.Now()
-		if s.persist(s.ctx, "usage of directories", func() error { return s.propagate(s.ctx) }) != nil {
+		if retry.Persist(s.ctx, s.log, "usage of directories", func() error { return s.propagate(s.ctx) }) != nil {
 			return
 		}
 		wait = max(usagePeriod, min(usageShare*time.Since(began), usageMost))
@@ -395,8 +396,8 @@ func (s *Service) propagateAll(ctx context.Context, dirs []layout.FileID, whole 
 // tellParent has a directory tell its parent what has changed since the last time, and takes it for clean if nothing changes meanwhile.
 func (s *Service) tellParent(ctx context.Context, dir layout.FileID) (parent layout.FileID, told bool, err error) {
 	hot := false // what is in it changes too often for it to become clean now
-	for try := range maxTries {
-		if err := backOff(ctx, try); err != nil {
+	for try := range retry.Tries {
+		if err := retry.BackOff(ctx, try); err != nil {
 			return 0, false, err
 		}
 		dirtyKey := schema.DirtyKey(dir)
