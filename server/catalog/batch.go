@@ -75,6 +75,14 @@ func (b *Batch) GuardEqual(key, value []byte) int {
 	return b.guard(Guard{Kind: Equal, Key: key, Value: value})
 }
 
+// GuardRow asks that key have the row that was read: one with exactly this value, or none if value is nil.
+func (b *Batch) GuardRow(key, value []byte) int {
+	if value == nil {
+		return b.GuardAbsent(key)
+	}
+	return b.GuardEqual(key, value)
+}
+
 // GuardRangeEmpty asks that no row have from <= key < to. An empty from means the first key, an empty to means
 // behind the last.
 func (b *Batch) GuardRangeEmpty(from, to []byte) int {

@@ -71,7 +71,7 @@ func (c *checker) connect(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("volume: %w", err)
 	}
-	if err := decode(schema.KeyVolume, value, &c.volume); err != nil {
+	if err := schema.DecodeRow(schema.KeyVolume, value, &c.volume); err != nil {
 		return err
 	}
 	if err := schema.CheckFormat(c.volume.Format); err != nil {
@@ -80,7 +80,7 @@ func (c *checker) connect(ctx context.Context) error {
 	rows := map[*device]schema.Device{}
 	err = c.scan(ctx, schema.PrefixDevice, func(key, value []byte) error {
 		var row schema.Device
-		if err := decode(key, value, &row); err != nil {
+		if err := schema.DecodeRow(key, value, &row); err != nil {
 			return err
 		}
 		d := &device{id: layout.DeviceID(key[1:]), next: row.Next, had: row.Next, claims: map[uint64]*claim{}, waste: map[uint64]bool{}}
@@ -180,7 +180,7 @@ func (c *checker) checkLayouts(ctx context.Context) error {
 	err := c.scan(ctx, schema.PrefixLayout, func(key, value []byte) error {
 		id := schema.IDOf(key)
 		var row schema.Layout
-		if err := decode(key, value, &row); err != nil {
+		if err := schema.DecodeRow(key, value, &row); err != nil {
 			return err
 		}
 		if n := c.find(id); n == nil || n.mode&syscall.S_IFMT != syscall.S_IFREG {
@@ -323,7 +323,7 @@ func (c *checker) checkCacheRows(ctx context.Context, caches map[string]schema.C
 	err := c.scan(ctx, schema.PrefixCache, func(key, value []byte) error {
 		dev, id := schema.CacheOf(key)
 		var use schema.CacheUse
-		if err := decode(key, value, &use); err != nil {
+		if err := schema.DecodeRow(key, value, &use); err != nil {
 			return err
 		}
 		want, ok := caches[string(key)]
@@ -353,7 +353,7 @@ func (c *checker) checkFills(ctx context.Context, incomplete map[layout.FileID]b
 	err := c.scan(ctx, schema.PrefixFill, func(key, value []byte) error {
 		id := schema.IDOf(key)
 		var row schema.Fill
-		if err := decode(key, value, &row); err != nil {
+		if err := schema.DecodeRow(key, value, &row); err != nil {
 			return err
 		}
 		if incomplete[id] {
@@ -431,7 +431,7 @@ func (c *checker) changeDevice(ctx context.Context, b *catalog.Batch, d *device,
 		return err
 	}
 	var row schema.Device
-	if err := decode(key, old, &row); err != nil {
+	if err := schema.DecodeRow(key, old, &row); err != nil {
 		return err
 	}
 	f(&row)
@@ -446,7 +446,7 @@ func (c *checker) layoutOf(ctx context.Context, id layout.FileID) (row schema.La
 	if value, err = c.cfg.Engine.Get(ctx, key); err != nil {
 		return row, nil, err
 	}
-	return row, value, decode(key, value, &row)
+	return row, value, schema.DecodeRow(key, value, &row)
 }
 
 // putLayout makes a batch put a layout row that was read as old.
@@ -458,7 +458,7 @@ func putLayout(b *catalog.Batch, id layout.FileID, row *schema.Layout, old []byt
 // strayLayout removes a layout without a regular file; data files that no other layout has become garbage.
 func (c *checker) strayLayout(ctx context.Context, key, value []byte) error {
 	var row schema.Layout
-	if err := decode(key, value, &row); err != nil {
+	if err := schema.DecodeRow(key, value, &row); err != nil {
 		return err
 	}
 	var all, own []schema.DataFile

@@ -449,25 +449,13 @@ func (c *checker) scan(ctx context.Context, prefix byte, f func(key, value []byt
 	return nil
 }
 
-// decode reads a row. One that cannot be read ends the run: what depends on it cannot be judged.
-func decode(key, value []byte, row any) error {
-	if err := schema.Decode(value, row); err != nil {
-		return fmt.Errorf("row %q: %w: %w", key, catalog.ErrCorrupt, err)
-	}
-	return nil
-}
-
 // counters reads a counter row, which may be absent.
 func (c *checker) counters(ctx context.Context, key []byte) (catalog.Counters, error) {
-	value, err := c.cfg.Engine.Get(ctx, key)
-	if err != nil && !errors.Is(err, catalog.ErrNotFound) {
+	value, err := schema.FindRow(ctx, c.cfg.Engine, key)
+	if err != nil {
 		return nil, err
 	}
-	counters, err := catalog.DecodeCounters(value)
-	if err != nil {
-		return nil, fmt.Errorf("row %q: %w", key, err)
-	}
-	return counters, nil
+	return schema.DecodeCounters(key, value)
 }
 
 // change makes a batch put an inode row that f has changed.
@@ -478,7 +466,7 @@ func (c *checker) change(ctx context.Context, b *catalog.Batch, id layout.FileID
 		return err
 	}
 	var row schema.Inode
-	if err := decode(key, old, &row); err != nil {
+	if err := schema.DecodeRow(key, old, &row); err != nil {
 		return err
 	}
 	f(&row)
@@ -504,7 +492,7 @@ func (c *checker) findPaths(ctx context.Context) error {
 	if len(wanted) > 0 {
 		err := c.scan(ctx, schema.PrefixEntry, func(key, value []byte) error {
 			var e schema.Entry
-			if err := decode(key, value, &e); err != nil {
+			if err := schema.DecodeRow(key, value, &e); err != nil {
 				return err
 			}
 			if at, ok := wanted[e.ID]; ok && at.dir == 0 {

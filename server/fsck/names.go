@@ -20,7 +20,7 @@ func isDir(mode uint32) bool { return mode&syscall.S_IFMT == syscall.S_IFDIR }
 func (c *checker) checkInodes(ctx context.Context) error {
 	err := c.scan(ctx, schema.PrefixInode, func(key, value []byte) error {
 		var row schema.Inode
-		if err := decode(key, value, &row); err != nil {
+		if err := schema.DecodeRow(key, value, &row); err != nil {
 			return err
 		}
 		c.remember(schema.IDOf(key), &row)
@@ -128,7 +128,7 @@ func (c *checker) checkEntries(ctx context.Context) error {
 
 func (c *checker) checkEntry(ctx context.Context, key, value []byte) error {
 	var e schema.Entry
-	if err := decode(key, value, &e); err != nil {
+	if err := schema.DecodeRow(key, value, &e); err != nil {
 		return err
 	}
 	dir, _, name := schema.EntryOf(key)
@@ -218,7 +218,7 @@ func (c *checker) misplaced(ctx context.Context, p Problem) error {
 		return err
 	}
 	var e schema.Entry
-	if err := decode(p.key, value, &e); err != nil {
+	if err := schema.DecodeRow(p.key, value, &e); err != nil {
 		return err
 	}
 	p.Inode = e.ID
@@ -380,7 +380,7 @@ func (c *checker) findLost(ctx context.Context) error {
 	value, err := c.cfg.Engine.Get(ctx, schema.EntryKey(layout.RootID, name))
 	if err == nil {
 		var e schema.Entry
-		if err := decode([]byte(name), value, &e); err != nil {
+		if err := schema.DecodeRow([]byte(name), value, &e); err != nil {
 			return err
 		}
 		if c.dirs[e.ID] != nil {
@@ -571,7 +571,7 @@ func (c *checker) checkRows(ctx context.Context) error {
 	}
 	err = c.scan(ctx, schema.PrefixTruncate, func(key, value []byte) error {
 		var row schema.Truncate
-		if err := decode(key, value, &row); err != nil {
+		if err := schema.DecodeRow(key, value, &row); err != nil {
 			return err
 		}
 		n := c.find(schema.IDOf(key))

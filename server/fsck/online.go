@@ -279,7 +279,7 @@ func (c *checker) again(ctx context.Context, problems []Problem) ([]Problem, err
 			continue // it was removed
 		}
 		if err == nil {
-			err = decode(schema.DeviceKey(id), raw, &row)
+			err = schema.DecodeRow(schema.DeviceKey(id), raw, &row)
 		}
 		if err != nil {
 			return nil, err
@@ -369,7 +369,7 @@ func (c *checker) recall(ctx context.Context, id layout.FileID) (*schema.Layout,
 		return nil, "", err
 	}
 	var ino schema.Inode
-	if err := decode(schema.InodeKey(id), values[0], &ino); err != nil {
+	if err := schema.DecodeRow(schema.InodeKey(id), values[0], &ino); err != nil {
 		return nil, "", err
 	}
 	c.remember(id, &ino)
@@ -401,7 +401,7 @@ func (c *checker) recall(ctx context.Context, id layout.FileID) (*schema.Layout,
 		return nil, rows, nil
 	}
 	var row schema.Layout
-	if err := decode(schema.LayoutKey(id), values[1], &row); err != nil {
+	if err := schema.DecodeRow(schema.LayoutKey(id), values[1], &row); err != nil {
 		return nil, "", err
 	}
 	if c.badLayout(&row) != "" {

@@ -101,7 +101,7 @@ func (c *checker) checkLabel(ctx context.Context, d *device) error {
 	case err != nil:
 		return err
 	default:
-		if err := decode(key, old, &row); err != nil {
+		if err := schema.DecodeRow(key, old, &row); err != nil {
 			return err
 		}
 	}

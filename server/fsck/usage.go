@@ -76,7 +76,7 @@ func (c *checker) checkUsage(ctx context.Context) error {
 	return c.scan(ctx, schema.PrefixQuota, func(key, value []byte) error {
 		name := schema.QuotaOf(key)
 		var row schema.Quota
-		if err := decode(key, value, &row); err != nil {
+		if err := schema.DecodeRow(key, value, &row); err != nil {
 			return err
 		}
 		if id := layout.FileID(name.ID); name.Kind == metarpc.QuotaTree && c.dirs[id] == nil {
@@ -94,7 +94,7 @@ func (c *checker) countUsage(ctx context.Context, owners map[[2]uint32]usage) er
 	}
 	return c.scan(ctx, schema.PrefixInode, func(key, value []byte) error {
 		var row schema.Inode
-		if err := decode(key, value, &row); err != nil {
+		if err := schema.DecodeRow(key, value, &row); err != nil {
 			return err
 		}
 		owner := [2]uint32{row.UID, row.GID}

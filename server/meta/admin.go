@@ -18,7 +18,7 @@ func (s *Service) describeLayout(ctx context.Context, _ *call, a *metarpc.IDArgs
 		return nil, err
 	}
 	var row schema.Layout
-	if _, err := s.get(ctx, schema.LayoutKey(a.ID), &row); err != nil {
+	if _, err := schema.ReadRow(ctx, s.engine, schema.LayoutKey(a.ID), &row); err != nil {
 		return nil, err
 	}
 	d := s.cfg.Files.Describe(row, ino)
@@ -121,11 +121,11 @@ func (s *Service) layoutStats(_ context.Context, c *call, a *metarpc.LayoutStats
 
 func (s *Service) statFS(ctx context.Context, _ *call, a *metarpc.IDArgs) (*metarpc.StatFSResult, error) {
 	r := new(metarpc.StatFSResult)
-	for kv, err := range s.rows(ctx, schema.PrefixFiles, 1, 1+2) {
+	for kv, err := range schema.ScanRows(ctx, s.engine, schema.PrefixFiles, 1, 1+2) {
 		if err != nil {
 			return nil, err
 		}
-		counters, err := decodeCounters(kv.Key, kv.Value)
+		counters, err := schema.DecodeCounters(kv.Key, kv.Value)
 		if err != nil {
 			return nil, err
 		}

@@ -396,7 +396,7 @@ func (s *Service) sizeAndLayout(ctx context.Context, sess *session, id layout.Fi
 		attr, err = s.attributes(ctx, sess, id)
 	}
 	if err == nil {
-		_, err = s.get(ctx, schema.LayoutKey(id), &row)
+		_, err = schema.ReadRow(ctx, s.engine, schema.LayoutKey(id), &row)
 	}
 	return attr.Size, row, err
 }
@@ -453,7 +453,7 @@ func (s *Service) keepCache(ctx context.Context, a *metarpc.CacheStartArgs, dev 
 	}
 	defer release()
 	var row schema.Layout
-	if _, err := s.get(ctx, schema.LayoutKey(a.ID), &row); err != nil {
+	if _, err := schema.ReadRow(ctx, s.engine, schema.LayoutKey(a.ID), &row); err != nil {
 		return false, err
 	}
 	if !slices.ContainsFunc(row.Caches, func(c schema.Cache) bool { return c.File.Device == dev && c.File.State == layout.CopyGood }) {
@@ -522,7 +522,7 @@ func (s *Service) makeRoom(ctx context.Context, a *metarpc.CacheStartArgs, dev l
 
 // forgetCache forgets a cache that was about to be made, unless the catalog has it.
 func (s *Service) forgetCache(id layout.FileID, dev layout.DeviceID) {
-	if raw, err := s.find(s.ctx, schema.CacheKey(dev, id)); err == nil && raw == nil {
+	if raw, err := schema.FindRow(s.ctx, s.engine, schema.CacheKey(dev, id)); err == nil && raw == nil {
 		s.caches.remove(id, dev)
 	}
 }
@@ -649,7 +649,7 @@ func anyCached(*cached) bool { return true }
 // loadCaches reads which caches there are; those made last count as used last.
 func (s *Service) loadCaches(ctx context.Context) error {
 	var all []cached
-	for kv, err := range s.rows(ctx, schema.PrefixCache, 1+16+8) {
+	for kv, err := range schema.ScanRows(ctx, s.engine, schema.PrefixCache, 1+16+8) {
 		if err != nil {
 			return err
 		}
@@ -657,7 +657,7 @@ func (s *Service) loadCaches(ctx context.Context) error {
 		if c.device, c.id = schema.CacheOf(kv.Key); !s.mine(c.id) {
 			continue
 		}
-		if err := decode(kv.Key, kv.Value, &c.use); err != nil {
+		if err := schema.DecodeRow(kv.Key, kv.Value, &c.use); err != nil {
 			return err
 		}
 		all = append(all, c)

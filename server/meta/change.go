@@ -155,7 +155,7 @@ func (s *Service) commit(ctx context.Context, c *call, t *tx, result any) error 
 // right after those that have been.
 func (c *call) putReply(b *catalog.Batch, row []byte) {
 	key := schema.ReplyKey(c.sess.id, c.h.Slot)
-	guardRow(b, key, c.row)
+	b.GuardRow(key, c.row)
 	b.Put(key, row)
 }
 
@@ -188,7 +188,7 @@ func (s *Service) fenceReply(c *call, t *tx) (committed bool, err error) {
 	var last schema.Reply
 	key := schema.ReplyKey(c.sess.id, c.h.Slot)
 	if c.row != nil {
-		if err := decode(key, c.row, &last); err != nil {
+		if err := schema.DecodeRow(key, c.row, &last); err != nil {
 			return false, err
 		}
 	}
@@ -202,7 +202,7 @@ func (s *Service) fenceReply(c *call, t *tx) (committed bool, err error) {
 		err := s.engine.Commit(s.ctx, &b)
 		row := fence
 		if guard := (*catalog.GuardError)(nil); errors.As(err, &guard) {
-			row, err = s.find(s.ctx, key)
+			row, err = schema.FindRow(s.ctx, s.engine, key)
 		}
 		switch {
 		case err != nil && again(err):

@@ -143,7 +143,7 @@ func (s *Service) tell(ctx context.Context, args *metarpc.CopiesStaleArgs) error
 // tellOfCopies is tellStale with what the catalog says.
 func (s *Service) tellOfCopies(ctx context.Context, id layout.FileID) error {
 	var l schema.Layout
-	raw, err := s.get(ctx, schema.LayoutKey(id), &l)
+	raw, err := schema.ReadRow(ctx, s.engine, schema.LayoutKey(id), &l)
 	if err != nil || raw == nil {
 		return err
 	}
@@ -256,7 +256,7 @@ func (s *Service) settleMove(ctx context.Context, id layout.FileID) error {
 // writing it.
 func (s *Service) endMove(ctx context.Context, id layout.FileID) error {
 	var l schema.Layout
-	raw, err := s.get(ctx, schema.LayoutKey(id), &l)
+	raw, err := schema.ReadRow(ctx, s.engine, schema.LayoutKey(id), &l)
 	if err != nil || raw == nil || !l.Moving {
 		return err
 	}

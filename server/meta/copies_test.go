@@ -254,7 +254,7 @@ func TestGrantAcrossGate(t *testing.T) {
 			once.Do(func() {
 				err := h.svc.gated(t.Context(), f, layout.Range{Len: layout.ToEOF}, func(ctx context.Context) error {
 					var row schema.Layout
-					raw, err := h.svc.get(ctx, schema.LayoutKey(f), &row)
+					raw, err := schema.ReadRow(ctx, h.svc.engine, schema.LayoutKey(f), &row)
 					if err != nil || raw == nil {
 						return errors.Join(err, errors.New("there is no layout"))
 					}

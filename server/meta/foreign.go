@@ -216,7 +216,7 @@ func (s *Service) ask(ctx context.Context, g *grip) error {
 // noteEpoch notes which service another shard has now, which must be a later one than that of an epoch.
 func (s *Service) noteEpoch(shard int, raw []byte, than uint64) error {
 	var row schema.Shard
-	if err := decode(schema.ShardKey(shard), raw, &row); err != nil {
+	if err := schema.DecodeRow(schema.ShardKey(shard), raw, &row); err != nil {
 		return err
 	}
 	if row.Epoch <= than {

@@ -78,7 +78,7 @@ func FuzzConn(f *testing.F) {
 			schema.InodeKey(layout.RootID), schema.InodeKey(other), schema.InodeKey(secret), schema.EntryKey(layout.RootID, "a"), schema.EntryKey(layout.RootID, "other"),
 			schema.EntryKey(other, "g"), schema.LayoutKey(secret), schema.KeyClients, schema.EntryKey(layout.RootID, "n"), schema.EntryKey(other, "n"), schema.XattrKey(secret, "user.a"),
 		} {
-			row, err := h.svc.find(t.Context(), key)
+			row, err := schema.FindRow(t.Context(), h.svc.engine, key)
 			if err != nil {
 				t.Fatal(err)
 			}

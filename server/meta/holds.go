@@ -51,7 +51,7 @@ type hold struct {
 // asker returns the record of an asker, made if there is none; s.mu is held.
 func (s *Service) asker(shard int, raw []byte, oldest uint64) (*asker, error) {
 	var row schema.Shard
-	if err := decode(schema.ShardKey(shard), raw, &row); err != nil {
+	if err := schema.DecodeRow(schema.ShardKey(shard), raw, &row); err != nil {
 		return nil, err
 	}
 	id := askerID{shard, row.Epoch}
@@ -204,7 +204,7 @@ func (s *Service) holdLast(ctx context.Context, id layout.FileID) (f *file, err 
 			f, err = s.takeRemoval(ctx, id)
 			return err
 		}
-		counters, err := s.counters(ctx, id)
+		counters, err := schema.ReadCounters(ctx, s.engine, id)
 		if err == nil {
 			s.rememberRemoved(id, row, counters, now())
 		}
@@ -232,7 +232,7 @@ func (s *Service) dropLast(f *file, look bool) {
 	var orphan []byte
 	if look {
 		err := retry.Persist(s.ctx, s.log, fmt.Sprintf("removal of inode %d by another service", f.id), func() (err error) {
-			orphan, err = s.find(s.ctx, schema.OrphanKey(f.id))
+			orphan, err = schema.FindRow(s.ctx, s.engine, schema.OrphanKey(f.id))
 			return err
 		})
 		if err != nil {
@@ -308,7 +308,7 @@ func (s *Service) watchHolds() {
 		}
 		s.mu.Unlock()
 		for _, a := range old {
-			row, err := s.find(s.ctx, schema.ShardKey(a.shard))
+			row, err := schema.FindRow(s.ctx, s.engine, schema.ShardKey(a.shard))
 			if err != nil {
 				if s.ctx.Err() == nil {
 					s.log.Warn("it cannot be found out whether another service is over", "shard", a.shard, "error", err)

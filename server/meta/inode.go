@@ -3,7 +3,6 @@ package meta
 import (
 	"context"
 	"errors"
-	"fmt"
 	"syscall"
 	"time"
 
@@ -21,38 +20,9 @@ func now() int64 { return time.Now().UnixNano() }
 func isDir(mode uint32) bool     { return mode&syscall.S_IFMT == syscall.S_IFDIR }
 func isRegular(mode uint32) bool { return mode&syscall.S_IFMT == syscall.S_IFREG }
 
-// decode reads a row. What cannot be read is a fault of the catalog, never of the caller.
-func decode(key, raw []byte, row any) error {
-	if err := schema.Decode(raw, row); err != nil {
-		return fmt.Errorf("row %q: %w: %w", key, catalog.ErrCorrupt, err)
-	}
-	return nil
-}
-
-// get reads a row into row and returns it as stored, for a guard; nil if there is none.
-func (s *Service) get(ctx context.Context, key []byte, row any) ([]byte, error) {
-	raw, err := s.engine.Get(ctx, key)
-	if errors.Is(err, catalog.ErrNotFound) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return raw, decode(key, raw, row)
-}
-
-// find reads a value that may not be there; nil if it is not.
-func (s *Service) find(ctx context.Context, key []byte) ([]byte, error) {
-	value, err := s.engine.Get(ctx, key)
-	if errors.Is(err, catalog.ErrNotFound) {
-		return nil, nil
-	}
-	return value, err
-}
-
 // inode reads an inode, ESTALE if there is none of that number.
 func (s *Service) inode(ctx context.Context, id layout.FileID) (row schema.Inode, raw []byte, err error) {
-	raw, err = s.get(ctx, schema.InodeKey(id), &row)
+	raw, err = schema.ReadRow(ctx, s.engine, schema.InodeKey(id), &row)
 	if err == nil && raw == nil {
 		err = errStale
 	}
@@ -90,22 +60,14 @@ func (s *Service) attributes(ctx context.Context, sess *session, id layout.FileI
 		return metarpc.Attr{}, errStale
 	}
 	var row schema.Inode
-	if err := decode(keys[0], raw[0], &row); err != nil {
+	if err := schema.DecodeRow(keys[0], raw[0], &row); err != nil {
 		return metarpc.Attr{}, err
 	}
-	counters, err := decodeCounters(keys[1], raw[1])
+	counters, err := schema.DecodeCounters(keys[1], raw[1])
 	if err != nil {
 		return metarpc.Attr{}, err
 	}
 	return s.shownWith(id, attrOf(id, &row, counters, reported[0].to(sess))), nil
-}
-
-func decodeCounters(key, raw []byte) (catalog.Counters, error) {
-	counters, err := catalog.DecodeCounters(raw)
-	if err != nil {
-		return nil, fmt.Errorf("row %q: %w", key, err)
-	}
-	return counters, nil
 }
 
 // attrOf puts together what stat(2) shows: counters are a directory's, reported is of a regular file. A directory's size is the

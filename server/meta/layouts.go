@@ -34,7 +34,7 @@ func (s *Service) layoutGet(ctx context.Context, c *call, a *metarpc.LayoutGetAr
 	}
 	r := new(metarpc.LayoutResult)
 	var l schema.Layout
-	raw, err := s.get(ctx, schema.LayoutKey(a.ID), &l)
+	raw, err := schema.ReadRow(ctx, s.engine, schema.LayoutKey(a.ID), &l)
 	if err != nil {
 		return r, err
 	}
@@ -118,7 +118,7 @@ func (s *Service) grantRead(ctx context.Context, c *call, a *metarpc.LayoutGetAr
 func (s *Service) extents(ctx context.Context, a *metarpc.LayoutGetArgs, got layout.Range) ([]metarpc.Segment, error) {
 	// The row as it is now: whoever changes it must have back what is granted by it, and finds that this is.
 	var l schema.Layout
-	raw, err := s.get(ctx, schema.LayoutKey(a.ID), &l)
+	raw, err := schema.ReadRow(ctx, s.engine, schema.LayoutKey(a.ID), &l)
 	if err == nil && raw == nil {
 		err = errStale
 	}
@@ -156,7 +156,7 @@ func (s *Service) renewed(ctx context.Context, sess *session, id layout.FileID) 
 	}
 	r := new(metarpc.LayoutResult)
 	var l schema.Layout
-	if _, err = s.get(ctx, schema.LayoutKey(id), &l); err == nil {
+	if _, err = schema.ReadRow(ctx, s.engine, schema.LayoutKey(id), &l); err == nil {
 		r.Segments = s.cfg.Files.Segments(l, layout.IOModeRW)
 		err = s.engine.Commit(ctx, new(catalog.Batch)) // a copy that it does not have must not become good again in a crash
 	}
@@ -672,7 +672,7 @@ func (s *Service) reportedInodes(ctx context.Context, reports []fileReport) (row
 			continue
 		}
 		row := new(schema.Inode)
-		if err := decode(keys[i], raw[i], row); err != nil {
+		if err := schema.DecodeRow(keys[i], raw[i], row); err != nil {
 			return nil, nil, nil, err
 		}
 		if !reports[i].of(row.Mode) {
@@ -680,22 +680,12 @@ func (s *Service) reportedInodes(ctx context.Context, reports []fileReport) (row
 		}
 		rows[i] = row
 		if isDir(row.Mode) {
-			if counters[i], err = s.counters(ctx, reports[i].id); err != nil {
+			if counters[i], err = schema.ReadCounters(ctx, s.engine, reports[i].id); err != nil {
 				return nil, nil, nil, err
 			}
 		}
 	}
 	return rows, raw, counters, nil
-}
-
-// counters reads those of a directory.
-func (s *Service) counters(ctx context.Context, dir layout.FileID) (catalog.Counters, error) {
-	key := schema.CountersKey(dir)
-	raw, err := s.engine.GetMany(ctx, [][]byte{key})
-	if err != nil {
-		return nil, err
-	}
-	return decodeCounters(key, raw[0])
 }
 
 // record makes reports durable. Files that others keep changing do not hold up the rest for ever: after some tries it

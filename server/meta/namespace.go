@@ -66,7 +66,7 @@ func (s *Service) place(ctx context.Context, who *perm.Caller, dir layout.FileID
 	}
 	s.dirs.put(dir, raw[1])
 	if p.raw = raw[0]; p.raw != nil {
-		if err := decode(keys[0], p.raw, &p.entry); err != nil {
+		if err := schema.DecodeRow(keys[0], p.raw, &p.entry); err != nil {
 			return nil, err
 		}
 	}
@@ -86,7 +86,7 @@ func (s *Service) newPlace(ctx context.Context, who *perm.Caller, t *tx, dir lay
 
 // enter takes raw for the inode of p's directory, which the caller may look into.
 func (s *Service) enter(ctx context.Context, who *perm.Caller, p *place, raw []byte) error {
-	if err := decode(schema.InodeKey(p.dir), raw, &p.parent); err != nil {
+	if err := schema.DecodeRow(schema.InodeKey(p.dir), raw, &p.parent); err != nil {
 		return err
 	}
 	if !isDir(p.parent.Mode) {
@@ -133,7 +133,7 @@ func (s *Service) lookup(ctx context.Context, c *call, a *metarpc.NameArgs) (*me
 			return nil, err
 		}
 		var entry schema.Entry
-		raw, err := s.get(ctx, key, &entry)
+		raw, err := schema.ReadRow(ctx, s.engine, key, &entry)
 		if err != nil {
 			return nil, err
 		}
@@ -469,7 +469,7 @@ func (s *Service) unlink(ctx context.Context, t *tx, p *place, at int64) error {
 			return err
 		}
 		t.GuardRangeEmpty(from, to)
-		counters, err := s.counters(ctx, entry.ID)
+		counters, err := schema.ReadCounters(ctx, s.engine, entry.ID)
 		if err != nil {
 			return err
 		}
@@ -544,7 +544,7 @@ func (s *Service) destroy(ctx context.Context, t *tx, id layout.FileID, row *sch
 func (s *Service) discard(ctx context.Context, t *tx, id layout.FileID) error {
 	key := schema.LayoutKey(id)
 	var row schema.Layout
-	raw, err := s.get(ctx, key, &row)
+	raw, err := schema.ReadRow(ctx, s.engine, key, &row)
 	if err != nil {
 		return err
 	}

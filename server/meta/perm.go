@@ -66,7 +66,7 @@ func (s *Service) listFor(ctx context.Context, who *perm.Caller, id layout.FileI
 // list reads an access control list; nil if the inode has none.
 func (s *Service) list(ctx context.Context, id layout.FileID, name string) (perm.ACL, error) {
 	key := schema.XattrKey(id, name)
-	value, err := s.find(ctx, key)
+	value, err := schema.FindRow(ctx, s.engine, key)
 	if err != nil || value == nil {
 		return nil, err
 	}

@@ -33,7 +33,7 @@ func (s *Service) pin(ctx context.Context, sess *session, a *metarpc.LayoutGetAr
 	}
 	// Who relies on that nothing is pinned has done what it was for, or has seen the pin.
 	var now schema.Layout
-	_, err := s.get(ctx, schema.LayoutKey(id), &now)
+	_, err := schema.ReadRow(ctx, s.engine, schema.LayoutKey(id), &now)
 	again, still := s.cfg.Files.Whole(now, near, a.Pin == metarpc.PinAny)
 	if err == nil && sameCopy(again, ref) && still == several {
 		return ref, nil
@@ -53,7 +53,7 @@ func (s *Service) repin(ctx context.Context, sess *session, id layout.FileID, re
 		return nil
 	}
 	var l schema.Layout
-	_, err := s.get(ctx, schema.LayoutKey(id), &l)
+	_, err := schema.ReadRow(ctx, s.engine, schema.LayoutKey(id), &l)
 	good := func(file *schema.DataFile) bool { return file.Is(ref) && file.State == layout.CopyGood }
 	if err == nil && (l.Has(good) || slices.ContainsFunc(l.Caches, func(c schema.Cache) bool { return good(&c.File) })) {
 		return nil

@@ -199,7 +199,7 @@ func (s *Service) admitMoved(ctx context.Context, id layout.FileID, row *schema.
 	}
 	more := usage{sizeOf(row), 1, 0}
 	if isDir(row.Mode) {
-		counters, err := s.counters(ctx, id)
+		counters, err := schema.ReadCounters(ctx, s.engine, id)
 		if err != nil {
 			return false, err
 		}
@@ -299,12 +299,12 @@ func (s *Service) readQuotas(ctx context.Context, after time.Time, settled bool)
 	told := s.usage.told.Load()
 	t := &quotaTable{at: time.Now(), quotas: map[metarpc.QuotaName]*quota{}, growing: map[layout.FileID]int64{}}
 	owners := false
-	for kv, err := range s.rows(ctx, schema.PrefixQuota, 1+1+8) {
+	for kv, err := range schema.ScanRows(ctx, s.engine, schema.PrefixQuota, 1+1+8) {
 		if err != nil {
 			return nil, err
 		}
 		q := &quota{name: schema.QuotaOf(kv.Key)}
-		if err := decode(kv.Key, kv.Value, &q.limit); err != nil {
+		if err := schema.DecodeRow(kv.Key, kv.Value, &q.limit); err != nil {
 			return nil, err
 		}
 		t.quotas[q.name] = q
@@ -361,7 +361,7 @@ func (t *quotaTable) narrower(before *quotaTable) bool {
 
 // readTrees finds out what is below the directories that have quotas.
 func (s *Service) readTrees(ctx context.Context, before, t *quotaTable) error {
-	moves, err := s.find(ctx, schema.KeyMoves)
+	moves, err := schema.FindRow(ctx, s.engine, schema.KeyMoves)
 	if err != nil {
 		return err
 	}
@@ -382,7 +382,7 @@ func (s *Service) readTrees(ctx context.Context, before, t *quotaTable) error {
 		return err
 	}
 	for i, q := range trees {
-		counters, err := decodeCounters(keys[i], raw[i])
+		counters, err := schema.DecodeCounters(keys[i], raw[i])
 		if err != nil {
 			return err
 		}
@@ -404,11 +404,11 @@ func (s *Service) readOwners(ctx context.Context, t *quotaTable) error {
 
 // owners calls f with what each user and group have.
 func (s *Service) owners(ctx context.Context, f func(uid, gid uint32, u usage)) error {
-	for kv, err := range s.rows(ctx, schema.PrefixOwner, 1+4+4, 1+4+4+2) {
+	for kv, err := range schema.ScanRows(ctx, s.engine, schema.PrefixOwner, 1+4+4, 1+4+4+2) {
 		if err != nil {
 			return err
 		}
-		counters, err := decodeCounters(kv.Key, kv.Value)
+		counters, err := schema.DecodeCounters(kv.Key, kv.Value)
 		if err != nil {
 			return err
 		}
@@ -443,7 +443,7 @@ func (s *Service) readGrowing(ctx context.Context, t *quotaTable) error {
 				continue
 			}
 			var row schema.Inode
-			if err := decode(keys[i], raw[i], &row); err != nil {
+			if err := schema.DecodeRow(keys[i], raw[i], &row); err != nil {
 				return err
 			}
 			n := ends[id] - row.Size
@@ -522,11 +522,11 @@ func (s *Service) quotaSet(ctx context.Context, c *call, a *metarpc.QuotaSetArgs
 			t.GuardPresent(schema.InodeKey(id))
 		}
 		var row schema.Quota
-		raw, err := s.get(ctx, key, &row)
+		raw, err := schema.ReadRow(ctx, s.engine, key, &row)
 		if err != nil {
 			return nil, err
 		}
-		guardRow(&t.Batch, key, raw)
+		t.GuardRow(key, raw)
 		if a.Bytes != metarpc.QuotaKeep {
 			row.Bytes = a.Bytes
 		}

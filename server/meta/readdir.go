@@ -51,7 +51,7 @@ func (s *Service) names(ctx context.Context, dir layout.FileID, cookie uint64, l
 			return entries, false, nil
 		}
 		var row schema.Entry
-		if err := decode(kv.Key, kv.Value, &row); err != nil {
+		if err := schema.DecodeRow(kv.Key, kv.Value, &row); err != nil {
 			return nil, false, err
 		}
 		entries = append(entries, metarpc.DirEntry{Name: name, Cookie: cookie, Attr: metarpc.Attr{ID: row.ID, Mode: row.Type}})
@@ -106,7 +106,7 @@ func (s *Service) fill(ctx context.Context, sess *session, entries []metarpc.Dir
 		at++
 		var counters catalog.Counters
 		if e.Attr.Mode == syscall.S_IFDIR {
-			if counters, err = decodeCounters(keys[at], raw[at]); err != nil {
+			if counters, err = schema.DecodeCounters(keys[at], raw[at]); err != nil {
 				return nil, err
 			}
 			at++
@@ -116,7 +116,7 @@ func (s *Service) fill(ctx context.Context, sess *session, entries []metarpc.Dir
 			continue
 		}
 		var row schema.Inode
-		if err := decode(keys[inode], raw[inode], &row); err != nil {
+		if err := schema.DecodeRow(keys[inode], raw[inode], &row); err != nil {
 			return nil, err
 		}
 		e.Attr = s.shownWith(ids[i], attrOf(ids[i], &row, counters, reported[i].to(sess)))

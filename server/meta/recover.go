@@ -185,7 +185,7 @@ func (s *Service) bar(sess *session, id layout.FileID) error {
 	err := sess.awaitExpired(ctx)
 	var l schema.Layout
 	if err == nil {
-		_, err = s.get(ctx, schema.LayoutKey(id), &l)
+		_, err = schema.ReadRow(ctx, s.engine, schema.LayoutKey(id), &l)
 	}
 	if err == nil && s.cfg.Files.OnNamespaces(l) {
 		err = s.cfg.Files.FenceSession(ctx, l, sess.id)
@@ -214,7 +214,7 @@ func (sess *session) awaitExpired(ctx context.Context) error {
 // onNamespaces reports whether a file has data on a namespace.
 func (s *Service) onNamespaces(ctx context.Context, id layout.FileID) (bool, error) {
 	var l schema.Layout
-	_, err := s.get(ctx, schema.LayoutKey(id), &l)
+	_, err := schema.ReadRow(ctx, s.engine, schema.LayoutKey(id), &l)
 	return err == nil && s.cfg.Files.OnNamespaces(l), err
 }
 
@@ -396,7 +396,7 @@ func (s *Service) found(f *file, sess *session, end, size int64) {
 // sync makes what is in a file's data files stable and returns where it ends.
 func (s *Service) sync(ctx context.Context, id layout.FileID) (end int64, err error) {
 	var l schema.Layout
-	raw, err := s.get(ctx, schema.LayoutKey(id), &l)
+	raw, err := schema.ReadRow(ctx, s.engine, schema.LayoutKey(id), &l)
 	if err != nil || raw == nil {
 		return 0, err
 	}
@@ -540,19 +540,19 @@ func (s *Service) load(ctx context.Context) error {
 		s.log.Warn("the catalog has a row of a session that it does not have", "key", fmt.Sprintf("%q", key))
 		return known(id, schema.Session{Ended: true})
 	}
-	for kv, err := range s.rows(ctx, schema.PrefixSession, 1+16) {
+	for kv, err := range schema.ScanRows(ctx, s.engine, schema.PrefixSession, 1+16) {
 		if err != nil {
 			return err
 		}
 		var row schema.Session
-		if err := decode(kv.Key, kv.Value, &row); err != nil {
+		if err := schema.DecodeRow(kv.Key, kv.Value, &row); err != nil {
 			return err
 		}
 		if row.Shard == s.cfg.Shard {
 			known([16]byte(kv.Key[1:]), row)
 		}
 	}
-	for kv, err := range s.rows(ctx, schema.PrefixReply, 1+16+2) {
+	for kv, err := range schema.ScanRows(ctx, s.engine, schema.PrefixReply, 1+16+2) {
 		if err != nil {
 			return err
 		}
@@ -560,7 +560,7 @@ func (s *Service) load(ctx context.Context) error {
 			continue // of another shard, whose sessions come and go meanwhile
 		}
 		var row schema.Reply
-		if err := decode(kv.Key, kv.Value, &row); err != nil {
+		if err := schema.DecodeRow(kv.Key, kv.Value, &row); err != nil {
 			return err
 		}
 		sess := owner([16]byte(kv.Key[1:17]), kv.Key)
@@ -570,7 +570,7 @@ func (s *Service) load(ctx context.Context) error {
 		}
 		sess.slots[number] = slot{sequence: row.Sequence, frame: row.Frame, restored: true, row: bytes.Clone(kv.Value)}
 	}
-	for kv, err := range s.rows(ctx, schema.PrefixWriter, 1+8+16) {
+	for kv, err := range schema.ScanRows(ctx, s.engine, schema.PrefixWriter, 1+8+16) {
 		if err != nil {
 			return err
 		}
@@ -578,7 +578,7 @@ func (s *Service) load(ctx context.Context) error {
 			continue
 		}
 		var row schema.Writer
-		if err := decode(kv.Key, kv.Value, &row); err != nil {
+		if err := schema.DecodeRow(kv.Key, kv.Value, &row); err != nil {
 			return err
 		}
 		sess := owner([16]byte(kv.Key[9:]), kv.Key)
@@ -587,7 +587,7 @@ func (s *Service) load(ctx context.Context) error {
 		cl.unbarred, cl.crowded, cl.awaited = sess.ended, true, row.Awaited
 		cl.ranges = []layout.Range{{Len: layout.ToEOF}} // whichever they are
 	}
-	for kv, err := range s.rows(ctx, schema.PrefixOrphan, 1+8) {
+	for kv, err := range schema.ScanRows(ctx, s.engine, schema.PrefixOrphan, 1+8) {
 		if err != nil {
 			return err
 		}
@@ -595,7 +595,7 @@ func (s *Service) load(ctx context.Context) error {
 			s.file(id).orphan = true
 		}
 	}
-	for kv, err := range s.rows(ctx, schema.PrefixMove, 1+8) {
+	for kv, err := range schema.ScanRows(ctx, s.engine, schema.PrefixMove, 1+8) {
 		if err != nil {
 			return err
 		}
@@ -604,12 +604,12 @@ func (s *Service) load(ctx context.Context) error {
 			continue
 		}
 		var row schema.Move
-		if err := decode(kv.Key, kv.Value, &row); err != nil {
+		if err := schema.DecodeRow(kv.Key, kv.Value, &row); err != nil {
 			return err
 		}
 		s.moves[id] = newMove(id, row.Device)
 	}
-	for kv, err := range s.rows(ctx, schema.PrefixTruncate, 1+8) {
+	for kv, err := range schema.ScanRows(ctx, s.engine, schema.PrefixTruncate, 1+8) {
 		if err != nil {
 			return err
 		}
@@ -617,7 +617,7 @@ func (s *Service) load(ctx context.Context) error {
 			continue
 		}
 		var row schema.Truncate
-		if err := decode(kv.Key, kv.Value, &row); err != nil {
+		if err := schema.DecodeRow(kv.Key, kv.Value, &row); err != nil {
 			return err
 		}
 		f := s.file(schema.IDOf(kv.Key))
@@ -631,21 +631,6 @@ func (s *Service) load(ctx context.Context) error {
 		}
 	}
 	return s.loadCaches(ctx)
-}
-
-// rows scans all rows of a prefix and refuses keys that do not have a length they must have.
-func (s *Service) rows(ctx context.Context, prefix byte, lengths ...int) func(func(catalog.Row, error) bool) {
-	from, to := schema.Of(prefix)
-	return func(yield func(catalog.Row, error) bool) {
-		for kv, err := range s.engine.Scan(ctx, from, to, catalog.ScanOptions{}) {
-			if err == nil && !slices.Contains(lengths, len(kv.Key)) {
-				err = fmt.Errorf("row %q: %w: a key of %d bytes", kv.Key, catalog.ErrCorrupt, len(kv.Key))
-			}
-			if !yield(kv, err) || err != nil {
-				return
-			}
-		}
-	}
 }
 
 // resume starts the work that earlier instances left, and the grace period if a session may come back.
@@ -714,7 +699,7 @@ const lostWriter = "the end of a client that was writing it"
 // awaitCopiesUnpinned is awaitUnpinned for a file with several copies.
 func (s *Service) awaitCopiesUnpinned(ctx context.Context, id layout.FileID) (thaw func(), err error) {
 	var l schema.Layout
-	if _, err := s.get(ctx, schema.LayoutKey(id), &l); err != nil {
+	if _, err := schema.ReadRow(ctx, s.engine, schema.LayoutKey(id), &l); err != nil {
 		return nil, err
 	}
 	if len(l.Mirrors) < 2 {

@@ -166,7 +166,7 @@ func (s *Service) guardMove(ctx context.Context, t *tx, from, to *place, exchang
 	if err != nil && !errors.Is(err, catalog.ErrNotFound) {
 		return err
 	}
-	moves, err := decodeCounters(schema.KeyMoves, raw)
+	moves, err := schema.DecodeCounters(schema.KeyMoves, raw)
 	if err != nil {
 		return err
 	}

@@ -99,7 +99,7 @@ func (s *Service) confine(ctx context.Context, g *grant) error {
 	for _, name := range strings.FieldsFunc(g.Path, func(r rune) bool { return r == '/' }) {
 		way = append(way, dir)
 		var entry schema.Entry
-		raw, err := s.get(ctx, schema.EntryKey(dir, name), &entry)
+		raw, err := schema.ReadRow(ctx, s.engine, schema.EntryKey(dir, name), &entry)
 		if err == nil && raw == nil {
 			err = errNoEntry
 		}
@@ -154,7 +154,7 @@ func parseRules(raw []byte) (admit.Rules, error) {
 		return nil, nil
 	}
 	var row schema.Clients
-	if err := decode(schema.KeyClients, raw, &row); err != nil {
+	if err := schema.DecodeRow(schema.KeyClients, raw, &row); err != nil {
 		return nil, err
 	}
 	list := make(admit.Rules, len(row.Rules))
@@ -234,7 +234,7 @@ func (s *Service) within(ctx context.Context, g *grant, op metarpc.Op, args any)
 				next = g.above[i-1]
 			}
 			var entry schema.Entry
-			raw, err := s.get(ctx, schema.EntryKey(a.Parent, a.Name), &entry)
+			raw, err := schema.ReadRow(ctx, s.engine, schema.EntryKey(a.Parent, a.Name), &entry)
 			if err == nil && (raw == nil || entry.ID != next) {
 				err = errAccess
 			}
@@ -370,7 +370,7 @@ func (s *Service) clientSet(ctx context.Context, c *call, a *metarpc.ClientSetAr
 		whose = named.Whose()
 	}
 	_, err := change(ctx, s, nil, func(t *tx) (*struct{}, error) {
-		raw, err := s.find(ctx, schema.KeyClients)
+		raw, err := schema.FindRow(ctx, s.engine, schema.KeyClients)
 		if err != nil {
 			return nil, err
 		}
@@ -407,7 +407,7 @@ func (s *Service) clientSet(ctx context.Context, c *call, a *metarpc.ClientSetAr
 		if cut := s.cutBy(list); a.Rule != "" && !a.Force && len(cut) > 0 {
 			return nil, refusef(metarpc.Status(syscall.EBUSY), "this would cut %d clients off, such as %s, which no rule lets in then: first set one for them, or force it", len(cut), cut[0])
 		}
-		guardRow(&t.Batch, schema.KeyClients, raw)
+		t.GuardRow(schema.KeyClients, raw)
 		if len(list) == 0 {
 			t.Delete(schema.KeyClients)
 		} else {

@@ -95,7 +95,7 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 	}
 	var row schema.Shard
 	if cfg.Row != nil {
-		if err := decode(schema.ShardKey(cfg.Shard), cfg.Row, &row); err != nil {
+		if err := schema.DecodeRow(schema.ShardKey(cfg.Shard), cfg.Row, &row); err != nil {
 			return nil, fmt.Errorf("metadata service: %w", err)
 		}
 	}

@@ -138,7 +138,7 @@ func (s *Service) resetDirTime(ctx context.Context, t *tx, a *metarpc.SetAttrArg
 		return nil, err
 	}
 	raw := raws[0]
-	counters, err := decodeCounters(key, raw)
+	counters, err := schema.DecodeCounters(key, raw)
 	if err != nil || !setsMtime(a.Mask) || raw == nil {
 		return counters, err
 	}
@@ -303,7 +303,7 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 			return nil, err
 		}
 		var l schema.Layout
-		rawLayout, err := s.get(ctx, schema.LayoutKey(f.id), &l)
+		rawLayout, err := schema.ReadRow(ctx, s.engine, schema.LayoutKey(f.id), &l)
 		if err != nil {
 			return nil, err
 		}
@@ -420,7 +420,7 @@ func (s *Service) cutData(f *file) {
 		}
 		for raw[1] != nil {
 			var l schema.Layout
-			if err := decode(keys[1], raw[1], &l); err != nil {
+			if err := schema.DecodeRow(keys[1], raw[1], &l); err != nil {
 				return err
 			}
 			err := s.cfg.Files.Truncate(ctx, l, size)

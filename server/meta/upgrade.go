@@ -115,7 +115,7 @@ func (u *upgrade) homes(ctx context.Context) error {
 			dir, n = in, usage{}
 		}
 		var entry schema.Entry
-		if err := decode(kv.Key, kv.Value, &entry); err != nil {
+		if err := schema.DecodeRow(kv.Key, kv.Value, &entry); err != nil {
 			return err
 		}
 		if isDir(entry.Type) {
@@ -128,7 +128,7 @@ func (u *upgrade) homes(ctx context.Context) error {
 		}
 		var row schema.Inode
 		if err == nil {
-			err = decode(key, raw, &row)
+			err = schema.DecodeRow(key, raw, &row)
 		}
 		if err != nil {
 			return err
@@ -164,7 +164,7 @@ func (u *upgrade) directory(ctx context.Context, dir layout.FileID, n usage) err
 	if err != nil {
 		return err
 	}
-	c, err := decodeCounters(key, raw[0])
+	c, err := schema.DecodeCounters(key, raw[0])
 	if err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func (u *upgrade) inodes(ctx context.Context) error {
 			return err
 		}
 		var row schema.Inode
-		if err := decode(kv.Key, kv.Value, &row); err != nil {
+		if err := schema.DecodeRow(kv.Key, kv.Value, &row); err != nil {
 			return err
 		}
 		owner := [2]uint32{row.UID, row.GID}

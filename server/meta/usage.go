@@ -148,15 +148,15 @@ func (t *tx) dirty(dir layout.FileID) {
 // the new one at once.
 func (s *Service) takeBack(ctx context.Context, t *tx, dir, from, to layout.FileID) error {
 	key := schema.ToldKey(dir)
-	raw, err := s.find(ctx, key)
+	raw, err := schema.FindRow(ctx, s.engine, key)
 	if err != nil {
 		return err
 	}
-	counters, err := decodeCounters(key, raw)
+	counters, err := schema.DecodeCounters(key, raw)
 	if err != nil {
 		return err
 	}
-	guardRow(&t.Batch, key, raw)
+	t.GuardRow(key, raw)
 	addSub(t, from, usage{}.minus(toldOf(counters)))
 	if to != 0 {
 		addSub(t, to, toldOf(counters))
@@ -195,15 +195,6 @@ func (s *Service) moveUsage(ctx context.Context, t *tx, id layout.FileID, row *s
 		return s.takeBack(ctx, t, id, from, to)
 	}
 	return nil
-}
-
-// guardRow makes b depend on a row being as it was read, nil for none.
-func guardRow(b *catalog.Batch, key, raw []byte) {
-	if raw == nil {
-		b.GuardAbsent(key)
-	} else {
-		b.GuardEqual(key, raw)
-	}
 }
 
 // usageTable is what the service knows of usage beside the catalog.
@@ -402,7 +393,7 @@ func (s *Service) tellParent(ctx context.Context, dir layout.FileID) (parent lay
 		}
 		dirtyKey := schema.DirtyKey(dir)
 		// Read before the counters: so it is another one if these change later.
-		dirty, err := s.find(ctx, dirtyKey)
+		dirty, err := schema.FindRow(ctx, s.engine, dirtyKey)
 		if err != nil {
 			return 0, false, err
 		}
@@ -415,22 +406,22 @@ func (s *Service) tellParent(ctx context.Context, dir layout.FileID) (parent lay
 		t.Durability = catalog.NoSync // what a crash takes back is told again
 		var row schema.Inode
 		if raw[0] != nil { // else it is gone, and there is nothing left to tell
-			if err := decode(keys[0], raw[0], &row); err != nil {
+			if err := schema.DecodeRow(keys[0], raw[0], &row); err != nil {
 				return 0, false, err
 			}
 		}
-		counters, err := decodeCounters(keys[1], raw[1])
+		counters, err := schema.DecodeCounters(keys[1], raw[1])
 		if err != nil {
 			return 0, false, err
 		}
-		before, err := decodeCounters(keys[2], raw[2])
+		before, err := schema.DecodeCounters(keys[2], raw[2])
 		if err != nil {
 			return 0, false, err
 		}
 		total := totalOf(counters)
 		news := total.minus(toldOf(before))
-		guardRow(&t.Batch, keys[0], raw[0]) // it still has this parent
-		guardRow(&t.Batch, keys[2], raw[2])
+		t.GuardRow(keys[0], raw[0]) // it still has this parent
+		t.GuardRow(keys[2], raw[2])
 		clean := -1
 		if dirty != nil && !hot {
 			clean = t.GuardEqual(dirtyKey, dirty)
@@ -515,6 +506,6 @@ func (s *Service) usageOf(ctx context.Context, dir layout.FileID) (usage, error)
 	if err := s.settleUsage(ctx); err != nil {
 		return usage{}, err
 	}
-	counters, err := s.counters(ctx, dir)
+	counters, err := schema.ReadCounters(ctx, s.engine, dir)
 	return totalOf(counters), err
 }

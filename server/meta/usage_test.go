@@ -275,6 +275,8 @@ func TestUsageOfDeepTrees(t *testing.T) {
 			c.touch(at, "one more")
 			waittest.Until(t, "the root is told", func() bool {
 				counters, err := h.svc.counters(t.Context(), layout.RootID)
+			eventually(t, "the root is told", func() bool {
+				counters, err := schema.ReadCounters(t.Context(), h.svc.engine, layout.RootID)
 				return err == nil && totalOf(counters) == want.plus(usage{files: 1, dirs: 1})
 			})
 		})

@@ -25,7 +25,7 @@ func (s *Service) verify(ctx context.Context, c *call, a *metarpc.VerifyArgs) (*
 		return nil, err
 	}
 	var row schema.Layout
-	if _, err := s.get(ctx, schema.LayoutKey(a.ID), &row); err != nil {
+	if _, err := schema.ReadRow(ctx, s.engine, schema.LayoutKey(a.ID), &row); err != nil {
 		return nil, err
 	}
 	r := &metarpc.VerifyResult{Next: layout.ToEOF, Size: ino.Size, Stale: len(row.Copies(layout.CopyStale))+len(row.Copies(layout.CopyFilling)) > 0}

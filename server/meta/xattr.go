@@ -83,7 +83,7 @@ func (s *Service) getXattr(ctx context.Context, c *call, a *metarpc.XattrArgs) (
 	if row.Flags&schema.XattrFlags(a.Name) != schema.XattrFlags(a.Name) {
 		return nil, errNoData
 	}
-	value, err := s.find(ctx, schema.XattrKey(a.ID, a.Name))
+	value, err := schema.FindRow(ctx, s.engine, schema.XattrKey(a.ID, a.Name))
 	if err == nil && value == nil {
 		err = errNoData
 	}
@@ -101,7 +101,7 @@ func (s *Service) getLayoutXattr(ctx context.Context, id layout.FileID) (*metarp
 	case isDir(row.Mode):
 	case isRegular(row.Mode):
 		var l schema.Layout
-		raw, err := s.get(ctx, schema.LayoutKey(id), &l)
+		raw, err := schema.ReadRow(ctx, s.engine, schema.LayoutKey(id), &l)
 		if err != nil {
 			return nil, err
 		}
@@ -262,7 +262,7 @@ func (s *Service) changeXattr(ctx context.Context, c *call, id layout.FileID, na
 		if err != nil {
 			return nil, err
 		}
-		old, err := s.find(ctx, key)
+		old, err := schema.FindRow(ctx, s.engine, key)
 		if err != nil {
 			return nil, err
 		}
