@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/weftfs/weft/internal/retry"
 )
 
 const (
@@ -22,12 +24,8 @@ const (
 // takes it for not applied if somebody does.
 func FindOut(ctx context.Context, e Engine, b *Batch) error {
 	for wait := firstAgain; ; wait = min(2*wait, lastAgain) {
-		t := time.NewTimer(wait)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return errors.Join(ErrUnknown, ctx.Err())
+		if err := retry.Pause(ctx, wait); err != nil {
+			return errors.Join(ErrUnknown, err)
 		}
 		err := e.Commit(ctx, b)
 		if guard := (*GuardError)(nil); errors.As(err, &guard) {

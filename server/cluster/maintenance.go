@@ -193,21 +193,16 @@ func (m *maintenance) end(ctx context.Context) error {
 
 // readMaintainer returns the row of whoever maintains the volume, nil if nobody does.
 func readMaintainer(ctx context.Context, r catalog.Reader) (*memberRow, error) {
-	raw, err := r.Get(ctx, schema.KeyMaintenance)
-	if errors.Is(err, catalog.ErrNotFound) {
-		return nil, nil
-	}
 	var row schema.Maintenance
-	if err == nil {
-		err = schema.Decode(raw, &row)
-	}
+	raw, err := schema.ReadRow(ctx, r, schema.KeyMaintenance, &row)
 	if err != nil {
 		return nil, fmt.Errorf("row of who maintains the volume: %w", err)
 	}
-	m := &memberRow{id: row.ID, raw: raw, Member: schema.Member{Program: row.Program, Host: row.Host, Started: row.Started, Lease: row.Lease}}
-	if m.beat, err = r.Get(ctx, schema.BeatKey(row.ID)); errors.Is(err, catalog.ErrNotFound) {
-		err = nil
+	if raw == nil {
+		return nil, nil
 	}
+	m := &memberRow{id: row.ID, raw: raw, Member: schema.Member{Program: row.Program, Host: row.Host, Started: row.Started, Lease: row.Lease}}
+	m.beat, err = schema.FindRow(ctx, r, schema.BeatKey(row.ID))
 	return m, err
 }
 

@@ -42,11 +42,7 @@ func (m *memberRow) lease(otherwise time.Duration) time.Duration {
 
 // silent adds to a batch the guard that the process has not beaten since the row was read.
 func (m *memberRow) silent(b *catalog.Batch) {
-	if m.beat == nil {
-		b.GuardAbsent(schema.BeatKey(m.id))
-	} else {
-		b.GuardEqual(schema.BeatKey(m.id), m.beat)
-	}
+	b.GuardRow(schema.BeatKey(m.id), m.beat)
 }
 
 // bury adds to a batch what ends a member that is dead.
@@ -84,8 +80,8 @@ func tryView(ctx context.Context, engine catalog.Engine, shards int) (*view, err
 	for shard := range v.shards {
 		v.shards[shard].shard = shard
 	}
-	raw, err := snap.Get(ctx, schema.KeyRing)
-	if err != nil && !errors.Is(err, catalog.ErrNotFound) {
+	raw, err := schema.FindRow(ctx, snap, schema.KeyRing)
+	if err != nil {
 		return nil, err
 	}
 	counters, err := catalog.DecodeCounters(raw)
@@ -123,11 +119,7 @@ func readShard(kv catalog.Row) (shardRow, error) {
 // change adds to a batch what gives the shard another owner.
 func (s *shardRow) change(b *catalog.Batch, to memberID) (epoch uint64) {
 	key := schema.ShardKey(s.shard)
-	if s.raw == nil {
-		b.GuardAbsent(key)
-	} else {
-		b.GuardEqual(key, s.raw)
-	}
+	b.GuardRow(key, s.raw)
 	b.Put(key, schema.Encode(&schema.Shard{Member: to, Epoch: s.epoch + 1}))
 	return s.epoch + 1
 }

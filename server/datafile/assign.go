@@ -112,11 +112,7 @@ func (m *Manager) assign(ctx context.Context, id layout.FileID, policy layout.Po
 		last = b
 		b.Grows = len(taken) > 0 || len(requests) > 0
 		inode = b.GuardPresent(schema.InodeKey(id))
-		if old != nil {
-			b.GuardEqual(layoutKey, old)
-		} else {
-			b.GuardAbsent(layoutKey)
-		}
+		b.GuardRow(layoutKey, old)
 		b.Put(layoutKey, schema.Encode(&row))
 		if newFill {
 			b.Put(schema.FillKey(id), schema.Encode(&schema.Fill{}))

@@ -130,16 +130,13 @@ func (m *Manager) Fence(ctx context.Context, id layout.FileID) error {
 		return err
 	}
 	defer unlock()
-	raw, err := m.cfg.Engine.Get(ctx, schema.LayoutKey(id))
-	if errors.Is(err, catalog.ErrNotFound) {
-		return nil
-	}
 	var row schema.Layout
-	if err == nil {
-		err = schema.Decode(raw, &row)
-	}
+	raw, err := schema.ReadRow(ctx, m.cfg.Engine, schema.LayoutKey(id), &row)
 	if err != nil {
-		return fmt.Errorf("layout row of inode %d: %w", id, err)
+		return fmt.Errorf("layout of inode %d: %w", id, err)
+	}
+	if raw == nil {
+		return nil
 	}
 	if len(row.Mirrors) > 1 {
 		if err := m.fenceMirrored(ctx, id, row); err != nil {
@@ -192,16 +189,10 @@ func (m *Manager) fenceSingle(ctx context.Context, id layout.FileID, row schema.
 func (m *Manager) reown(ctx context.Context, id layout.FileID, dev layout.DeviceID, number uint64, owner layout.Credential) error {
 	key := schema.LayoutKey(id)
 	for {
-		raw, err := m.cfg.Engine.Get(ctx, key)
-		if errors.Is(err, catalog.ErrNotFound) {
-			return nil
-		}
 		var row schema.Layout
-		if err == nil {
-			err = schema.Decode(raw, &row)
-		}
-		if err != nil {
-			return fmt.Errorf("layout row: %w", err)
+		raw, err := schema.ReadRow(ctx, m.cfg.Engine, key, &row)
+		if err != nil || raw == nil {
+			return err
 		}
 		for _, files := range row.Mirrors {
 			for i := range files {

@@ -79,11 +79,7 @@ func (d *device) removeRows(ctx context.Context, lost bool) error {
 		}
 		var b catalog.Batch
 		b.GuardEqual(key, values[0])
-		if values[1] == nil {
-			b.GuardAbsent(inUseKey)
-		} else {
-			b.GuardEqual(inUseKey, values[1])
-		}
+		b.GuardRow(inUseKey, values[1])
 		garbage := b.GuardRangeEmpty(d.garbageRows())
 		b.Delete(key)
 		b.Delete(inUseKey)

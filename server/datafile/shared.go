@@ -160,13 +160,10 @@ func (m *Manager) forgetDevice(d *device) {
 
 // learn makes a device known that another process has added; nil if there is none.
 func (m *Manager) learn(id layout.DeviceID) (*device, error) {
-	raw, err := m.cfg.Engine.Get(m.ctx, schema.DeviceKey(id))
-	if errors.Is(err, catalog.ErrNotFound) {
-		return nil, nil
-	}
 	var row schema.Device
-	if err == nil {
-		err = schema.Decode(raw, &row)
+	raw, err := schema.ReadRow(m.ctx, m.cfg.Engine, schema.DeviceKey(id), &row)
+	if err == nil && raw == nil {
+		return nil, nil
 	}
 	if err == nil && row.NQN != "" {
 		err = errShared

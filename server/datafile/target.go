@@ -2,7 +2,6 @@ package datafile
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"syscall"
@@ -72,13 +71,7 @@ func (m *Manager) StopMove(ctx context.Context, id layout.FileID) error {
 // moveTarget reads where the data of a file is to lie; zero if nobody has said so.
 func (m *Manager) moveTarget(ctx context.Context, id layout.FileID) (layout.DeviceID, error) {
 	var move schema.Move
-	raw, err := m.cfg.Engine.Get(ctx, schema.MoveKey(id))
-	if errors.Is(err, catalog.ErrNotFound) {
-		return move.Device, nil
-	}
-	if err == nil {
-		err = schema.Decode(raw, &move)
-	}
+	_, err := schema.ReadRow(ctx, m.cfg.Engine, schema.MoveKey(id), &move)
 	return move.Device, err
 }
 

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
+	"github.com/weftfs/weft/internal/retry"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/schema"
@@ -76,11 +76,7 @@ func (m *Manager) sortOut(id layout.FileID, taken []schema.DataFile) {
 				m.putBack(left)
 				return
 			}
-			t := time.NewTimer(wait)
-			select {
-			case <-t.C:
-			case <-m.ctx.Done():
-				t.Stop()
+			if retry.Pause(m.ctx, wait) != nil {
 				return
 			}
 		}

@@ -461,8 +461,8 @@ var damages = []damage{
 		name: "usage of directories that are gone", alone: true,
 		do: func(w *tree) {
 			w.do(func(b *catalog.Batch) {
-				b.Put(schema.TreeQuotaKey(999), schema.Encode(&schema.Quota{Bytes: 1}))
-				b.Put(schema.TreeQuotaKey(dirA), schema.Encode(&schema.Quota{Bytes: 1}))
+				b.Put(schema.QuotaKey(metarpc.QuotaName{Kind: metarpc.QuotaTree, ID: 999}), schema.Encode(&schema.Quota{Bytes: 1}))
+				b.Put(schema.QuotaKey(metarpc.QuotaName{Kind: metarpc.QuotaTree, ID: uint64(dirA)}), schema.Encode(&schema.Quota{Bytes: 1}))
 				b.Put(schema.QuotaKey(metarpc.QuotaName{Kind: metarpc.QuotaUser, ID: 999}), schema.Encode(&schema.Quota{Files: 1}))
 				b.Put(schema.ToldKey(small), catalog.EncodeCounters(1))
 				b.Put(schema.DirtyKey(999), catalog.EncodeCounters(1))

@@ -210,16 +210,10 @@ func (d *directory) count(isDir bool) {
 
 // misplaced moves an entry to the key that it is looked up by, or, if there is an entry of that name, to another name.
 func (c *checker) misplaced(ctx context.Context, p Problem) error {
-	value, err := c.cfg.Engine.Get(ctx, p.key)
-	if errors.Is(err, catalog.ErrNotFound) {
-		return nil // removed for another reason
-	}
-	if err != nil {
-		return err
-	}
 	var e schema.Entry
-	if err := schema.DecodeRow(p.key, value, &e); err != nil {
-		return err
+	value, err := schema.ReadRow(ctx, c.cfg.Engine, p.key, &e)
+	if err != nil || value == nil {
+		return err // or it was removed for another reason
 	}
 	p.Inode = e.ID
 	return c.found(ctx, p, func(b *catalog.Batch) error {

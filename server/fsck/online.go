@@ -274,15 +274,12 @@ func (c *checker) again(ctx context.Context, problems []Problem) ([]Problem, err
 	// What is the same in both checkers is what they know of devices by themselves.
 	for id, d := range c.devices {
 		var row schema.Device
-		raw, err := f.Get(ctx, schema.DeviceKey(id))
-		if errors.Is(err, catalog.ErrNotFound) {
-			continue // it was removed
-		}
-		if err == nil {
-			err = schema.DecodeRow(schema.DeviceKey(id), raw, &row)
-		}
+		raw, err := schema.ReadRow(ctx, f, schema.DeviceKey(id), &row)
 		if err != nil {
 			return nil, err
+		}
+		if raw == nil {
+			continue // it was removed
 		}
 		n.devices[id] = &device{
 			id: id, url: d.url, next: row.Next, had: row.Next, server: d.server, store: d.store, ns: d.ns,

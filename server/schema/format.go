@@ -56,15 +56,11 @@ func Raise(ctx context.Context, engine catalog.Engine, format int, log *slog.Log
 // RaiseFormat adds to a batch the guard under which the catalog may get a format that it has not had: that there are no
 // members but those which know it. The error is a [*MemberError] if there is one. The caller puts the volume row.
 func RaiseFormat(ctx context.Context, r catalog.Reader, b *catalog.Batch, format int) error {
-	ring, err := r.Get(ctx, KeyRing) // before the members
-	switch {
-	case errors.Is(err, catalog.ErrNotFound):
-		b.GuardAbsent(KeyRing)
-	case err != nil:
+	ring, err := FindRow(ctx, r, KeyRing) // before the members
+	if err != nil {
 		return err
-	default:
-		b.GuardEqual(KeyRing, ring)
 	}
+	b.GuardRow(KeyRing, ring)
 	from, to := Of(PrefixMember)
 	for kv, err := range r.Scan(ctx, from, to, catalog.ScanOptions{}) {
 		if err != nil {

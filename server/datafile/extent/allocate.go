@@ -385,11 +385,7 @@ func (a *allocation) put() {
 // putGroup makes a batch replace the row of a group.
 func (s *Space) putGroup(b *catalog.Batch, group int64, old []byte, units image) {
 	key := schema.UnitsKey(s.id, group)
-	if old != nil {
-		b.GuardEqual(key, old)
-	} else {
-		b.GuardAbsent(key)
-	}
+	b.GuardRow(key, old)
 	switch {
 	case !slices.Equal(units, s.geo.empty(group)):
 		b.Put(key, units.encode())

@@ -2,7 +2,6 @@ package extent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -194,11 +193,7 @@ func (c *check) file(f *file) error {
 	}
 	return c.report(p, func(b *catalog.Batch) error {
 		key := schema.ExtentFileKey(c.space.id, f.number)
-		if f.raw != nil {
-			b.GuardEqual(key, f.raw)
-		} else {
-			b.GuardAbsent(key)
-		}
+		b.GuardRow(key, f.raw)
 		// Nobody knows what was told in the generations that were.
 		b.Put(key, schema.Encode(&schema.ExtentFile{Generation: max(f.generation, f.head.Generation) + 1, Units: f.units}))
 		return nil
@@ -377,12 +372,9 @@ func (c *check) lost(group int64, raw []byte, lost condemnation) error {
 func (c *check) counters(ctx context.Context) error {
 	s := c.space
 	key := schema.SpaceKey(s.id)
-	raw, err := s.engine.Get(ctx, key)
-	if err != nil && !errors.Is(err, catalog.ErrNotFound) {
+	raw, err := schema.FindRow(ctx, s.engine, key)
+	if err != nil {
 		return err
-	}
-	if errors.Is(err, catalog.ErrNotFound) {
-		raw = nil
 	}
 	counters, err := catalog.DecodeCounters(raw)
 	if err == nil && counters.Field(schema.SpaceTaken) == c.taken && counters.Field(schema.SpaceCondemned) == c.waiting {
@@ -391,11 +383,7 @@ func (c *check) counters(ctx context.Context) error {
 	p := Finding{Kind: SpaceCounters, Number: Nobody, Detail: fmt.Sprintf("%d units, %d condemned; there are %d and %d",
 		counters.Field(schema.SpaceTaken), counters.Field(schema.SpaceCondemned), c.taken, c.waiting)}
 	return c.report(p, func(b *catalog.Batch) error {
-		if raw != nil {
-			b.GuardEqual(key, raw)
-		} else {
-			b.GuardAbsent(key)
-		}
+		b.GuardRow(key, raw)
 		b.Put(key, catalog.EncodeCounters(c.taken, c.waiting))
 		return nil
 	})
