@@ -19,8 +19,8 @@ const (
 	lastWait  = 20 * time.Millisecond  // up to this
 )
 
-// BackOff waits before a try, of which the first one has number 0. The first two tries come at once, each later one after a
-// random time, so that tries that have collided go apart. It returns the error of ctx if that has ended.
+// BackOff waits before a try, of which the first one has number 0. The first two tries come at once, each later one
+// after a random time, so that tries that have collided go apart. It returns the error of ctx if that has ended.
 func BackOff(ctx context.Context, try int) error {
 	if try < 2 {
 		return ctx.Err()
@@ -40,8 +40,8 @@ func Pause(ctx context.Context, wait time.Duration) error {
 	}
 }
 
-// Persist calls f until it succeeds or ctx ends, more and more seldom, and logs when it begins and ends to fail. The text of
-// what f does begins the messages.
+// Persist calls f until it succeeds or ctx ends, more and more seldom, and logs when it begins and ends to fail. The
+// text of what f does begins the messages.
 func Persist(ctx context.Context, log *slog.Logger, what string, f func() error) error {
 	wait := 100 * time.Millisecond
 	var since time.Time

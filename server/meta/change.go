@@ -10,6 +10,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/meta/usage"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -21,14 +22,11 @@ var errContended = fmt.Errorf("given up after %d tries: others kept changing the
 
 // tx is one attempt at a change: its batch, and who wants to know whether it was committed.
 type tx struct {
-	catalog.Batch
+	usage.Change
 	first    bool // no try of the change came before this one
 	guessed  bool // it relies on what was read before, and so do errors
 	outcome  []func(committed bool)
 	affected []metarpc.LeaseItem
-	shard    int             // of the service: the counters of that one it changes
-	usage    bool            // it changes usage
-	dirtied  []layout.FileID // whose usage, but for the root
 	lost     []layout.FileID // that lose their last names, of other shards
 	pending  *pending        // the change
 	holding  *holding        // what the services of those hold for the change
@@ -81,7 +79,7 @@ func change[R any](ctx context.Context, s *Service, c *call, build func(*tx) (*R
 		if err := retry.BackOff(ctx, try); err != nil {
 			return nil, err
 		}
-		t := &tx{shard: s.cfg.Shard, pending: &p, holding: &h, first: try == 0}
+		t := &tx{Change: usage.Change{Shard: s.cfg.Shard}, pending: &p, holding: &h, first: try == 0}
 		result, err := build(t)
 		if err != nil && t.guessed {
 			err = errRetry
@@ -106,8 +104,8 @@ func change[R any](ctx context.Context, s *Service, c *call, build func(*tx) (*R
 		}
 		t.err = err
 		t.settle(err == nil)
-		if t.usage {
-			s.usageSoon()
+		if t.ChangesUsage() {
+			s.usage.Soon()
 		}
 		if err == nil {
 			h.committed = true

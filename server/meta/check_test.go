@@ -8,6 +8,7 @@ import (
 
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/meta/usage"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -27,7 +28,7 @@ func checkCatalog(t testing.TB, engine catalog.Engine) {
 	orphans, layouts, xattrs := map[layout.FileID]bool{}, map[layout.FileID]bool{}, map[layout.FileID]int{}
 	parents := map[layout.FileID]layout.FileID{}
 	var inUse int64
-	owners, told, dirty := map[string]usage{}, map[layout.FileID]usage{}, map[layout.FileID]bool{}
+	owners, told, dirty := map[string]usage.Sum{}, map[layout.FileID]usage.Sum{}, map[layout.FileID]bool{}
 	for kv, err := range snap.Scan(ctx, nil, nil, catalog.ScanOptions{}) {
 		if err != nil {
 			t.Fatal(err)
@@ -68,11 +69,11 @@ func checkCatalog(t testing.TB, engine catalog.Engine) {
 			c, bad = catalog.DecodeCounters(kv.Value)
 			uid, gid := schema.OwnerOf(kv.Key)
 			key := string(schema.OwnerKey(uid, gid, 0))
-			owners[key] = owners[key].plus(usage{c.Field(schema.OwnerBytes), c.Field(schema.OwnerFiles), 0})
+			owners[key] = owners[key].Plus(usage.Sum{Bytes: c.Field(schema.OwnerBytes), Files: c.Field(schema.OwnerFiles)})
 		case schema.PrefixTold:
 			var c catalog.Counters
 			c, bad = catalog.DecodeCounters(kv.Value)
-			told[schema.IDOf(kv.Key)] = toldOf(c)
+			told[schema.IDOf(kv.Key)] = usage.Sum{Bytes: c.Field(schema.ToldBytes), Files: c.Field(schema.ToldFiles), Dirs: c.Field(schema.ToldDirs)}
 		case schema.PrefixDirty:
 			dirty[schema.IDOf(kv.Key)] = true
 		}
@@ -144,17 +145,17 @@ func checkCatalog(t testing.TB, engine catalog.Engine) {
 
 // checkUsage tests what directories and owners are charged with.
 func checkUsage(t testing.TB, inodes map[layout.FileID]schema.Inode, counters map[layout.FileID]catalog.Counters,
-	owners map[string]usage, told map[layout.FileID]usage, dirty map[layout.FileID]bool) {
+	owners map[string]usage.Sum, told map[layout.FileID]usage.Sum, dirty map[layout.FileID]bool) {
 	t.Helper()
-	direct, sub, owned := map[layout.FileID]usage{}, map[layout.FileID]usage{}, map[string]usage{}
+	direct, sub, owned := map[layout.FileID]usage.Sum{}, map[layout.FileID]usage.Sum{}, map[string]usage.Sum{}
 	for id, row := range inodes {
 		key := string(schema.OwnerKey(row.UID, row.GID, 0))
-		owned[key] = owned[key].plus(usage{sizeOf(&row), 1, 0})
+		owned[key] = owned[key].Plus(usage.Sum{Bytes: row.ChargedBytes(), Files: 1})
 		switch {
 		case !isDir(row.Mode):
-			direct[row.Parent] = direct[row.Parent].plus(usage{row.Size, 1, 0})
+			direct[row.Parent] = direct[row.Parent].Plus(usage.Sum{Bytes: row.Size, Files: 1})
 		case id != layout.RootID:
-			sub[row.Parent] = sub[row.Parent].plus(told[id])
+			sub[row.Parent] = sub[row.Parent].Plus(told[id])
 		}
 	}
 	for id, row := range inodes {
@@ -162,10 +163,10 @@ func checkUsage(t testing.TB, inodes map[layout.FileID]schema.Inode, counters ma
 			continue
 		}
 		c := counters[id]
-		if got := (usage{c.Field(schema.CounterBytes), c.Field(schema.CounterFiles), 0}); got != direct[id] {
+		if got := (usage.Sum{Bytes: c.Field(schema.CounterBytes), Files: c.Field(schema.CounterFiles)}); got != direct[id] {
 			t.Errorf("directory %d is charged with %+v, of which there is %+v", id, got, direct[id])
 		}
-		if got := (usage{c.Field(schema.CounterSubBytes), c.Field(schema.CounterSubFiles), c.Field(schema.CounterSubDirs)}); got != sub[id] {
+		if got := (usage.Sum{Bytes: c.Field(schema.CounterSubBytes), Files: c.Field(schema.CounterSubFiles), Dirs: c.Field(schema.CounterSubDirs)}); got != sub[id] {
 			t.Errorf("directory %d was told %+v, its directories have told %+v", id, got, sub[id])
 		}
 		if id != layout.RootID && !dirty[id] && told[id] != totalOf(c) {
@@ -182,5 +183,14 @@ func checkUsage(t testing.TB, inodes map[layout.FileID]schema.Inode, counters ma
 	}
 	if len(told)+len(dirty)+len(owned) > 0 {
 		t.Errorf("rows of directories that are gone: told %v, dirty %v; owners without a row: %v", told, dirty, owned)
+	}
+}
+
+// totalOf is all that is below a directory, as its counters say.
+func totalOf(c catalog.Counters) usage.Sum {
+	return usage.Sum{
+		Bytes: c.Field(schema.CounterBytes) + c.Field(schema.CounterSubBytes),
+		Files: c.Field(schema.CounterFiles) + c.Field(schema.CounterSubFiles),
+		Dirs:  c.Field(schema.CounterSubdirs) + c.Field(schema.CounterSubDirs),
 	}
 }

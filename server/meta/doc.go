@@ -460,39 +460,15 @@
 // far is then durable, and nothing older than the set time comes after it. Who has lost his session is not waited for, as
 // the times that he reported are forgotten.
 //
-// # Usage
+// # Usage and quotas
 //
-// What directories and owners are charged with is changed by the batch of the change itself (usage.go; what it means, in package schema): at the home
-// of the inode and at its owner, never further up. Such a change makes the home dirty, durably. One worker has dirty directories
-// tell their parents, in passes usagePeriod or more apart, the deepest first, so that one pass takes what is new from the leaves to the root:
+// They are in package usage. A tx is a usage.Change, so the batch of a change also changes what directories and owners are
+// charged with. Usage is no part of attributes, so nobody's lease is recalled because of it.
 //
-//	read     the dirty row, then the counters and what was told before
-//	commit   the difference is added to the parent, which becomes dirty, and what was told is put. Guards: the inode row, so that the parent is
-//	         still this one, and what was told. The dirty row goes as well if it is what was read
-//
-// A directory in which somebody works all the time changes its dirty row between the two; then it tells what it has and stays dirty. So the worker never
-// waits for those, and they wait for it no longer than for any other commit. Its commits are not synced: what a crash takes back is told
-// again. Renaming a directory takes what it has told from one parent to the other, and guards it. Usage is no part of attributes, so nobody's
-// lease is recalled because of it.
-//
-// A service with several shards (mine) does this for the directories of its own, and also looks every usageLook for what others have told these: what is
-// new takes so long for each time that the path goes from one shard to another.
-//
-// # Quotas
-//
-// What is known of quotas (quotaTable) is read by whoever needs it and finds it older than quotaAge. Somebody who would be refused by that
-// has all directories tell what they know first, and reads it anew (settledQuotas), so what would fit is never refused. Near
-// the limit every call does that. What has been admitted here is remembered until it is certain to be in what is read.
-//
-//	inodes   are admitted when they are made, get their first name, are moved into a tree, or are given to somebody else: as many may go over as
-//	         there are calls under way at the same time
-//	bytes    when a file is made longer by SetAttr or Reserve, and where a layout for writing is granted (allowance): it ends where the quota ends, and a
-//	         quotaShare-th of what is left behind the end of the file, but not less than quotaLeast and not more than quotaMost. What writers have asked to write counts
-//	         as if they had reported it (file.reach). So each file that is being written may go over by what it was granted and has not come to yet
-//
-// Layouts from before a quota are recalled when it is noticed (recallUnlimited), also after a file or directory was moved into a
-// tree. No file with a quota of bytes is pinned for writing; one that is already goes on until it is closed. Rows of quotas go with
-// their directories.
+// The service admits what is new before it commits it. What writers have asked to write (file.reach) counts as if they had
+// reported it (writtenEnds). Layouts from before a quota are recalled when it is noticed (recallUnlimited), also after a file
+// or directory was moved into a tree. No file with a quota of bytes is pinned for writing; one that is already goes on until it
+// is closed.
 //
 // # Locks of files
 //
@@ -509,7 +485,7 @@
 //	cacheTable.mu which caches there are. Taken alone.
 //	locktable.Table has one for the locks of files, and readyQueue.mu is for messages about them. Taken with Service.mu held or without.
 //	removedInodes.mu removed inodes. Taken alone.
-//	usageTable.mu which parents directories have. Taken alone.
+//	usage.Tree has one for the parents of directories. Taken alone.
 //	turnback.Waits has one for the list of changes that wait. Taken with the others held or without.
 //	session.mu   a session's slots, connection and callbacks. Taken with Service.mu held or without.
 //	conn.mu      a connection's queue of frames. Taken with session.mu held or without.
@@ -520,6 +496,6 @@
 // recall: neither LayoutCommit nor LayoutReturn waits for them. A range that is being taken (taking) is the third; who takes it has neither of the
 // others, and who waits for it is the caller of a LayoutGet, which nothing else waits for. Directories that change
 // their parent are put in order by a guarded catalog row, and inside this process by a token (Service.moving) as well, so
-// that they need not fail each other's guards; another token reserves inode numbers. The token of
-// quotas is held over the reading of them, and over taking that of usage, which is held over a pass.
+// that they need not fail each other's guards; another token reserves inode numbers. Usage and
+// quotas have tokens, too (package usage), which nobody waits for with a mutex held.
 package meta

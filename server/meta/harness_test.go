@@ -23,6 +23,7 @@ import (
 	"github.com/weftfs/weft/server/catalog/memorytest"
 	"github.com/weftfs/weft/server/catalog/pebble"
 	"github.com/weftfs/weft/server/datafile"
+	"github.com/weftfs/weft/server/meta/usage"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -886,10 +887,10 @@ func (h *host) ownRoot() {
 		h.t.Fatal(err)
 	}
 	if root.UID == 0 {
-		var tx tx
+		var tx usage.Change
 		before := root
 		root.UID, root.GID = testCred.UID, testCred.GID
-		recharge(&tx, &before, &root)
+		tx.Recharge(&before, &root)
 		tx.Put(schema.InodeKey(layout.RootID), schema.Encode(&root))
 		if err := h.engine.Commit(context.Background(), &tx.Batch); err != nil {
 			h.t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/meta/usage"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -40,7 +41,7 @@ func (s *Service) layoutGet(ctx context.Context, c *call, a *metarpc.LayoutGetAr
 	}
 	if a.IOMode == layout.IOModeRW {
 		// A kernel that writes by itself does not stop where a quota ends.
-		limited, err := s.limited(ctx, a.ID, &row)
+		limited, err := s.quotas.Limited(ctx, a.ID, &row)
 		if err != nil {
 			return r, err
 		}
@@ -177,7 +178,7 @@ func (s *Service) awaitFence(ctx context.Context, f *file) error {
 
 // grant answers a LayoutGet for writing.
 func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, row schema.Inode) (*metarpc.LayoutResult, error) {
-	allowed, err := s.allowance(ctx, a.ID, &row, a.Off)
+	allowed, err := s.quotas.Allowance(ctx, a.ID, &row, a.Off)
 	if err != nil {
 		return nil, err
 	}
@@ -302,7 +303,7 @@ func (s *Service) grant(ctx context.Context, c *call, a *metarpc.LayoutGetArgs, 
 // grantNew grants the caller a layout for writing of a file that t makes and openNew has opened, if nothing has to be waited for: else none, and the
 // client asks when it writes.
 func (s *Service) grantNew(ctx context.Context, t *tx, c *call, id layout.FileID, row *schema.Inode, near []layout.DeviceID) ([]metarpc.Segment, error) {
-	limited, err := s.limited(ctx, id, row)
+	limited, err := s.quotas.Limited(ctx, id, row)
 	if err != nil || limited {
 		return nil, err
 	}
@@ -734,7 +735,7 @@ func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileRe
 		}
 	}
 	s.mu.Unlock()
-	t := tx{shard: s.cfg.Shard}
+	t := usage.Change{Shard: s.cfg.Shard}
 	at := now()
 	for i, row := range rows {
 		if row == nil {
@@ -750,7 +751,7 @@ func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileRe
 			}
 		}
 		row.Atime = max(row.Atime, reports[i].atime)
-		recharge(&t, &before, row)
+		t.Recharge(&before, row)
 		t.GuardEqual(key, raw[i])
 		if *row != before {
 			t.Put(key, schema.Encode(row))
@@ -758,8 +759,8 @@ func (s *Service) tryRecord(ctx context.Context, sess *session, reports []fileRe
 	}
 	// Also if nothing changes: then it is the guards that say so durably.
 	err = s.engine.Commit(ctx, &t.Batch)
-	if t.usage {
-		s.usageSoon()
+	if t.ChangesUsage() {
+		s.usage.Soon()
 	}
 	if err != nil {
 		return err

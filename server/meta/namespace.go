@@ -162,7 +162,7 @@ func (s *Service) parent(ctx context.Context, _ *call, a *metarpc.ParentArgs) (*
 	row, _, err := s.inode(ctx, a.ID)
 	if err == nil && a.Top != layout.RootID {
 		if err = s.below(ctx, a.Top, a.ID); errors.Is(err, errAccess) {
-			s.forgetParents() // another service may have renamed a directory
+			s.usage.ForgetParents() // another service may have renamed a directory
 			err = s.below(ctx, a.Top, a.ID)
 		}
 	}
@@ -204,7 +204,7 @@ func (p *place) insert(t *tx, id layout.FileID, n *newborn) {
 		subdirs = 1
 	}
 	touch(t, p.dir, 1, subdirs, row.Btime)
-	charge(t, row, 1)
+	t.Charge(row, 1)
 	t.affects(p.dir, metarpc.LeaseAttrs|metarpc.LeaseNames)
 }
 
@@ -230,7 +230,7 @@ func (s *Service) create(ctx context.Context, c *call, a *metarpc.CreateArgs) (*
 			return nil, err
 		}
 		n.row.Policy = s.policy(&p.parent)
-		if err := s.admitNew(ctx, p.dir, &n.row); err != nil {
+		if err := s.quotas.AdmitNew(ctx, p.dir, &n.row); err != nil {
 			return nil, err
 		}
 		s.openNew(t, c.sess, id)
@@ -334,7 +334,7 @@ func (s *Service) makeNode(ctx context.Context, c *call, a *metarpc.MakeNodeArgs
 		case syscall.S_IFCHR, syscall.S_IFBLK:
 			row.Rdev = a.Rdev
 		}
-		if err := s.admitNew(ctx, p.dir, row); err != nil {
+		if err := s.quotas.AdmitNew(ctx, p.dir, row); err != nil {
 			return nil, err
 		}
 		p.insert(t, id, n)
@@ -474,8 +474,7 @@ func (s *Service) unlink(ctx context.Context, t *tx, p *place, at int64) error {
 			return err
 		}
 		t.Delete(schema.CountersKey(entry.ID))
-		t.Delete(schema.TreeQuotaKey(entry.ID))
-		if err := s.takeBack(ctx, t, entry.ID, p.dir, 0); err != nil {
+		if err := s.usage.TakeBack(ctx, &t.Change, entry.ID, p.dir, 0); err != nil {
 			return err
 		}
 		if mine {
@@ -486,7 +485,7 @@ func (s *Service) unlink(ctx context.Context, t *tx, p *place, at int64) error {
 		row.Nlink--
 		row.Ctime = at
 		if row.Parent == p.dir {
-			rehome(t, &row, 0)
+			t.Rehome(&row, 0)
 		}
 		t.Put(key, schema.Encode(&row))
 		return nil
@@ -501,7 +500,7 @@ func (s *Service) unlink(ctx context.Context, t *tx, p *place, at int64) error {
 		if keep {
 			row.Nlink = 0
 			row.Ctime = at
-			rehome(t, &row, 0)
+			t.Rehome(&row, 0)
 			t.Put(key, schema.Encode(&row))
 			t.Put(schema.OrphanKey(entry.ID), nil)
 			return nil
@@ -520,7 +519,7 @@ func (s *Service) unlink(ctx context.Context, t *tx, p *place, at int64) error {
 // change only together with it.
 func (s *Service) destroy(ctx context.Context, t *tx, id layout.FileID, row *schema.Inode) error {
 	t.Delete(schema.InodeKey(id))
-	charge(t, row, -1)
+	t.Charge(row, -1)
 	t.onOutcome(func(committed bool) {
 		if committed {
 			s.unleaseAll(id)

@@ -14,6 +14,13 @@ import (
 
 const overQuota = metarpc.Status(syscall.EDQUOT)
 
+// How far layouts for writing reach where there is a quota of bytes, see [usage.Quotas.Allowance].
+const (
+	quotaShare = 4
+	quotaMost  = 64 << 20
+	quotaAlign = 4 << 10
+)
+
 func treeQuota(dir layout.FileID) metarpc.QuotaName {
 	return metarpc.QuotaName{Kind: metarpc.QuotaTree, ID: uint64(dir)}
 }

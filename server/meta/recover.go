@@ -359,7 +359,7 @@ func (s *Service) makeStable(f *file, sess *session) error {
 		s.mu.Unlock()
 		before := row
 		applyReport(&row, said, now())
-		recharge(t, &before, &row)
+		t.Recharge(&before, &row)
 		if row != before {
 			t.affects(f.id, metarpc.LeaseAttrs)
 		}

@@ -162,19 +162,15 @@ func (s *Service) relocate(ctx context.Context, t *tx, from, to *place, at int64
 // guardMove refuses to move a directory below itself and makes t depend on no directory changing its parent meanwhile.
 // Removal needs no such care: the directories walked over are not empty, and the last one is guarded by its place.
 func (s *Service) guardMove(ctx context.Context, t *tx, from, to *place, exchange bool) error {
-	raw, err := s.engine.Get(ctx, schema.KeyMoves)
-	if err != nil && !errors.Is(err, catalog.ErrNotFound) {
+	raw, err := schema.FindRow(ctx, s.engine, schema.KeyMoves)
+	if err != nil {
 		return err
 	}
 	moves, err := schema.DecodeCounters(schema.KeyMoves, raw)
 	if err != nil {
 		return err
 	}
-	if raw == nil {
-		t.GuardAbsent(schema.KeyMoves)
-	} else {
-		t.GuardEqual(schema.KeyMoves, raw)
-	}
+	t.GuardRow(schema.KeyMoves, raw)
 	t.Put(schema.KeyMoves, catalog.EncodeCounters(moves.Field(0)+1))
 	if from.isDir() {
 		if err := s.notBelow(ctx, to.dir, from.entry.ID); err != nil {

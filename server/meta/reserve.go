@@ -120,11 +120,7 @@ func (s *Service) announceAppends(ctx context.Context, c *call, cl *claim, row s
 // it is longer.
 func (s *Service) admitAppend(ctx context.Context, a *metarpc.ReserveArgs, row *schema.Inode, said int64) error {
 	more := layout.Range{Off: max(row.Size, said), Len: a.Len}.End() - row.Size
-	left, tight, err := s.room(ctx, a.ID, row, more)
-	if err == nil && tight != nil && left < more {
-		err = tight.refusal()
-	}
-	return err
+	return s.quotas.AdmitLonger(ctx, a.ID, row, more)
 }
 
 // awaitAppend waits until nobody cuts f, or may still be writing to it unasked, and all answers with places are sent;

@@ -135,7 +135,7 @@ func (s *Service) readRules(ctx context.Context) error {
 	defer s.rules.mu.Unlock()
 	if !bytes.Equal(s.rules.moves, raw[1]) {
 		s.rules.moves = raw[1]
-		s.forgetParents() // another service may have moved them
+		s.usage.ForgetParents() // another service may have moved them
 	}
 	if bytes.Equal(s.rules.row, raw[0]) {
 		return nil
@@ -276,7 +276,7 @@ func (s *Service) below(ctx context.Context, top, id layout.FileID) error {
 	if err != nil || row.Parent == 0 && !isDir(row.Mode) {
 		return err
 	}
-	chain, err := s.ancestors(ctx, row.Parent)
+	chain, err := s.usage.Ancestors(ctx, row.Parent)
 	if err == nil && !slices.Contains(chain, top) {
 		err = errAccess
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/weftfs/weft/server/meta/admit"
 	"github.com/weftfs/weft/server/meta/locktable"
 	"github.com/weftfs/weft/server/meta/turnback"
+	"github.com/weftfs/weft/server/meta/usage"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -49,8 +50,8 @@ type Service struct {
 	resilver resilver
 	mayMove  chan struct{} // has room for movesAtOnce, for those who move files
 	removed  removedInodes
-	usage    usageTable
-	quota    quotaState
+	usage    *usage.Tree
+	quotas   *usage.Quotas
 	rules    rules
 	dirs     dirTable
 
@@ -131,8 +132,8 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 	for i := range s.peers {
 		s.peers[i].live = map[uint64]struct{}{}
 	}
-	s.usage.init()
-	s.quota.init()
+	s.usage = usage.NewTree(s.engine, cfg.Shard, s.shards, s.log)
+	s.quotas = s.usage.Quotas(s.writtenEnds, func() { s.tasks.Go(s.recallUnlimited) }) // ends when all have answered, or with s.ctx
 	s.resilver.kick = make(chan struct{}, 1)
 	s.resilver.fillers = map[layout.FileID]*filler{}
 	rand.Read(s.instance[:])
@@ -153,8 +154,8 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		s.tasks.Go(s.watchHolds)
 		s.tasks.Go(s.watchDeadlocks)
 	}
-	s.tasks.Go(s.usageLoop)
-	s.usageSoon() // what an earlier instance left
+	s.tasks.Go(func() { s.usage.Run(s.ctx) })
+	s.usage.Soon() // what an earlier instance left
 	return s, nil
 }
 

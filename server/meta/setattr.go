@@ -49,10 +49,10 @@ func (s *Service) setAttr(ctx context.Context, c *call, a *metarpc.SetAttrArgs) 
 		if err := s.set(ctx, t, s.caller(c), &row, a, now()); err != nil {
 			return nil, err
 		}
-		if err := s.admitChange(ctx, &before, &row); err != nil {
+		if err := s.quotas.AdmitChange(ctx, &before, &row); err != nil {
 			return nil, err
 		}
-		recharge(t, &before, &row)
+		t.Recharge(&before, &row)
 		if a.Mask&metarpc.ClearPrivileges != 0 && a.Mask&(metarpc.SetUID|metarpc.SetGID) == 0 && lost(&before, &row) {
 			if err := s.disarm(t, c.sess, a.ID); err != nil {
 				return nil, err
@@ -326,10 +326,10 @@ func (s *Service) commitSize(ctx context.Context, c *call, f *file, a *metarpc.S
 		}
 		row.Size = a.Size
 		row.Used = usedOfCut(&before, a.Size, intent || rawLayout == nil)
-		if err := s.admitChange(ctx, &before, &row); err != nil {
+		if err := s.quotas.AdmitChange(ctx, &before, &row); err != nil {
 			return nil, err
 		}
-		recharge(t, &before, &row)
+		t.Recharge(&before, &row)
 		t.GuardEqual(schema.InodeKey(f.id), raw)
 		t.Put(schema.InodeKey(f.id), schema.Encode(&row))
 		if intent {

@@ -31,7 +31,7 @@ func (s *Service) tmpFile(ctx context.Context, c *call, a *metarpc.TmpFileArgs) 
 		}
 		n.row.Nlink, n.row.Linkable = 0, true
 		n.row.Policy = s.policy(&dir)
-		if err := s.admitNew(ctx, 0, &n.row); err != nil {
+		if err := s.quotas.AdmitNew(ctx, 0, &n.row); err != nil {
 			return nil, err
 		}
 		s.openNew(t, c.sess, id)
@@ -43,7 +43,7 @@ func (s *Service) tmpFile(ctx context.Context, c *call, a *metarpc.TmpFileArgs) 
 		t.GuardPresent(schema.InodeKey(a.Parent))
 		t.Put(schema.InodeKey(id), schema.Encode(&n.row))
 		t.Put(schema.OrphanKey(id), nil)
-		charge(t, &n.row, 1)
+		t.Charge(&n.row, 1)
 		return &metarpc.CreateResult{Attr: attrOf(id, &n.row, nil, report{}), Created: true}, nil
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/weftfs/weft/internal/wire/metarpc"
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog/memorytest"
+	"github.com/weftfs/weft/server/meta/usage"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -124,7 +125,7 @@ func fill(t testing.TB, h *host, dir layout.FileID, n int) {
 	t.Helper()
 	const batch = 1000
 	for i := 0; i < n; i += batch {
-		var b tx
+		var b usage.Change
 		many := min(batch, n-i)
 		for j := range many {
 			id, err := h.svc.numbers.take(context.Background(), 0)
@@ -134,7 +135,7 @@ func fill(t testing.TB, h *host, dir layout.FileID, n int) {
 			b.Put(schema.EntryKey(dir, fmt.Sprint("kept", i+j)), schema.Encode(&schema.Entry{ID: id, Type: syscall.S_IFREG}))
 			row := schema.Inode{Mode: syscall.S_IFREG | 0o644, Nlink: 1, Size: int64(i + j), Parent: dir}
 			b.Put(schema.InodeKey(id), schema.Encode(&row))
-			charge(&b, &row, 1)
+			b.Charge(&row, 1)
 		}
 		b.Add(schema.CountersKey(dir), schema.CounterEntries, int64(many))
 		if err := h.engine.Commit(context.Background(), &b.Batch); err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
 	"github.com/weftfs/weft/server/catalog/memorytest"
+	"github.com/weftfs/weft/server/meta/usage"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -31,7 +32,7 @@ func (h *host) settle() {
 			all = h.others.hosts
 		}
 		for _, h := range all {
-			if err := h.svc.propagate(context.Background()); err != nil {
+			if err := h.svc.usage.Propagate(context.Background()); err != nil {
 				h.t.Fatal(err)
 			}
 		}
@@ -62,13 +63,13 @@ func (e *unsure) Commit(ctx context.Context, b *catalog.Batch) error {
 }
 
 // walk adds up what is below a directory, as du(1) does.
-func (c *client) walk(dir layout.FileID, seen map[layout.FileID]bool) (u usage) {
+func (c *client) walk(dir layout.FileID, seen map[layout.FileID]bool) (u usage.Sum) {
 	for _, e := range c.list(dir, 100) {
 		if isDir(e.Attr.Mode) {
-			u = u.plus(c.walk(e.Attr.ID, seen)).plus(usage{dirs: 1})
+			u = u.Plus(c.walk(e.Attr.ID, seen)).Plus(usage.Sum{Dirs: 1})
 		} else if !seen[e.Attr.ID] {
 			seen[e.Attr.ID] = true
-			u = u.plus(usage{bytes: e.Attr.Size, files: 1})
+			u = u.Plus(usage.Sum{Bytes: e.Attr.Size, Files: 1})
 		}
 	}
 	return u
@@ -168,12 +169,12 @@ func TestUsage(t *testing.T) {
 			if r, err := ask[metarpc.AttrResult](c, metarpc.OpGetAttr, &metarpc.IDArgs{ID: d}); statusOf(err) == metarpc.Status(syscall.ESTALE) || err == nil && r.Attr.Nlink == 0 {
 				continue // it was removed
 			}
-			got, err := h.svc.usageOf(t.Context(), d)
+			got, err := h.svc.usage.Of(t.Context(), d)
 			if err != nil {
 				t.Fatal(err)
 			}
 			// Without the sizes that are reported and not durable, and without what has its home outside.
-			if want := c.walk(d, map[layout.FileID]bool{}); got.dirs != want.dirs || d == layout.RootID && got.files > want.files {
+			if want := c.walk(d, map[layout.FileID]bool{}); got.Dirs != want.Dirs || d == layout.RootID && got.Files > want.Files {
 				t.Errorf("step %d: directory %d has %+v, there is %+v", i, d, got, want)
 			}
 		}
@@ -194,7 +195,7 @@ func TestUsageWhileItChanges(t *testing.T) {
 	for range 2 {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				if err := h.svc.propagate(ctx); err != nil && ctx.Err() == nil {
+				if err := h.svc.usage.Propagate(ctx); err != nil && ctx.Err() == nil {
 					t.Error(err)
 				}
 			}
@@ -240,35 +241,35 @@ func TestUsageOfDeepTrees(t *testing.T) {
 			h := newHost(t, open(t)).start()
 			c := h.client()
 			top := c.mkdir(layout.RootID, "top")
-			at, want := top, usage{}
+			at, want := top, usage.Sum{}
 			var chain []layout.FileID
 			for i := range 30 {
 				chain = append(chain, at)
 				id := c.create(at, "file")
 				c.layout(id, 0, 1)
 				c.report(false, metarpc.SizeReport{ID: id, End: int64(1000 * (i + 1)), Mtime: now()})
-				want = want.plus(usage{int64(1000 * (i + 1)), 1, 1})
+				want = want.Plus(usage.Sum{Bytes: int64(1000 * (i + 1)), Files: 1, Dirs: 1})
 				at = c.mkdir(at, "dir")
 			}
-			check := func(dir layout.FileID, want usage) {
+			check := func(dir layout.FileID, want usage.Sum) {
 				t.Helper()
 				value := must[metarpc.BytesResult](c, metarpc.OpGetXattr, &metarpc.XattrArgs{ID: dir, Name: "weft.usage"}).Value
-				if text := fmt.Sprintf("bytes=%d files=%d dirs=%d", want.bytes, want.files, want.dirs); string(value) != text {
+				if text := fmt.Sprintf("bytes=%d files=%d dirs=%d", want.Bytes, want.Files, want.Dirs); string(value) != text {
 					t.Errorf("directory %d: %q, want %q", dir, value, text)
 				}
 			}
 			check(top, want)
-			check(layout.RootID, want.plus(usage{dirs: 1}))
+			check(layout.RootID, want.Plus(usage.Sum{Dirs: 1}))
 			// The half below goes elsewhere, and one file out of it.
 			must[metarpc.Empty](c, metarpc.OpRename, &metarpc.RenameArgs{OldParent: chain[14], OldName: "dir", NewParent: layout.RootID, NewName: "half"})
 			must[metarpc.Empty](c, metarpc.OpRename, &metarpc.RenameArgs{OldParent: chain[29], OldName: "file", NewParent: top, NewName: "last"})
-			half := usage{0, 14, 15}
+			half := usage.Sum{Files: 14, Dirs: 15}
 			for i := 15; i < 29; i++ {
-				half.bytes += int64(1000 * (i + 1))
+				half.Bytes += int64(1000 * (i + 1))
 			}
 			check(chain[15], half)
-			check(top, want.minus(half).minus(usage{dirs: 1}))
-			check(layout.RootID, want.plus(usage{dirs: 1}))
+			check(top, want.Minus(half).Minus(usage.Sum{Dirs: 1}))
+			check(layout.RootID, want.Plus(usage.Sum{Dirs: 1}))
 			h.settle()
 			checkCatalog(t, h.engine)
 			// In between others know it without asking.
@@ -277,7 +278,7 @@ func TestUsageOfDeepTrees(t *testing.T) {
 				counters, err := h.svc.counters(t.Context(), layout.RootID)
 			eventually(t, "the root is told", func() bool {
 				counters, err := schema.ReadCounters(t.Context(), h.svc.engine, layout.RootID)
-				return err == nil && totalOf(counters) == want.plus(usage{files: 1, dirs: 1})
+				return err == nil && totalOf(counters) == want.Plus(usage.Sum{Files: 1, Dirs: 1})
 			})
 		})
 	}
@@ -312,7 +313,7 @@ func TestUpgrade(t *testing.T) {
 		must[metarpc.AttrResult](c, metarpc.OpLink, &metarpc.LinkArgs{ID: id, Parent: dirs[i%3], Name: fmt.Sprint("thrice", i)})
 	}
 	open := must[metarpc.CreateResult](c, metarpc.OpTmpFile, &metarpc.TmpFileArgs{Parent: dirs[1], Mode: 0o600}).Attr.ID
-	want, err := h.svc.usageOf(t.Context(), dirs[1])
+	want, err := h.svc.usage.Of(t.Context(), dirs[1])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -333,12 +334,12 @@ func TestUpgrade(t *testing.T) {
 	h.settle()
 	checkCatalog(t, h.engine)
 	// Which of its names a file has its home by was not known any more.
-	got, err := h.svc.usageOf(t.Context(), dirs[1])
-	if err != nil || got.dirs != want.dirs || got.files > want.files+20 || got.files < want.files-20 {
+	got, err := h.svc.usage.Of(t.Context(), dirs[1])
+	if err != nil || got.Dirs != want.Dirs || got.Files > want.Files+20 || got.Files < want.Files-20 {
 		t.Errorf("%+v (%v), had %+v", got, err, want)
 	}
-	all, err := h.svc.usageOf(t.Context(), layout.RootID)
-	if err != nil || all != (usage{2000, 2520, 3}) {
+	all, err := h.svc.usage.Of(t.Context(), layout.RootID)
+	if err != nil || all != (usage.Sum{Bytes: 2000, Files: 2520, Dirs: 3}) {
 		t.Errorf("%+v (%v) in all", all, err)
 	}
 }
@@ -423,14 +424,14 @@ func TestUsageOfShards(t *testing.T) {
 	}
 	count := func() int64 {
 		t.Helper()
-		u, err := c.svc(0).usageOf(t.Context(), top)
+		u, err := c.svc(0).usage.Of(t.Context(), top)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if want := cl.walk(top, map[layout.FileID]bool{}); u != want {
 			t.Fatalf("counted %+v, there are %+v", u, want)
 		}
-		return u.inodes()
+		return u.Inodes()
 	}
 	const more = 20
 	cl.limit(treeQuota(top), 0, count()+more)
@@ -439,7 +440,7 @@ func TestUsageOfShards(t *testing.T) {
 			cl.touch(deep, fmt.Sprint(i))
 		}
 		count()
-		if _, err := c.svc(0).settledQuotas(t.Context()); err != nil {
+		if err := c.svc(0).quotas.Settle(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		wantStatus(t, cl.try(metarpc.OpMakeNode, &metarpc.MakeNodeArgs{Parent: top, Name: "too much", Mode: syscall.S_IFREG}), overQuota)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/weftfs/weft/layout"
 	"github.com/weftfs/weft/server/catalog"
+	"github.com/weftfs/weft/server/meta/usage"
 	"github.com/weftfs/weft/server/schema"
 )
 
@@ -49,7 +50,7 @@ func readVolume(ctx context.Context, engine catalog.Engine) (schema.Volume, erro
 		return schema.Volume{}, err
 	}
 	if !schema.CountsUsage(vol.Format) {
-		if vol, err = countUsage(ctx, engine, raw, vol); err != nil {
+		if vol, err = usage.Upgrade(ctx, engine, raw, vol); err != nil {
 			return schema.Volume{}, fmt.Errorf("count the usage of a volume of an earlier version: %w", err)
 		}
 	}

@@ -119,8 +119,8 @@ func (s *Service) getUsageXattr(ctx context.Context, id layout.FileID, row *sche
 	if !isDir(row.Mode) {
 		return nil, errNoData
 	}
-	u, err := s.usageOf(ctx, id)
-	return &metarpc.BytesResult{Value: fmt.Appendf(nil, "bytes=%d files=%d dirs=%d", u.bytes, u.files, u.dirs)}, err
+	u, err := s.usage.Of(ctx, id)
+	return &metarpc.BytesResult{Value: fmt.Appendf(nil, "bytes=%d files=%d dirs=%d", u.Bytes, u.Files, u.Dirs)}, err
 }
 
 func (s *Service) setXattr(ctx context.Context, c *call, a *metarpc.XattrArgs) (*metarpc.Empty, error) {

@@ -38,8 +38,8 @@ func FindRow(ctx context.Context, r catalog.Reader, key []byte) ([]byte, error) 
 	return value, err
 }
 
-// ReadRow reads the row of a key into row and returns it as it is stored, for a guard. Without such a row it returns nil and
-// leaves row as it was.
+// ReadRow reads the row of a key into row and returns it as it is stored, for a guard. Without such a row it returns
+// nil and leaves row as it was.
 func ReadRow(ctx context.Context, r catalog.Reader, key []byte, row any) ([]byte, error) {
 	raw, err := r.Get(ctx, key)
 	if errors.Is(err, catalog.ErrNotFound) {

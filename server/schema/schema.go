@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"syscall"
 
 	"github.com/vmihailenco/msgpack/v5"
 
@@ -132,9 +133,6 @@ func Raised(format, to int) int {
 	return max(format, to)
 }
 
-// WithUsage is the format of a catalog that had this one before it got the rows of usage.
-func WithUsage(format int) int { return format + addUsage }
-
 // Volume is the file system as a whole.
 type Volume struct {
 	_msgpack struct{} `msgpack:",as_array"`
@@ -144,6 +142,9 @@ type Volume struct {
 	Policy   Policy // for directories that have none
 	Shards   int    // among which the metadata services divide the inodes, see layout.ShardOf; 0 is one, and what earlier versions wrote
 }
+
+// AddUsage raises the format of a volume that had no rows of usage, and has them now.
+func (v *Volume) AddUsage() { v.Format += addUsage }
 
 // ShardCount is how many shards the volume has, at least one.
 func (v *Volume) ShardCount() int { return max(v.Shards, 1) }
@@ -234,6 +235,18 @@ type Inode struct {
 	Flags                      metarpc.AttrFlags // what those are, see XattrFlags
 	Linkable                   bool              // an orphan that has never had a name and may get one
 	Used                       metarpc.Used      // of a regular file; 0, which earlier versions wrote, says that it is not known
+}
+
+// IsDir reports whether the inode is a directory.
+func (i *Inode) IsDir() bool { return i.Mode&syscall.S_IFMT == syscall.S_IFDIR }
+
+// ChargedBytes is what the inode's home and owner are charged with besides the inode itself, see Usage in the package
+// comment.
+func (i *Inode) ChargedBytes() int64 {
+	if i.IsDir() {
+		return 0
+	}
+	return i.Size
 }
 
 // XattrACL and the others are the names of attributes that an inode tells of.
@@ -904,11 +917,6 @@ func QuotaKey(name metarpc.QuotaName) []byte {
 // QuotaOf takes a QuotaKey apart.
 func QuotaOf(key []byte) metarpc.QuotaName {
 	return metarpc.QuotaName{Kind: metarpc.QuotaKind(key[1]), ID: binary.BigEndian.Uint64(key[2:10])}
-}
-
-// TreeQuotaKey is the key of the quota of a directory.
-func TreeQuotaKey(dir layout.FileID) []byte {
-	return QuotaKey(metarpc.QuotaName{Kind: metarpc.QuotaTree, ID: uint64(dir)})
 }
 
 // OfDevice is the range of all keys of a prefix that are about a device, or about a data file there.

@@ -58,7 +58,9 @@ func TestRaised(t *testing.T) {
 		}
 	}
 	for format := formatBefore; format < Format; format++ {
-		if got := WithUsage(format); !CountsUsage(got) || got > FormatShards {
+		v := Volume{Format: format}
+		v.AddUsage()
+		if got := v.Format; !CountsUsage(got) || got > FormatShards {
 			t.Errorf("with usage format %d is %d", format, got)
 		}
 	}
