@@ -275,8 +275,6 @@ func TestUsageOfDeepTrees(t *testing.T) {
 			// In between others know it without asking.
 			c.touch(at, "one more")
 			waittest.Until(t, "the root is told", func() bool {
-				counters, err := h.svc.counters(t.Context(), layout.RootID)
-			eventually(t, "the root is told", func() bool {
 				counters, err := schema.ReadCounters(t.Context(), h.svc.engine, layout.RootID)
 				return err == nil && totalOf(counters) == want.Plus(usage.Sum{Files: 1, Dirs: 1})
 			})

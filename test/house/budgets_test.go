@@ -42,7 +42,7 @@ var budgets = []struct {
 	{"exported names that one other package uses", 645, usedOnce},
 	{"packages that no program has, and whose paths do not say that they are for tests", 1, unused},
 	{"folders of test/", 33, testFolders},
-	{"lines of code outside test/, without comments and blank ones", 99910, codeLines},
+	{"lines of code outside test/, without comments and blank ones", 99920, codeLines},
 }
 
 func TestBudgets(t *testing.T) {
