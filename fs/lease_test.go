@@ -626,7 +626,9 @@ func testMountStorm(t *testing.T) {
 	wg.Wait()
 	took, sleep := time.Duration(longest.Load()), time.Duration(machine.Load())
 	t.Logf("%d operations in %v, the longest took %v, a sleep of a millisecond %v", operations.Load(), duration, took, sleep)
-	if took > time.Second+10*sleep {
+	// A recall waits a second for a thread that the machine does not let run. Without turning back what stands in the way
+	// it would take 5 s.
+	if took > 3*time.Second+10*sleep {
 		t.Errorf("an operation took %v", took)
 	}
 	for _, dir := range dirs {

@@ -89,6 +89,7 @@ type session struct {
 	calls       map[string]int                  // that went to the service
 	asked       map[string]int                  // of the FS
 	dead        bool                            // its lease may have run out
+	turns       map[chan struct{}]bool          // changes of names that wait
 	silent      bool                            // nothing has been heard of the service for too long, for who waits on a soft mount
 }
 
@@ -127,6 +128,7 @@ func (s *service) session() *session {
 		opens: map[layout.FileID]bool{}, provisional: map[layout.FileID]metarpc.SizeReport{},
 		cache: map[layout.FileID][]layout.Segment{}, calls: map[string]int{}, asked: map[string]int{},
 		writes: map[layout.FileID]writing{}, holds: map[layout.FileID]layout.IOMode{}, cached: map[cached]bool{},
+		turns: map[chan struct{}]bool{},
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -324,8 +326,26 @@ func (m *session) answer(n *node) metaclient.Answer {
 
 // change makes way for a change of what affects says, which may be called more than once: nobody else has leases there when
 // it returns. mu is held, but not all the time.
-func (m *session) change(affects func() []metarpc.LeaseItem) {
+func (m *session) change(affects func() []metarpc.LeaseItem) { m.changeUnless(affects, nil) }
+
+// changeNames is change for a change of names, which is turned back if it stands in the way of a recall of the session,
+// unless its caller would rather wait.
+func (m *session) changeNames(ctx context.Context, op metarpc.Op, affects func() []metarpc.LeaseItem) error {
+	y, ok := ctx.Value(metaclient.YieldKey{}).(metaclient.Yielder)
+	if !m.changeUnless(affects, func() bool { return ok && y.Yields(op, true) }) {
+		return &metarpc.Error{Op: op, Status: metarpc.StatusTurnedBack}
+	}
+	return nil
+}
+
+// changeUnless is change, but ends and reports false if the session is stuck and yields, which may be nil, agrees.
+func (m *session) changeUnless(affects func() []metarpc.LeaseItem, yields func() bool) bool {
 	s := m.s
+	turned := make(chan struct{}, 1)
+	if yields != nil {
+		m.turns[turned] = true
+		defer delete(m.turns, turned)
+	}
 	type opened struct {
 		o  *session
 		id layout.FileID
@@ -354,7 +374,7 @@ func (m *session) change(affects func() []metarpc.LeaseItem) {
 			}
 		}
 		if len(items) == 0 {
-			return
+			return true
 		}
 		for _, n := range nodes {
 			n.changing++
@@ -363,13 +383,39 @@ func (m *session) change(affects func() []metarpc.LeaseItem) {
 		var recalls sync.WaitGroup
 		for o, list := range items {
 			if o.fs != nil {
-				recalls.Go(func() { o.fs.OnLeaseRecall(context.Background(), list) })
+				ctx := context.WithValue(context.Background(), metaclient.StuckKey{}, o.stuck)
+				recalls.Go(func() { o.fs.OnLeaseRecall(ctx, list) })
 			}
 		}
-		recalls.Wait()
+		over := make(chan struct{})
+		go func() { recalls.Wait(); close(over) }() // ends with the answers
+		back := false
+		for waiting := true; waiting && !back; {
+			select {
+			case <-over:
+				waiting = false
+			case <-turned:
+				back = yields()
+			}
+		}
 		s.mu.Lock()
 		for _, n := range nodes {
 			n.changing--
+		}
+		if back {
+			return false
+		}
+	}
+}
+
+// stuck turns the session's changes back that wait.
+func (m *session) stuck() {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	for turned := range m.turns {
+		select {
+		case turned <- struct{}{}:
+		default:
 		}
 	}
 }
@@ -736,7 +782,10 @@ func (m *session) MakeNode(ctx context.Context, cred metarpc.Cred, args *metarpc
 		return metaclient.Answer{}, err
 	}
 	defer m.s.mu.Unlock()
-	m.change(m.s.names(metarpc.NameArgs{Parent: args.Parent, Name: args.Name}))
+	err := m.changeNames(ctx, metarpc.OpMakeNode, m.s.names(metarpc.NameArgs{Parent: args.Parent, Name: args.Name}))
+	if err != nil {
+		return metaclient.Answer{}, err
+	}
 	mode := args.Mode
 	if args.Target == "" {
 		mode &^= args.Umask
@@ -753,9 +802,12 @@ func (m *session) Link(ctx context.Context, cred metarpc.Cred, id, parent layout
 		return metaclient.Answer{}, err
 	}
 	defer m.s.mu.Unlock()
-	m.change(func() []metarpc.LeaseItem {
+	err := m.changeNames(ctx, metarpc.OpLink, func() []metarpc.LeaseItem {
 		return append(attrsOf(id)(), m.s.names(metarpc.NameArgs{Parent: parent, Name: name})()...)
 	})
+	if err != nil {
+		return metaclient.Answer{}, err
+	}
 	n, err := m.node(metarpc.OpLink, id)
 	if err != nil {
 		return metaclient.Answer{}, err
@@ -802,7 +854,9 @@ func (m *session) Remove(ctx context.Context, cred metarpc.Cred, parent layout.F
 		return err
 	}
 	defer m.s.mu.Unlock()
-	m.change(m.s.names(metarpc.NameArgs{Parent: parent, Name: name}))
+	if err := m.changeNames(ctx, metarpc.OpRemove, m.s.names(metarpc.NameArgs{Parent: parent, Name: name})); err != nil {
+		return err
+	}
 	d, n, err := m.child(metarpc.OpRemove, parent, name)
 	switch {
 	case err != nil:
@@ -825,8 +879,11 @@ func (m *session) Rename(ctx context.Context, cred metarpc.Cred, args *metarpc.R
 		return err
 	}
 	defer m.s.mu.Unlock()
-	m.change(m.s.names(metarpc.NameArgs{Parent: args.OldParent, Name: args.OldName},
+	err := m.changeNames(ctx, metarpc.OpRename, m.s.names(metarpc.NameArgs{Parent: args.OldParent, Name: args.OldName},
 		metarpc.NameArgs{Parent: args.NewParent, Name: args.NewName}))
+	if err != nil {
+		return err
+	}
 	from, n, err := m.child(metarpc.OpRename, args.OldParent, args.OldName)
 	if err != nil {
 		return err
@@ -958,7 +1015,10 @@ func (m *session) Create(ctx context.Context, cred metarpc.Cred, args *metarpc.C
 		return metaclient.Answer{}, false, err
 	}
 	defer m.s.mu.Unlock()
-	m.change(m.s.names(metarpc.NameArgs{Parent: args.Parent, Name: args.Name}))
+	err := m.changeNames(ctx, metarpc.OpCreate, m.s.names(metarpc.NameArgs{Parent: args.Parent, Name: args.Name}))
+	if err != nil {
+		return metaclient.Answer{}, false, err
+	}
 	_, n, err := m.child(metarpc.OpCreate, args.Parent, args.Name)
 	if err == nil && n != nil && args.Exclusive {
 		err = refusal(metarpc.OpCreate, syscall.EEXIST)
