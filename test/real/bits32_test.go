@@ -32,6 +32,9 @@ func compile32(t *testing.T, source string, flags ...string) (program string) {
 	if out, err := exec.Command("gcc", flags...).CombinedOutput(); err != nil {
 		t.Skipf("missing: a C library for 32 bits (libc6-dev-i386 and gcc-multilib): %s", out)
 	}
+	if err := exec.Command(program).Run(); errors.Is(err, syscall.ENOEXEC) { // any other end will do
+		t.Skip("missing: a kernel that runs programs of 32 bits (IA32 emulation is not there, or off)")
+	}
 	return program
 }
 
