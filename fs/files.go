@@ -91,7 +91,7 @@ func (i *inode) openFor(ctx context.Context, in *fuse.OpenIn) error {
 	return err
 }
 
-// emptyOpened does what O_TRUNC asks for when the file is open, and returns the attributes then. flags are of the kernel.
+// emptyOpened truncates an open file for O_TRUNC and returns its new attributes. flags are the kernel's open flags.
 func (i *inode) emptyOpened(ctx context.Context, in *fuse.InHeader, flags uint32) (attrs, error) {
 	args := &metarpc.SetAttrArgs{ID: i.id, Mask: metarpc.SetSize, Open: true}
 	clearSetID := flags&fuse.OPEN_KILL_SUIDGID != 0
@@ -106,9 +106,9 @@ func (i *inode) emptyOpened(ctx context.Context, in *fuse.InHeader, flags uint32
 	return a, nil
 }
 
-// openFound is for a file that somebody else has made since the kernel looked. It must look again, and open what there is
-// with the checks of permissions, type and O_TRUNC that it leaves out for a new file. If it has looked again already,
-// the file is opened here: the service has checked permissions.
+// openFound is for a file that another client has made since the kernel looked the name up. The kernel has to look again,
+// since it checks permissions, type and O_TRUNC only of files that it finds. If it has looked again already, the file
+// is opened here. The service has checked the permissions.
 func (i *inode) openFound(ctx *request, in *fuse.CreateIn, a metaclient.Answer) (metaclient.Answer, error) {
 	if !ctx.firm.Load() || a.Attr.Mode&unix.S_IFMT != unix.S_IFREG {
 		i.cancelOpen()

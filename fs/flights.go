@@ -63,8 +63,8 @@ func (fl *flights) end(f *flight) {
 	s.mu.Unlock()
 }
 
-// overtake notes that a recall waits for those requests that may hold the lock of a directory. It reports whether one of
-// them can start over.
+// overtake marks requests that may hold the lock of a directory: a recall waits for them. It reports whether one of them
+// can start over.
 func (fl *flights) overtake(ids []layout.FileID) (some bool) {
 	for i := range fl.shards {
 		s := &fl.shards[i]

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// The kernel may keep a name for mostKept, or on a soft mount for softKept. A recall that changes of this mount stand in
-	// the way of may take as long, if they cannot be turned back.
+	// The kernel may keep a name for mostKept, or on a soft mount for softKept. A recall may take as long if a change of this
+	// mount stands in its way and cannot start over.
 	mostKept, softKept = 5 * time.Second, time.Second
 	// After a recall the names of the directory are kept for an eighth of the time since then, or for leastKept.
 	leastKept = 250 * time.Millisecond
@@ -35,8 +35,7 @@ const (
 	// stuckNames is after how long without progress in expiring names the changes that stand in the way start over, and
 	// after how long again those that have begun since.
 	stuckNames = 20 * time.Millisecond
-	// dirMemory is for how long a directory is remembered of which the kernel keeps nothing, and recallMemory if there was a
-	// recall.
+	// A directory is remembered for dirMemory after its last use, and for recallMemory after a recall.
 	dirMemory, recallMemory = 10 * time.Second, 8 * mostKept
 	// maxKept bounds the names that the kernel may keep, and maxAskers the threads that may be about to make use of
 	// answers.
@@ -455,8 +454,8 @@ func (fs *FS) expireNames(ctx context.Context, ids ...layout.FileID) {
 	}
 }
 
-// freeLocks has requests start over that hold the locks of directories, each time that no more names were expired for a
-// while, until one of two channels is closed.
+// freeLocks has the requests start over that hold the locks of directories whenever no name was expired for stuckNames. It
+// ends when one of two channels is closed.
 func (fs *FS) freeLocks(ctx context.Context, ids []layout.FileID, told *atomic.Int64, done, over <-chan struct{}) {
 	stuck, _ := ctx.Value(metaclient.StuckKey{}).(func())
 	tick := time.NewTicker(stuckNames)
@@ -479,9 +478,9 @@ func (fs *FS) freeLocks(ctx context.Context, ids []layout.FileID, told *atomic.I
 	}
 }
 
-// beforeRename is called before a rename that began at a time. The kernel will take its entries along with the time for
-// which it may keep them, so from now on they are at both places. It reports false if there may be no lease on their
-// new directories; names are what is kept then. An error is the rename's, too.
+// beforeRename is called before a rename that began at a time. The kernel will move the entries and go on keeping them, so
+// from now on the names count at both places. It reports false if there may be no lease on the new directories; names are
+// what the kernel keeps then. An error is the rename's, too.
 func (fs *FS) beforeRename(
 	ctx context.Context, who metarpc.Cred, e *ends, began int64,
 ) (names []*keptName, leased bool, err error) {

@@ -10,8 +10,8 @@ import (
 	"github.com/weftfs/weft/layout"
 )
 
-// On ESTALE the kernel lets go of the locks of directories, and makes a system call again, once, from the start of its
-// path (retry_estale, Linux include/linux/namei.h). So a change of names that stands in the way of a recall starts over.
+// On ESTALE the kernel unlocks the directories and makes the system call again, once, from the start of its path
+// (retry_estale, Linux include/linux/namei.h). So a change of names that stands in the way of a recall can start over.
 
 const (
 	// A thread that starts over first waits until the names of its directories are expired, for restartWait at most, or for
