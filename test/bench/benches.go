@@ -67,7 +67,7 @@ var benches = []bench{
 	{name: "md-stat-leased", unit: "op/s", baseline: bareName, goal: atLeast(0.95), third: "local disk", measure: metadata(1, statLeased)},
 	{name: "md-stat-cold", unit: "op/s", baseline: bareName, goal: atLeast(0.4), third: "local disk", measure: statCold},
 	{name: "md-hotdir", unit: "op/s", baseline: "16 directories", goal: atLeast(0.7), durable: true, measure: hotDir},
-	{name: "md-neighbour", unit: "op/s", baseline: "alone", goal: atLeast(0.7), durable: true, third: "without a rule", measure: neighbour},
+	{name: "md-neighbour", unit: "op/s", baseline: "alone", goal: atLeast(0.7), durable: true, third: "without a rule", skip: 2, measure: neighbour},
 	{name: "mdrpc-create-pebble", unit: "op/s", baseline: rawEngine, goal: atLeast(0.35), durable: true, measure: rpcCreates(pebbleUnderTest)},
 	{name: "mdrpc-create-etcd", unit: "op/s", baseline: rawEngine, goal: atLeast(0.7), durable: true, measure: rpcCreates(etcdUnderTest)},
 	{name: "mdrpc-create-postgres", unit: "op/s", baseline: rawEngine, goal: atLeast(0.7), durable: true, measure: rpcCreates(postgresUnderTest)},
@@ -118,7 +118,7 @@ var (
 
 // data runs a fio job on weft, with catalog and data servers on tmpfs, and on the bare file system.
 func data(args ...string) func(*lab) (figures, error) {
-	job := append(args, "--runtime=2", "--time_based")
+	job := append(args, timed)
 	fill := []string{"--rw=write", "--bs=1m", "--ioengine=psync"}
 	one := func(dir string) (float64, error) {
 		if _, err := fio(dir, fill...); err != nil {
@@ -154,6 +154,9 @@ func (l *lab) onBare(validity time.Duration, files int, do func(dir string) erro
 
 // onBareProcess is onBare whose READs take a while; do gets to know the serving process.
 func (l *lab) onBareProcess(validity time.Duration, files int, delay time.Duration, do func(dir string, p *process) error) error {
+	if turns != nil {
+		return nil // a baseline
+	}
 	dir, p, err := l.bare(validity, files, delay, "")
 	if err != nil {
 		return err
@@ -163,13 +166,14 @@ func (l *lab) onBareProcess(validity time.Duration, files int, delay time.Durati
 
 // hotDir measures creates by 16 workers in one directory, on weft, against the same in a directory each.
 func hotDir(l *lab) (f figures, err error) {
-	for dirs, to := range map[int]*float64{1: &f.weft, 16: &f.baseline} {
-		err := l.onWeft(l.disk, func(dir string) (err error) { *to, err = rate(dir, 16, dirs, create); return })
-		if err != nil {
-			return f, err
-		}
+	one := func(dirs int) (v float64, err error) {
+		err = l.onWeft(l.disk, func(dir string) (err error) { v, err = rate(dir, 16, dirs, create); return })
+		return v, err
 	}
-	return f, nil
+	if f.weft, err = one(1); err == nil {
+		f.baseline, err = one(16)
+	}
+	return f, err
 }
 
 // A load prepares a directory for a worker and returns what the worker calls n times, each time with another i. A call
@@ -179,8 +183,8 @@ type load struct {
 	prepare func(dir, who string, n int) (op func(i int) error, err error)
 }
 
-// perWorker is how many operations a worker does.
-const perWorker = 2000
+// perWorker is how many operations a worker does, perTurn in one turn.
+const perWorker, perTurn = 2000, 200
 
 // metadata measures operations by workers in a directory each, on weft with its catalog on the disk, on the bare file
 // system, and on the disk's file system.
@@ -191,7 +195,7 @@ func metadata(workers int, what load) func(*lab) (figures, error) {
 		if err == nil {
 			err = l.onBare(time.Minute, 0, func(dir string) (err error) { f.baseline, err = rate(dir); return })
 		}
-		if err != nil {
+		if err != nil || turns != nil {
 			return f, err
 		}
 		local, err := os.MkdirTemp(l.disk, "local")
@@ -205,17 +209,32 @@ func metadata(workers int, what load) func(*lab) (figures, error) {
 
 // rate is operations per second of all workers together, which share so many directories.
 func rate(dir string, workers, dirs int, what load) (float64, error) {
-	ops := make([]func(int) error, workers)
 	for d := range dirs {
 		if err := os.Mkdir(filepath.Join(dir, fmt.Sprint("w", d)), 0o755); err != nil {
 			return 0, err
 		}
 	}
+	n := perWorker
+	if turns != nil {
+		n = perTurn
+	}
+	return inTurns(func(t *turn) (figure, ops float64, took time.Duration, err error) {
+		took, err = rateOnce(t, dir, workers, dirs, n, what)
+		ops = float64(workers * n * what.batch)
+		return ops / took.Seconds(), ops, took, err
+	})
+}
+
+func rateOnce(t *turn, dir string, workers, dirs, n int, what load) (took time.Duration, err error) {
+	ops := make([]func(int) error, workers)
 	for w := range workers {
-		var err error
-		if ops[w], err = what.prepare(filepath.Join(dir, fmt.Sprint("w", w%dirs)), fmt.Sprint("w", w, "-"), perWorker); err != nil {
+		who := fmt.Sprint("t", t.index, "w", w, "-")
+		if ops[w], err = what.prepare(filepath.Join(dir, fmt.Sprint("w", w%dirs)), who, n); err != nil {
 			return 0, err
 		}
+	}
+	if err := t.begin(); err != nil {
+		return 0, err
 	}
 	var wg sync.WaitGroup
 	var failed atomic.Pointer[error]
@@ -224,7 +243,7 @@ func rate(dir string, workers, dirs int, what load) (float64, error) {
 		wg.Add(1)
 		go func() { // one worker
 			defer wg.Done()
-			for i := range perWorker {
+			for i := range n {
 				if err := op(i); err != nil {
 					failed.Store(&err)
 					return
@@ -233,11 +252,11 @@ func rate(dir string, workers, dirs int, what load) (float64, error) {
 		}()
 	}
 	wg.Wait()
-	took := time.Since(start).Seconds()
+	took = time.Since(start)
 	if err := failed.Load(); err != nil {
 		return 0, *err
 	}
-	return float64(workers*perWorker*what.batch) / took, nil
+	return took, nil
 }
 
 func prepareCreate(dir, who string, _ int) (func(int) error, error) {
@@ -288,14 +307,21 @@ func prepareStat(dir, who string, _ int) (func(int) error, error) {
 // statCold asks once for each of many files that this mount has not seen; the baseline's kernel caches nothing.
 func statCold(l *lab) (f figures, err error) {
 	all := func(dir string) (float64, error) {
-		start := time.Now()
-		for i := range perWorker {
-			var st unix.Stat_t
-			if err := unix.Stat(filepath.Join(dir, fmt.Sprint("f", i)), &st); err != nil {
-				return 0, err
-			}
+		n := perWorker
+		if turns != nil {
+			n /= turns.n
 		}
-		return perWorker / time.Since(start).Seconds(), nil
+		return inTurns(func(t *turn) (figure, ops float64, took time.Duration, err error) {
+			start := time.Now()
+			for i := range n {
+				var st unix.Stat_t
+				if err := unix.Stat(filepath.Join(dir, fmt.Sprint("f", t.index*n+i)), &st); err != nil {
+					return 0, 0, 0, err
+				}
+			}
+			took = time.Since(start)
+			return float64(n) / took.Seconds(), float64(n), took, nil
+		})
 	}
 	fill := func(dir string) error {
 		for i := range perWorker {
@@ -320,7 +346,7 @@ func statCold(l *lab) (f figures, err error) {
 		}
 	}
 	err = l.onBare(0, perWorker, func(dir string) (err error) { f.baseline, err = all(dir); return })
-	if err != nil {
+	if err != nil || turns != nil {
 		return f, err
 	}
 	local, err := os.MkdirTemp(l.disk, "local")

@@ -30,25 +30,26 @@ const (
 // depth measures how long an operation on names takes, of each three a create, a stat of a file that was not seen before, and an
 // unlink, in a volume of ten million files against one of ten thousand.
 func depth(l *lab) (f figures, err error) {
-	for files, to := range map[int]*float64{manyFiles: &f.weft, fewFiles: &f.baseline} {
+	one := func(files int) (took float64, err error) {
 		dir, err := l.deepVolume(files)
 		if err != nil {
-			return f, err
+			return 0, err
 		}
 		v, err := l.weftd(nil, "single", "--dir", dir)
 		if err != nil {
-			return f, err
+			return 0, err
 		}
 		mnt, end, err := v.mount()
 		if err != nil {
-			return f, errors.Join(err, v.srv.stop())
+			return 0, errors.Join(err, v.srv.stop())
 		}
-		*to, err = deepOps(mnt, files)
-		if err := errors.Join(err, end(), v.srv.stop()); err != nil {
-			return f, err
-		}
+		took, err = deepOps(mnt, files)
+		return took, errors.Join(err, end(), v.srv.stop())
 	}
-	return f, nil
+	if f.weft, err = one(manyFiles); err == nil {
+		f.baseline, err = one(fewFiles)
+	}
+	return f, err
 }
 
 // deepOps returns how long one operation takes, in microseconds.
@@ -60,22 +61,29 @@ func deepOps(mnt string, files int) (float64, error) {
 			return 0, err
 		}
 	}
-	start := time.Now()
-	for i := range depthOps {
-		dir := seen[i%depthDirs]
-		name := filepath.Join(dir, fmt.Sprint("new", i))
-		if err := touch(name); err != nil {
-			return 0, err
-		}
-		var st unix.Stat_t
-		if err := unix.Stat(filepath.Join(dir, fmt.Sprint("f", i/depthDirs)), &st); err != nil {
-			return 0, err
-		}
-		if err := unix.Unlink(name); err != nil {
-			return 0, err
-		}
+	n := depthOps
+	if turns != nil {
+		n /= turns.n
 	}
-	return float64(time.Since(start).Microseconds()) / (3 * depthOps), nil
+	return inTurns(func(t *turn) (figure, ops float64, took time.Duration, err error) {
+		start := time.Now()
+		for i := t.index * n; i < (t.index+1)*n; i++ {
+			dir := seen[i%depthDirs]
+			name := filepath.Join(dir, fmt.Sprint("new", i))
+			if err := touch(name); err != nil {
+				return 0, 0, 0, err
+			}
+			var st unix.Stat_t
+			if err := unix.Stat(filepath.Join(dir, fmt.Sprint("f", i/depthDirs)), &st); err != nil {
+				return 0, 0, 0, err
+			}
+			if err := unix.Unlink(name); err != nil {
+				return 0, 0, 0, err
+			}
+		}
+		took, ops = time.Since(start), float64(3*n)
+		return float64(took.Microseconds()) / ops, ops, took, nil
+	})
 }
 
 // deepVolume makes a volume of so many empty files, once in a run: their rows are written into the catalog.

@@ -17,4 +17,6 @@
 // program: the kernel's NFSv3 client and weft, on files of the machine's own NFS server. They are left out unless named.
 //
 // The loop rows measure weft against itself: the transport device, our own, against gofuse.
+//
+// With --against a row compares this build of weft with others (turns.go).
 package main

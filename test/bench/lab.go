@@ -282,8 +282,26 @@ type fioResult struct{ bw, iops, bytes, cpu, p999 float64 }
 // fio runs one job on the file "file".
 func fio(dir string, args ...string) (fioResult, error) { return fioOn(dir, "file", args...) }
 
+// timed has a job go on for sample.
+const timed = "--time_based"
+
 // fioOn runs one job on files, with colons between them.
 func fioOn(dir, files string, args ...string) (r fioResult, err error) {
+	if !slices.Contains(args, timed) { // it only prepares
+		return fioOnce(dir, files, args...)
+	}
+	if !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--runtime=") }) {
+		args = append(args, fmt.Sprint("--runtime=", sample.Seconds()))
+	}
+	_, err = inTurns(func(*turn) (float64, float64, time.Duration, error) {
+		r, err = fioOnce(dir, files, args...)
+		took := r.bytes / r.bw
+		return r.iops, r.iops * took, time.Duration(took * float64(time.Second)), err
+	})
+	return r, err
+}
+
+func fioOnce(dir, files string, args ...string) (r fioResult, err error) {
 	cmd := exec.Command("fio", fioArgs(files, args...)...)
 	cmd.Dir = dir
 	var errs strings.Builder

@@ -24,11 +24,12 @@ import (
 	wire "github.com/weftfs/weft/internal/wire/nfs3"
 )
 
+// sample is how long one figure takes. A trial that only chooses among loops takes a fifth of that.
+var sample = 2 * time.Second
+
 const (
-	sample   = 2 * time.Second // how long one figure of a loop takes
-	trial    = sample / 5      // and one that only chooses among loops
-	dataSize = 512 << 20       // of the files that loops read and write, over all servers
-	unit     = 1 << 20         // the stripe unit
+	dataSize = 512 << 20 // of the files that loops read and write, over all servers
+	unit     = 1 << 20   // the stripe unit
 )
 
 // A workload is what loops do.
@@ -260,6 +261,9 @@ func loopConn(format wireFormat, f *file, w workload, depth int, requests *atomi
 
 // best runs the loop whose number of connections and depth are the best ones tried.
 func best(format wireFormat, files []file, w workload, tries ...[2]int) (float64, error) {
+	if turns != nil {
+		return 0, nil // a baseline
+	}
 	return bestOf(func(conns, depth int, long time.Duration) (float64, error) {
 		return loop(format, files, w, conns, depth, long)
 	}, tries)
@@ -269,7 +273,7 @@ func bestOf(run func(conns, depth int, long time.Duration) (float64, error), tri
 	var choice [2]int
 	var most float64
 	for _, t := range tries {
-		v, err := run(t[0], t[1], trial)
+		v, err := run(t[0], t[1], sample/5)
 		if err != nil {
 			return 0, err
 		}
@@ -318,9 +322,16 @@ func plane(files []file, w workload, conns, depth int, long time.Duration) (floa
 }
 
 func planeBy(dial dialer, files []file, w workload, depth int, long time.Duration) (float64, error) {
+	return inTurns(func(t *turn) (float64, float64, time.Duration, error) {
+		requests, took, err := planeOnce(t, dial, files, w, depth, long)
+		return w.figure(requests, took), float64(requests), took, err
+	})
+}
+
+func planeOnce(t *turn, dial dialer, files []file, w workload, depth int, long time.Duration) (done int64, took time.Duration, err error) {
 	p, seg, err := newPlane(files, dial)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer p.Close()
 	pf := p.NewFile()
@@ -352,6 +363,9 @@ func planeBy(dial dialer, files []file, w workload, depth int, long time.Duratio
 	var wg sync.WaitGroup
 	errs := make(chan error, depth)
 	all := &offsets{workload: w}
+	if err := t.begin(); err != nil {
+		return 0, 0, err
+	}
 	begin := time.Now()
 	for range depth {
 		wg.Add(1)
@@ -380,7 +394,7 @@ func planeBy(dial dialer, files []file, w workload, depth int, long time.Duratio
 				}
 			}
 		}
-		done := func(err error) { // starts the next one, as the loop does
+		ended := func(err error) { // starts the next one, as the loop does
 			if wr.Buf != nil {
 				wr.Buf.Release()
 			}
@@ -399,20 +413,20 @@ func planeBy(dial dialer, files []file, w workload, depth int, long time.Duratio
 			state.Store(idle)
 			wg.Done()
 		}
-		r.Done, wr.Done = func(_ int, err error) { done(err) }, done
+		r.Done, wr.Done = func(_ int, err error) { ended(err) }, ended
 		start()
 	}
 	wg.Wait()
-	took := time.Since(begin)
+	took = time.Since(begin)
 	cancel()
 	committers.Wait()
 	if err := pf.Commit(context.Background()); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	select {
 	case err := <-errs:
-		return 0, err
+		return 0, 0, err
 	default:
-		return w.figure(requests.Load(), took), nil
+		return requests.Load(), took, nil
 	}
 }

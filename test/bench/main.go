@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -20,6 +21,7 @@ type bench struct {
 	durable  bool   // print the disk's floor
 	third    string // what there is a third figure of; empty: nothing
 	guest    bool   // measured in the virtual machine of test/lab: only when named
+	skip     int    // figures that are measured before the one that builds are compared by
 	measure  func(*lab) (figures, error)
 }
 
@@ -84,6 +86,8 @@ func run() (err error) {
 	}
 	jsonFile := fl.String("json", "", "also write one JSON object a row to this file")
 	runs := fl.Int("runs", 3, "alternating repeats, at least 3")
+	others := fl.StringArray("against", nil, "compare this build with that of another checkout, built by scripts/bench, turn by turn; may be repeated")
+	count := fl.Int("turns", 0, "with --against: of each build (default 15)")
 	names := fl.Bool("list", false, "list the rows with their goals, and nothing else")
 	if err := fl.Parse(os.Args[1:]); err != nil {
 		return err
@@ -105,6 +109,12 @@ func run() (err error) {
 			}
 			chosen = append(chosen, benches[i])
 		}
+	}
+	if len(*others) > 0 {
+		return againstAll(chosen, *others, *count)
+	}
+	if *count > 0 {
+		turns, *runs = takeTurns(*count, chosen[0].skip), 1
 	}
 	var out *os.File
 	if *jsonFile != "" {
@@ -145,6 +155,23 @@ func run() (err error) {
 	return nil
 }
 
+// againstAll compares this build with others.
+func againstAll(chosen []bench, others []string, n int) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	if n == 0 {
+		n = 15
+	}
+	for _, b := range chosen {
+		if err := against(b.name, filepath.Dir(filepath.Dir(self)), others, n); err != nil {
+			return fmt.Errorf("%s: %w", b.name, err)
+		}
+	}
+	return nil
+}
+
 func list() {
 	for _, b := range benches {
 		fmt.Printf("  %-26s %s, against %s", b.name, b.unit, b.baseline)
@@ -169,10 +196,13 @@ func (b bench) run(l *lab, runs int) (row, error) {
 	var weft, base, disk, floor, ratio []float64
 	for range runs {
 		f, err := b.measure(l)
+		if errors.Is(err, errTurnsOver) {
+			err, f.baseline = nil, 1
+		}
 		if err != nil {
 			return row{}, err
 		}
-		if b.durable {
+		if b.durable && turns == nil {
 			n, err := l.floor()
 			if err != nil {
 				return row{}, err
@@ -186,7 +216,7 @@ func (b bench) run(l *lab, runs int) (row, error) {
 		Bench: b.name, Value: median(weft), Unit: b.unit, Baseline: b.baseline, BaselineValue: median(base),
 		Ratio: median(ratio), Runs: runs, RatioMin: slices.Min(ratio), RatioMax: slices.Max(ratio), Disk: median(disk),
 	}
-	if b.durable {
+	if floor != nil {
 		r.Floor = median(floor)
 	}
 	if b.goal.op != "" {

@@ -177,10 +177,17 @@ func nvmeIO(w workload, depth int) func(*lab) (figures, error) {
 }
 
 // nvmeLoad keeps depth commands outstanding for so long, in the first dataSize bytes of a namespace.
-func nvmeLoad(addr, nqn string, nsid uint32, w workload, depth int, long time.Duration) (v float64, err error) {
+func nvmeLoad(addr, nqn string, nsid uint32, w workload, depth int, long time.Duration) (float64, error) {
+	return inTurns(func(t *turn) (float64, float64, time.Duration, error) {
+		requests, took, err := nvmeLoadOnce(t, addr, nqn, nsid, w, depth, long)
+		return w.figure(requests, took), float64(requests), took, err
+	})
+}
+
+func nvmeLoadOnce(t *turn, addr, nqn string, nsid uint32, w workload, depth int, long time.Duration) (done int64, took time.Duration, err error) {
 	host, ns, err := openNVMe(nvmetcp.InitiatorConfig{}, []string{addr}, nqn, nsid)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer func() { err = errors.Join(err, host.Close()) }()
 	block := ns.Format().BlockSize
@@ -188,6 +195,9 @@ func nvmeLoad(addr, nqn string, nsid uint32, w workload, depth int, long time.Du
 	var wg sync.WaitGroup
 	errs := make(chan error, depth)
 	all := &offsets{workload: w}
+	if err := t.begin(); err != nil {
+		return 0, 0, err
+	}
 	begin := time.Now()
 	for range depth {
 		r := &nvmetcp.Request{}
@@ -216,13 +226,13 @@ func nvmeLoad(addr, nqn string, nsid uint32, w workload, depth int, long time.Du
 		start()
 	}
 	wg.Wait()
-	took := time.Since(begin)
+	took = time.Since(begin)
 	for range depth {
 		if e := <-errs; e != nil {
 			err = e // any of them: they are alike
 		}
 	}
-	return w.figure(requests.Load(), took), err
+	return requests.Load(), took, err
 }
 
 const nvmeSpaces = 4
@@ -356,47 +366,55 @@ func commandsAt(host *nvmetcp.Initiator, addr string) uint64 {
 // on the other one.
 func nvmeEvent(l *lab) (f figures, err error) {
 	f.baseline = ms(nvmeEventTime)
-	return f, l.nvmePaths(func(t *nvmetest.Target, host *nvmetcp.Initiator, ns *nvmetcp.Namespace, addrs []string, _ *relay) error {
-		if err := t.SetANA(2, 1, wire.ANANonOptimized); err != nil {
+	f.weft, err = inTurns(func(*turn) (figure, ops float64, took time.Duration, err error) {
+		err = l.nvmePaths(func(t *nvmetest.Target, host *nvmetcp.Initiator, ns *nvmetcp.Namespace, addrs []string, _ *relay) error {
+			if err := t.SetANA(2, 1, wire.ANANonOptimized); err != nil {
+				return err
+			}
+			first := func() bool { return commandsAt(host, addrs[0]) > 100 }
+			if _, err := readUntil(ns, first); err != nil {
+				return err
+			}
+			if err := t.SetANA(2, 1, wire.ANAOptimized); err != nil {
+				return err
+			}
+			time.Sleep(nvmeEventTime) // both are optimized, and the first is used
+			before := commandsAt(host, addrs[1])
+			begin := time.Now()
+			if err := t.SetANA(1, 1, wire.ANANonOptimized); err != nil {
+				return err
+			}
+			end, err := readUntil(ns, func() bool { return commandsAt(host, addrs[1]) > before })
+			took = end.Sub(begin)
 			return err
-		}
-		first := func() bool { return commandsAt(host, addrs[0]) > 100 }
-		if _, err := readUntil(ns, first); err != nil {
-			return err
-		}
-		if err := t.SetANA(2, 1, wire.ANAOptimized); err != nil {
-			return err
-		}
-		time.Sleep(nvmeEventTime) // both are optimized, and the first is used
-		before := commandsAt(host, addrs[1])
-		begin := time.Now()
-		if err := t.SetANA(1, 1, wire.ANANonOptimized); err != nil {
-			return err
-		}
-		end, err := readUntil(ns, func() bool { return commandsAt(host, addrs[1]) > before })
-		f.weft = ms(end.Sub(begin))
-		return err
+		})
+		return ms(took), 1, took, err
 	})
+	return f, err
 }
 
 // nvmeDead is the time, in ms, from the moment when a connection in use falls silent to the end of the first read that was
 // on it.
 func nvmeDead(l *lab) (f figures, err error) {
 	f.baseline = ms(nvmeSilence)
-	return f, l.nvmePaths(func(t *nvmetest.Target, host *nvmetcp.Initiator, ns *nvmetcp.Namespace, addrs []string, r *relay) error {
-		if err := t.SetANA(1, 1, wire.ANANonOptimized); err != nil {
+	f.weft, err = inTurns(func(*turn) (figure, ops float64, took time.Duration, err error) {
+		err = l.nvmePaths(func(t *nvmetest.Target, host *nvmetcp.Initiator, ns *nvmetcp.Namespace, addrs []string, r *relay) error {
+			if err := t.SetANA(1, 1, wire.ANANonOptimized); err != nil {
+				return err
+			}
+			if _, err := readUntil(ns, func() bool { return commandsAt(host, addrs[1]) > 100 }); err != nil {
+				return err
+			}
+			before := commandsAt(host, addrs[0])
+			r.stall()
+			begin := time.Now()
+			end, err := readUntil(ns, func() bool { return commandsAt(host, addrs[0]) > before })
+			took = end.Sub(begin)
 			return err
-		}
-		if _, err := readUntil(ns, func() bool { return commandsAt(host, addrs[1]) > 100 }); err != nil {
-			return err
-		}
-		before := commandsAt(host, addrs[0])
-		r.stall()
-		begin := time.Now()
-		end, err := readUntil(ns, func() bool { return commandsAt(host, addrs[0]) > before })
-		f.weft = ms(end.Sub(begin))
-		return err
+		})
+		return ms(took), 1, took, err
 	})
+	return f, err
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
@@ -489,20 +507,28 @@ func nvmeStorm(l *lab) (f figures, err error) {
 		defer p.stop()
 		addrs = append(addrs, at[0].String())
 	}
-	if f.weft, err = discoverAll(addrs); err == nil {
-		f.baseline, err = discoverAll(addrs[:1])
+	one := func(addrs []string) (float64, error) {
+		return inTurns(func(*turn) (figure, ops float64, took time.Duration, err error) {
+			figure, err = discoverAll(addrs)
+			return figure, stormHosts, time.Duration(figure * float64(time.Second)), err
+		})
+	}
+	if f.weft, err = one(addrs); err == nil {
+		f.baseline, err = one(addrs[:1])
 	}
 	return f, err
 }
 
+// stormHosts are few enough: a target takes 937 connections of one address at 20,000 descriptors.
+const stormHosts = 900
+
 // discoverAll has all hosts ask at once.
 func discoverAll(addrs []string) (float64, error) {
-	const hosts = 900 // a target takes 937 connections of one address at 20,000 descriptors
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	errs := make(chan error, hosts)
+	errs := make(chan error, stormHosts)
 	begin := time.Now()
-	for i := range hosts {
+	for i := range stormHosts {
 		go func() { // a host
 			cfg := nvmetcp.DiscoveryConfig{Controller: nvmeHost(i), Addrs: addrs}
 			cfg.Controller.SubsysNQN = wire.DiscoveryNQN
@@ -514,7 +540,7 @@ func discoverAll(addrs []string) (float64, error) {
 		}()
 	}
 	var failed error
-	for range hosts {
+	for range stormHosts {
 		if err := <-errs; err != nil {
 			failed = err // any of them: they are alike
 		}

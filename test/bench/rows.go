@@ -265,7 +265,7 @@ func (w workload) fioCPU(dir string, others func() (float64, error), args ...str
 	if err != nil {
 		return r, err
 	}
-	if r, err = fio(dir, append([]string{w.rw(), fmt.Sprint("--bs=", w.size), "--runtime=2", "--time_based"}, args...)...); err != nil {
+	if r, err = fio(dir, append([]string{w.rw(), fmt.Sprint("--bs=", w.size), timed}, args...)...); err != nil {
 		return r, err
 	}
 	after, err := others()
@@ -333,15 +333,15 @@ func sharedWrite(l *lab) (f figures, err error) {
 		return f, err
 	}
 	return f, v.use(func(dir string) error {
-		for jobs, to := range map[int]*float64{4: &f.weft, 1: &f.baseline} {
+		one := func(jobs int) (float64, error) {
 			r, err := workload{write: true, size: 4 << 10}.fioCPU(dir, func() (float64, error) { return 0, nil },
 				"--ioengine=psync", "--rw=randwrite", fmt.Sprint("--numjobs=", jobs), "--group_reporting")
-			if err != nil {
-				return err
-			}
-			*to = r.iops
+			return r.iops, err
 		}
-		return nil
+		if f.weft, err = one(4); err == nil {
+			f.baseline, err = one(1)
+		}
+		return err
 	})
 }
 
@@ -479,7 +479,7 @@ func blackHole(l *lab) (f figures, err error) {
 				files = append(files, names[f.addr.String()+":/"])
 			}
 			r, err := fioOn(dir, strings.Join(files, ":"), fmt.Sprintf("--size=%dm", 64*len(files)), "--rw=randread", "--bs=4k",
-				"--ioengine=io_uring", "--iodepth=64", "--runtime=2", "--time_based")
+				"--ioengine=io_uring", "--iodepth=64", timed)
 			return r.iops, err
 		}
 		if f.baseline, err = read(live); err != nil {

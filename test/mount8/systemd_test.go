@@ -128,7 +128,7 @@ for round in 1 2; do
 	on timeout 40 touch /mnt/auto/used-$round || fail "the automount does not mount"
 	mounted auto || fail "used, and not mounted"
 	within 15 not mounted auto
-	within 5 state auto mount inactive
+	within 20 state auto mount inactive
 	[[ -z $(on pgrep -f ' /mnt/auto$') ]] || fail "a process serves what is unmounted for lack of use"
 done
 [[ $(on ls /mnt/plain) == $'used-1\nused-2' ]] || fail "what there is: $(on ls /mnt/plain)"
