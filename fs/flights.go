@@ -63,8 +63,8 @@ func (fl *flights) end(f *flight) {
 	s.mu.Unlock()
 }
 
-// overtake marks requests that may hold the lock of a directory: a recall waits for them. It reports whether one of them
-// can start over.
+// overtake marks requests that may hold the lock of a directory: a recall waits for them. It reports
+// whether one of them can start over.
 func (fl *flights) overtake(ids []layout.FileID) (some bool) {
 	for i := range fl.shards {
 		s := &fl.shards[i]
@@ -98,7 +98,8 @@ type Flight struct {
 	Began time.Time
 }
 
-// Flights are the requests of the kernel that have been served for so long, the oldest first. Those that wait for a lock of somebody else are not among them.
+// Flights are the requests of the kernel that have been served for so long, the oldest first. Those that
+// wait for a lock of somebody else are not among them.
 func (fs *FS) Flights(since time.Duration) (list []Flight) {
 	until := time.Now().Add(-since)
 	for i := range fs.flights.shards {
@@ -124,7 +125,8 @@ type FileUse struct {
 }
 
 const (
-	// filesWatched is of how many files it is counted what is done to them, and watchTime for how long after somebody has asked.
+	// filesWatched is of how many files it is counted what is done to them, and watchTime for how long
+	// after somebody has asked.
 	filesWatched = 4096
 	watchTime    = 10 * time.Second
 )
@@ -166,8 +168,8 @@ func (w *watchedFiles) add(f *flight, write bool, n int) {
 	}
 }
 
-// Files is what was done to files since somebody began to ask, the one with most bytes first. It is counted only while somebody asks, every 10 s at least; what the
-// kernel does by itself is not.
+// Files is what was done to files since somebody began to ask, the one with most bytes first. It is counted
+// only while somebody asks, every 10 s at least; what the kernel does by itself is not.
 func (fs *FS) Files() (list []FileUse) {
 	w := &fs.watched
 	w.mu.Lock()

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// The kernel may keep a name for mostKept, or on a soft mount for softKept. A recall may take as long if a change of this
-	// mount stands in its way and cannot start over.
+	// The kernel may keep a name for mostKept, or on a soft mount for softKept. A recall may take as long
+	// if a change of this mount stands in its way and cannot start over.
 	mostKept, softKept = 5 * time.Second, time.Second
 	// After a recall the names of the directory are kept for an eighth of the time since then, or for leastKept.
 	leastKept = 250 * time.Millisecond
@@ -27,13 +27,14 @@ const (
 	// had to wait for time to pass. No answer to a question that is older than recallPause is kept.
 	recallPause     = time.Second
 	slowRecallPause = 30 * time.Second
-	// A thread that sleeps sleepPatience after its answer, or is not seen to sleep for threadPatience, has made use of it.
+	// A thread that sleeps sleepPatience after its answer, or is not seen to sleep for threadPatience, has
+	// made use of it.
 	sleepPatience  = 300 * time.Millisecond
 	threadPatience = time.Second
 	threadPoll     = time.Millisecond
 	threadLook     = 20 * time.Millisecond // how often the state of a thread is looked at
-	// stuckNames is after how long without progress in expiring names the changes that stand in the way start over, and
-	// after how long again those that have begun since.
+	// stuckNames is after how long without progress in expiring names the changes that stand in the way
+	// start over, and after how long again those that have begun since.
 	stuckNames = 20 * time.Millisecond
 	// A directory is remembered for dirMemory after its last use, and for recallMemory after a recall.
 	dirMemory, recallMemory = 10 * time.Second, 8 * mostKept
@@ -211,8 +212,8 @@ func (k *keptNames) beginRename(e *ends) {
 	}
 }
 
-// endRename is called before the kernel hears of a rename. After a slow one it gets no names of the old directories to
-// keep for a while.
+// endRename is called before the kernel hears of a rename. After a slow one it gets no names of the old
+// directories to keep for a while.
 func (k *keptNames) endRename(e *ends, slow bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -371,9 +372,9 @@ func stateOf(thread uint32) threadState {
 	return threadSleeps
 }
 
-// awaitAskers waits until all threads have made use of answers about some names, but for those that hold the lock of
-// the directory unless locked is set. It ends with done, which may be nil, and with ctx. It reports whether time had to
-// pass.
+// awaitAskers waits until all threads have made use of answers about some names, but for those that hold
+// the lock of the directory unless locked is set. It ends with done, which may be nil, and with ctx. It
+// reports whether time had to pass.
 func (fs *FS) awaitAskers(
 	ctx context.Context, of func(*keptName) bool, locked bool, done <-chan struct{},
 ) (slow bool) {
@@ -454,8 +455,8 @@ func (fs *FS) expireNames(ctx context.Context, ids ...layout.FileID) {
 	}
 }
 
-// freeLocks has the requests start over that hold the locks of directories whenever no name was expired for stuckNames. It
-// ends when one of two channels is closed.
+// freeLocks has the requests start over that hold the locks of directories whenever no name was expired for
+// stuckNames. It ends when one of two channels is closed.
 func (fs *FS) freeLocks(ctx context.Context, ids []layout.FileID, told *atomic.Int64, done, over <-chan struct{}) {
 	stuck, _ := ctx.Value(metaclient.StuckKey{}).(func())
 	tick := time.NewTicker(stuckNames)
@@ -478,9 +479,9 @@ func (fs *FS) freeLocks(ctx context.Context, ids []layout.FileID, told *atomic.I
 	}
 }
 
-// beforeRename is called before a rename that began at a time. The kernel will move the entries and go on keeping them, so
-// from now on the names count at both places. It reports false if there may be no lease on the new directories; names are
-// what the kernel keeps then. An error is the rename's, too.
+// beforeRename is called before a rename that began at a time. The kernel will move the entries and go on
+// keeping them, so from now on the names count at both places. It reports false if there may be no lease on
+// the new directories; names are what the kernel keeps then. An error is the rename's, too.
 func (fs *FS) beforeRename(
 	ctx context.Context, who metarpc.Cred, e *ends, began int64,
 ) (names []*keptName, leased bool, err error) {

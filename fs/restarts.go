@@ -10,12 +10,13 @@ import (
 	"github.com/weftfs/weft/layout"
 )
 
-// On ESTALE the kernel unlocks the directories and makes the system call again, once, from the start of its path
-// (retry_estale, Linux include/linux/namei.h). So a change of names that stands in the way of a recall can start over.
+// On ESTALE the kernel unlocks the directories and makes the system call again, once, from the start of its
+// path (retry_estale, Linux include/linux/namei.h). So a change of names that stands in the way of a recall
+// can start over.
 
 const (
-	// A thread that starts over first waits until the names of its directories are expired, for restartWait at most, or for
-	// lockedWait if it may hold the lock of one.
+	// A thread that starts over first waits until the names of its directories are expired, for restartWait
+	// at most, or for lockedWait if it may hold the lock of one.
 	restartWait, lockedWait = 2 * time.Second, 100 * time.Millisecond
 	// restartMemory is for how long it is remembered that a thread starts over, should it make no change any more.
 	restartMemory = 10 * time.Second
@@ -69,8 +70,9 @@ func (rs *restarts) add(thread uint32, dirs []layout.FileID, expired chan struct
 	return true
 }
 
-// begin is called when a thread makes a request. Its first one after it had to start over waits until nothing stands in
-// the way. Its next change does not start over again, since the kernel would pass ESTALE on.
+// begin is called when a thread makes a request. Its first one after it had to start over waits until
+// nothing stands in the way. Its next change does not start over again, since the kernel would pass ESTALE
+// on.
 func (rs *restarts) begin(req *request) {
 	if rs.some.Load() == 0 {
 		return
@@ -115,8 +117,9 @@ func (r *request) Yields(op metarpc.Op, back bool) bool {
 	return false
 }
 
-// startOver reports whether the request may be answered with ESTALE so that its thread starts over. The kernel is then
-// made to ask for all names in the directories of the request, so that the same change is in nobody's way soon after.
+// startOver reports whether the request may be answered with ESTALE so that its thread starts over. The
+// kernel is then made to ask for all names in the directories of the request, so that the same change is in
+// nobody's way soon after.
 func (r *request) startOver() bool {
 	if !changesNames(r.op) || r.pid == 0 || r.firm.Load() || r.fs.kernelThread(r.pid) {
 		r.firm.Store(true)

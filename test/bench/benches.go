@@ -176,8 +176,9 @@ func hotDir(l *lab) (f figures, err error) {
 	return f, err
 }
 
-// A load prepares a directory for a worker and returns what the worker calls n times, each time with another i. A call
-// does batch operations. Names begin with who, which no other worker in the directory has.
+// A load prepares a directory for a worker and returns what the worker calls n times, each time with
+// another i. A call does batch operations. Names begin with who, which no other worker in the directory
+// has.
 type load struct {
 	batch   int
 	prepare func(dir, who string, n int) (op func(i int) error, err error)

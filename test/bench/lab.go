@@ -249,8 +249,8 @@ func mountPID(dir string) (pid int) {
 	return pid
 }
 
-// bare mounts the baseline with some files in its root, and READs that take a while. The data is in files of the directory where,
-// unless that is empty; then, with passArg, the kernel reads and writes them.
+// bare mounts the baseline with some files in its root, and READs that take a while. The data is in files
+// of the directory where, unless that is empty; then, with passArg, the kernel reads and writes them.
 func (l *lab) bare(validity time.Duration, files int, delay time.Duration, where string, more ...string) (dir string, p *process, err error) {
 	if dir, err = os.MkdirTemp(l.disk, "bare"); err != nil {
 		return "", nil, err

@@ -87,7 +87,9 @@ func run() (err error) {
 	jsonFile := fl.String("json", "", "also write one JSON object a row to this file")
 	runs := fl.Int("runs", 3, "alternating repeats, at least 3")
 	others := fl.StringArray("against", nil, "compare this build with that of another checkout, built by scripts/bench, turn by turn; may be repeated")
-	count := fl.Int("turns", 0, "with --against: of each build (default 15)")
+	count := fl.Int("turns", 15, "with --against: of each build, at least 3")
+	taken := fl.Int(takeFlag, 0, "")
+	fl.MarkHidden(takeFlag)
 	names := fl.Bool("list", false, "list the rows with their goals, and nothing else")
 	if err := fl.Parse(os.Args[1:]); err != nil {
 		return err
@@ -110,11 +112,22 @@ func run() (err error) {
 			chosen = append(chosen, benches[i])
 		}
 	}
+	for _, f := range []string{"json", "runs"} {
+		if len(*others) > 0 && fl.Changed(f) {
+			return fmt.Errorf("--%s: not with --against", f)
+		}
+	}
+	if len(*others) == 0 && fl.Changed("turns") {
+		return errors.New("--turns: only with --against")
+	}
+	if *count < 3 {
+		return fmt.Errorf("--turns %d: a mean wants at least 3", *count)
+	}
 	if len(*others) > 0 {
 		return againstAll(chosen, *others, *count)
 	}
-	if *count > 0 {
-		turns, *runs = takeTurns(*count, chosen[0].skip), 1
+	if *taken > 0 {
+		turns, *runs = takeTurns(*taken, chosen[0].skip), 1
 	}
 	var out *os.File
 	if *jsonFile != "" {
@@ -160,9 +173,6 @@ func againstAll(chosen []bench, others []string, n int) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
-	}
-	if n == 0 {
-		n = 15
 	}
 	for _, b := range chosen {
 		if err := against(b.name, filepath.Dir(filepath.Dir(self)), others, n); err != nil {

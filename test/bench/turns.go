@@ -16,17 +16,19 @@ import (
 
 // Turns: this build against others.
 //
-// The speed of a shared machine changes by tens of percent from one minute to the next, so a run of one build and then one of
-// another do not show a difference of five percent. With --against a process of each build measures the same row: they set up
-// at the same time, and measure many times in turn, a second or less at a time. What is compared are the turns next to each
-// other. A process can be faster than another one of the same build for as long as it lives, by ten percent, so it is run
-// several times. The row's baseline is not measured.
+// The speed of a shared machine changes by tens of percent from one minute to the next, so a run of one
+// build and then one of another do not show a difference of five percent. With --against a process of each
+// build measures the same row: they set up at the same time, and measure many times in turn, a second or
+// less at a time. What is compared are the turns next to each other. A process can be faster than another
+// one of the same build for as long as it lives, by ten percent, so it is run several times. The row's
+// baseline is not measured.
 //
-// The program that was called has each build's bench do so (--turns). On descriptor turnGo that one reads a byte for each
-// turn. On turnSaid it writes a line when it is ready, and then for each turn one with its operations per second and the
-// processor time of an operation, in seconds.
+// The program that was called has each build's bench do so (takeFlag). On descriptor turnGo that one reads
+// a byte for each turn. On turnSaid it writes a line when it is ready, and then for each turn one with its
+// operations per second and the processor time of an operation, in seconds.
 
 const (
+	takeFlag = "take-turns" // with how many turns
 	turnGo   = 3
 	turnSaid = 4
 )
@@ -141,7 +143,7 @@ func startBuild(dir, row string, n int) (b *build, err error) {
 	if _, err := os.Stat(bench); err != nil {
 		return nil, fmt.Errorf("%w: run scripts/bench --list in that checkout, which builds it", err)
 	}
-	b = &build{dir: dir, cmd: exec.Command(bench, row, "--turns", fmt.Sprint(n))}
+	b = &build{dir: dir, cmd: exec.Command(bench, row, "--"+takeFlag, fmt.Sprint(n))}
 	goRead, goWrite, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -182,9 +184,9 @@ func (b *build) end() error {
 	return nil
 }
 
-// against measures a row of this build and of others, and prints for each other build how many times its operations this one
-// does in a second: the median of all pairs of turns, and the mean with its standard error. The last number compares the
-// processor time of an operation.
+// against measures a row of this build and of others, and prints for each other build how many times its
+// operations this one does in a second: the median of all pairs of turns, and the mean with its standard
+// error. The last number compares the processor time of an operation.
 func against(row, own string, others []string, n int) (err error) {
 	var builds []*build
 	defer func() {
@@ -201,7 +203,7 @@ func against(row, own string, others []string, n int) (err error) {
 	}
 	for _, b := range builds {
 		if _, err := b.in.ReadString('\n'); err != nil {
-			return fmt.Errorf("%s: %w", b.dir, err)
+			return fmt.Errorf("%s: it takes no turns at this row: %w", b.dir, err)
 		}
 	}
 	for i := range n {

@@ -45,8 +45,15 @@ func TestBenchAgainst(t *testing.T) {
 		t.Errorf("rows %q, want %q", got, want)
 	}
 
-	b, err := exec.Command(filepath.Join(bin, "bench"), "md-create-1", "--against", "/no/such").CombinedOutput()
-	if err == nil || !strings.Contains(string(b), "/no/such/bin/bench: no such file or directory: run scripts/bench --list") {
-		t.Errorf("a checkout that is not there: %v\n%s", err, b)
+	for _, bad := range [][2]string{
+		{"--against /no/such", "/no/such/bin/bench: no such file or directory: run scripts/bench --list"},
+		{"--turns 5", "only with --against"},
+		{"--turns 2 --against /no/such", "at least 3"},
+		{"--runs 5 --against /no/such", "--runs: not with --against"},
+	} {
+		b, err := exec.Command(filepath.Join(bin, "bench"), append([]string{"md-create-1"}, strings.Fields(bad[0])...)...).CombinedOutput()
+		if err == nil || !strings.Contains(string(b), bad[1]) {
+			t.Errorf("%s: %v, want %q in\n%s", bad[0], err, bad[1], b)
+		}
 	}
 }
